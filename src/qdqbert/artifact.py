@@ -1,0 +1,185 @@
+"""The folder that quantization leaves: a graph a target, and all that is needed to use it.
+
+DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
+DIR/config.json, tokenizer...   as transformers writes them
+DIR/ranges.safetensors          what calibration chose
+DIR/quantization.json           how the graph was made: recipe, sites, ranges, data, versions
+DIR/report.json                 what was measured
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from qdqbert.engines.runner import EngineName
+from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.targets import TARGETS
+
+MODEL = "model.onnx"
+RANGES = "ranges.safetensors"
+QUANTIZATION = "quantization.json"
+REPORT = "report.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A quantized model on disk.
+
+    Attributes:
+        directory: Where it is.
+        quantization: The content of `quantization.json`.
+    """
+
+    directory: Path
+    quantization: Mapping[str, Any]
+
+    @property
+    def task(self) -> str:
+        """Transformers' name of what it is for."""
+        return str(self.quantization["checkpoint"]["task"])
+
+    @property
+    def max_length(self) -> int:
+        """Longest input in tokens."""
+        return int(self.quantization["max_length"])
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Inputs of the graph, each `(batch, sequence)`, int64."""
+        return tuple(self.quantization["inputs"])
+
+    def model_for(self, engine: EngineName) -> Path:
+        """The graph made for an engine, or else one that it can run.
+
+        Raises:
+            UserInputError: No graph here runs on it.
+        """
+        targets = self.quantization["targets"]
+        usable = [name for name in targets if engine in TARGETS[name].engines]
+        if not usable:
+            raise UserInputError(
+                f"{str(self.directory)!r} holds no graph for engine `{engine}`, only for target "
+                f"{', '.join(targets)}. Quantize with `--target {engine}` or `--target portable`."
+            )
+        best = min(usable, key=lambda name: len(TARGETS[name].engines))
+        return self.directory / str(targets[best]["model"])
+
+    @property
+    def engines(self) -> tuple[EngineName, ...]:
+        """Engines that a graph here runs on."""
+        found = {
+            engine for name in self.quantization["targets"] for engine in TARGETS[name].engines
+        }
+        return tuple(sorted(found))
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer, by transformers."""
+        return AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
+
+    def load_config(self) -> Any:
+        """The config, by transformers."""
+        return AutoConfig.from_pretrained(self.directory, trust_remote_code=False)
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a folder was written by quantization."""
+    return (path / QUANTIZATION).is_file()
+
+
+def open_artifact(directory: Path) -> Artifact:
+    """Reads an artifact.
+
+    Raises:
+        CheckpointError: The folder is none, or part of it is missing.
+    """
+    try:
+        quantization = json.loads((directory / QUANTIZATION).read_text(encoding="utf-8"))
+        models = [directory / entry["model"] for entry in quantization["targets"].values()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{str(directory)!r} is no quantized model: {QUANTIZATION} cannot be read ({error})."
+        ) from error
+    missing = [str(path) for path in models if not path.is_file()]
+    if missing:
+        raise CheckpointError(f"{str(directory)!r} is incomplete: {missing[0]} is missing.")
+    return Artifact(directory=directory, quantization=quantization)
+
+
+def check_output(directory: Path, *, overwrite: bool) -> None:
+    """Refuses an output folder that must not be replaced.
+
+    Raises:
+        OutputExistsError: It is there, and `overwrite` is off or it is none of ours.
+    """
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return
+    if not overwrite:
+        raise OutputExistsError(
+            f"Output {str(directory)!r} exists. Pass `--overwrite` to replace it, or another "
+            "`--output`."
+        )
+    if not is_artifact(directory):
+        raise OutputExistsError(
+            f"Output {str(directory)!r} exists and is no quantized model (it has no "
+            f"{QUANTIZATION}), so `--overwrite` will not delete it. Pass another `--output`."
+        )
+
+
+@contextlib.contextmanager
+def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Gives a folder to fill that becomes `directory` if the block ends well, and goes if not.
+
+    Raises:
+        OutputExistsError: See `check_output`.
+    """
+    check_output(directory, overwrite=overwrite)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as error:
+        raise UserInputError(
+            f"Output {str(directory)!r} cannot be written: {error.strerror}."
+        ) from error
+    try:
+        partial.chmod(0o755)
+        yield partial
+        check_output(directory, overwrite=overwrite)
+        _swap(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _swap(new: Path, directory: Path) -> None:
+    """Puts `new` where `directory` is; the old one goes only once the new one stands."""
+    if not directory.exists():
+        new.rename(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
+    directory.rename(old / "replaced")
+    try:
+        new.rename(directory)
+    except OSError:
+        (old / "replaced").rename(directory)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes JSON for people and machines."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def size_bytes(model: Path) -> int:
+    """Size of a graph with the weights that stand beside it."""
+    beside = model.with_name(f"{model.name}.data")
+    return model.stat().st_size + (beside.stat().st_size if beside.exists() else 0)

@@ -1,0 +1,1 @@
+"""Streaming, mergeable statistics, and the ranges that a calibrator takes from them."""

@@ -1,0 +1,81 @@
+"""One calibration: runs a model over batches and chooses ranges and `pre_quant_scale`s."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
+from qdqbert.calibration.statistics import Collector, choose_ranges
+from qdqbert.encoding import Batch
+from qdqbert.insert.sited import SitedModel, linear_weights, observing
+from qdqbert.numerics.ranges import Calibrator
+from qdqbert.spec import Range, Smoothing
+
+Forward = Callable[[Mapping[str, Tensor]], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What calibration chose.
+
+    Attributes:
+        ranges: By site name. Of a site with a scale: after multiplying by it.
+        scales: `pre_quant_scale` by site name, `(in,)`, float32.
+    """
+
+    ranges: Mapping[str, Range]
+    scales: Mapping[str, Tensor]
+
+
+def calibrate(
+    sited: SitedModel,
+    forward: Forward,
+    batches: Sequence[Batch],
+    *,
+    sites: Collection[str],
+    calibrator: Calibrator,
+    smoothing: Smoothing | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Calibration:
+    """Runs the float model over all batches, twice if inputs are smoothed.
+
+    Args:
+        sited: The model with quantizers.
+        forward: Runs the model on inputs by name, `(batch, seq)`.
+        batches: What it sees.
+        sites: Names of the activations that need a range.
+        calibrator: How ranges are chosen.
+        smoothing: Which inputs get a `pre_quant_scale`.
+        advance: Called after each batch of each pass.
+
+    Raises:
+        CalibrationError: A site saw no value, or one that is not finite.
+    """
+    scales: dict[str, Tensor] = {}
+    if smoothing is not None:
+        channels = ChannelCollector([name for name in sites if smoothing.matches(name)])
+        _run(sited, forward, batches, channels, scales, advance)
+        scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
+    collector = Collector(sites)
+    _run(sited, forward, batches, collector, scales, advance)
+    return Calibration(ranges=choose_ranges(collector.statistics, calibrator), scales=scales)
+
+
+def _run(
+    sited: SitedModel,
+    forward: Forward,
+    batches: Sequence[Batch],
+    collector: Collector | ChannelCollector,
+    scales: Mapping[str, Tensor],
+    advance: Callable[[], None],
+) -> None:
+    with observing(sited, collector.observe, scales), torch.inference_mode():
+        for batch in batches:
+            inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
+            collector.start_batch(inputs["attention_mask"])
+            forward(inputs)
+            advance()

@@ -1,0 +1,97 @@
+"""Collects a histogram a site while a model runs. Memory does not grow with the data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from qdqbert.errors import CalibrationError
+from qdqbert.numerics import histogram
+from qdqbert.numerics.histogram import Histogram
+from qdqbert.numerics.ranges import Calibrator, choose_range
+from qdqbert.spec import Range, Site
+
+Statistics = Mapping[str, Histogram]
+"""What each site saw, by its name."""
+
+
+class Collector:
+    """Takes tensors in, keeps a histogram a site.
+
+    Values at [PAD] positions are left out: they are no part of any answer, and how many there
+    are depends on the batch.
+
+    Attributes:
+        statistics: What was collected so far.
+    """
+
+    def __init__(self, wanted: Collection[str]) -> None:
+        self.statistics: dict[str, Histogram] = {name: histogram.empty() for name in wanted}
+        self._mask: Tensor | None = None
+        self._last: tuple[Tensor, tuple[int, ...], Histogram] | None = None
+
+    def start_batch(self, attention_mask: Tensor) -> None:
+        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        mask = attention_mask.bool()
+        self._mask = None if bool(mask.all()) else mask
+        self._last = None
+
+    def observe(self, site: Site, x: Tensor) -> None:
+        """Adds the values of a tensor.
+
+        Raises:
+            CalibrationError: A value is NaN or infinite; names the site.
+        """
+        if site.name not in self.statistics:
+            return
+        # Query, key and value read one tensor: it is counted once.
+        if self._last and self._last[0] is x and self._last[1] == site.sequence_axes:
+            seen = self._last[2]
+        else:
+            try:
+                seen = histogram.summarise(self._without_padding(site, x))
+            except ValueError as error:
+                raise CalibrationError(
+                    f"Site `{site.name}` took a NaN or infinite value during calibration. The "
+                    "float checkpoint itself fails on this text; check its weights and the data."
+                ) from error
+            self._last = (x, site.sequence_axes, seen)
+        self.statistics[site.name] = histogram.merge(self.statistics[site.name], seen)
+
+    def _without_padding(self, site: Site, x: Tensor) -> Tensor:
+        if self._mask is None:
+            return x
+        keep = torch.ones((), dtype=torch.bool, device=x.device)
+        for axis in site.sequence_axes:
+            shape = [1] * x.ndim
+            shape[0], shape[axis] = self._mask.shape
+            keep = keep & self._mask.view(shape)
+        return torch.masked_select(x, keep)
+
+
+def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:
+    """Statistics of all that either saw, exactly as if one had seen it all."""
+    nothing = histogram.empty()
+    return {
+        name: histogram.merge(a.get(name, nothing), b.get(name, nothing)) for name in {**a, **b}
+    }
+
+
+def choose_ranges(statistics: Statistics, calibrator: Calibrator) -> dict[str, Range]:
+    """The range of each site.
+
+    Raises:
+        CalibrationError: A site saw no value; names it.
+    """
+    ranges: dict[str, Range] = {}
+    answered: dict[int, Range] = {}  # sites that read one tensor share its histogram's answer
+    for name, seen in statistics.items():
+        if seen.count == 0:
+            raise CalibrationError(
+                f"Quantizer `{name}` saw no data during calibration. Run at least one batch "
+                "through it."
+            )
+        ranges[name] = answered.setdefault(id(seen), choose_range(seen, calibrator))
+    return ranges

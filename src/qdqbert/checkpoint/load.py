@@ -1,0 +1,221 @@
+"""Loads a checkpoint: a local folder or a hub id, safetensors only, no remote code."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import transformers
+from transformers.utils.hub import cached_file
+
+from qdqbert.checkpoint.families import Family, family_of
+from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
+from qdqbert.errors import CheckpointError, UserInputError
+
+Task = Literal[
+    "feature-extraction",
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "fill-mask",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "text-generation",
+]
+"""transformers' names of the tasks that an encoder's heads serve."""
+
+SUPPORTED_TASKS: tuple[Task, ...] = ("feature-extraction", "text-classification")
+"""The tasks that this version quantizes and evaluates."""
+
+_ARCHITECTURES: dict[str, Task] = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+    "ForMultipleChoice": "multiple-choice",
+    "ForNextSentencePrediction": "next-sentence-prediction",
+    "LMHeadModel": "text-generation",
+    "ForCausalLM": "text-generation",
+    "Model": "feature-extraction",
+}
+_AUTO_CLASSES: dict[Task, str] = {
+    "feature-extraction": "AutoModel",
+    "text-classification": "AutoModelForSequenceClassification",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A float model with all that is needed to feed it.
+
+    Attributes:
+        name: As the user gave it.
+        task: What its head is for.
+        family: Where its sites stand.
+        model: In evaluation mode, float32, on the CPU.
+        tokenizer: Its tokenizer.
+        head: Pooling and normalisation, for sentence-transformers folders.
+        max_length: Longest input in tokens.
+        input_names: Those of `input_ids`, `attention_mask`, `token_type_ids` that it takes.
+    """
+
+    name: str
+    task: Task
+    family: Family
+    model: torch.nn.Module
+    tokenizer: Any
+    head: SentenceHead | None
+    max_length: int
+    input_names: tuple[str, ...]
+
+    @property
+    def config(self) -> Any:
+        """The transformers config of the model."""
+        return self.model.config
+
+
+def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
+    """Loads model, tokenizer and config.
+
+    Args:
+        name: A local folder or a hub id.
+        task: A task name of transformers; inferred from the config's `architectures` if `None`.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, it holds no safetensors weights, its
+            family is unknown, or its head is not there.
+        UserInputError: The task is unknown or not supported.
+    """
+    if Path(name).exists():
+        _check_folder(Path(name))
+    head = read_sentence_head(lambda path: _read(name, path))
+    subfolder = head.subfolder if head else ""
+    config = _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
+    family = family_of(config.model_type)
+    _check_config(config)
+    chosen = _choose_task(task, config)
+    auto_class = getattr(transformers, _AUTO_CLASSES[chosen])
+    model, info = _call(
+        name,
+        auto_class.from_pretrained,
+        name,
+        subfolder=subfolder,
+        config=config,
+        use_safetensors=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    _check_loaded(name, chosen, info)
+    tokenizer = _call(
+        name, transformers.AutoTokenizer.from_pretrained, name, subfolder=subfolder, use_fast=True
+    )
+    usable = config.max_position_embeddings - family.reserved_positions
+    limits = [usable, tokenizer.model_max_length, (head and head.max_length) or usable]
+    return Checkpoint(
+        name=name,
+        task=chosen,
+        family=family,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        head=head if chosen == "feature-extraction" else None,
+        max_length=int(min(limits)),
+        input_names=tuple(
+            wanted
+            for wanted in ("input_ids", "attention_mask", "token_type_ids")
+            if wanted in tokenizer.model_input_names
+        ),
+    )
+
+
+def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls transformers without remote code; its errors become one line that names `name`."""
+    try:
+        return function(*args, trust_remote_code=False, **kwargs)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"Checkpoint {name!r} cannot be loaded: {reason} Expected a local folder with "
+            "config.json, model.safetensors and a tokenizer, or the id of a hub model that has "
+            "them."
+        ) from error
+
+
+def _read(name: str, path: str) -> str | None:
+    try:
+        found = cached_file(
+            name,
+            path,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:
+        return None  # Whatever is wrong with the name, loading the config says it better.
+    return None if found is None else Path(found).read_text(encoding="utf-8")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{str(folder)!r} is a file; expected a checkpoint folder or a hub id."
+        )
+    weights = [path.name for path in folder.rglob("*") if path.is_file()]
+    if any(name.endswith(".safetensors") for name in weights):
+        return
+    pickles = sorted(name for name in weights if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    if pickles:
+        raise CheckpointError(
+            f"Checkpoint {str(folder)!r} holds only pickled weights ({pickles[0]}), which can run "
+            "code when they are read, so they are refused. Convert them once where you trust "
+            "them: `AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
+            "model.safetensors."
+        )
+    raise CheckpointError(
+        f"Checkpoint {str(folder)!r} holds no weights; expected config.json and model.safetensors."
+    )
+
+
+def _check_config(config: Any) -> None:
+    kind = getattr(config, "position_embedding_type", None) or "absolute"
+    if kind != "absolute":
+        raise CheckpointError(
+            f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
+            "'absolute' is supported."
+        )
+    if getattr(config, "is_decoder", False):
+        raise CheckpointError("`is_decoder=True` is not supported; only encoders are.")
+
+
+def _choose_task(task: str | None, config: Any) -> Task:
+    supported = ", ".join(SUPPORTED_TASKS)
+    if task is not None:
+        if task not in get_args(Task):
+            raise UserInputError(f"`--task {task}` is unknown. Known: {', '.join(get_args(Task))}.")
+        chosen: Task = task  # type: ignore[assignment]
+    else:
+        architecture = (getattr(config, "architectures", None) or ["Model"])[0]
+        matching = [found for end, found in _ARCHITECTURES.items() if architecture.endswith(end)]
+        if not matching:
+            raise UserInputError(
+                f"The task of architecture `{architecture}` is not known. Pass `--task`, one of: "
+                f"{supported}."
+            )
+        chosen = matching[0]
+    if chosen not in SUPPORTED_TASKS:
+        raise UserInputError(
+            f"Task `{chosen}` is not supported by this version yet. Supported: {supported}. "
+            "Pass `--task feature-extraction` to quantize the encoder alone."
+        )
+    return chosen
+
+
+def _check_loaded(name: str, task: Task, info: dict[str, Any]) -> None:
+    # transformers fills what a checkpoint lacks with random numbers. An unused pooler may lack.
+    missing = [key for key in sorted(info["missing_keys"]) if not key.startswith("pooler.")]
+    if missing:
+        raise CheckpointError(
+            f"Checkpoint {name!r} lacks {len(missing)} weights that task `{task}` needs, among "
+            f"them `{missing[0]}`. Fine-tune it for the task first, or pass another `--task`."
+        )

@@ -1,0 +1,304 @@
+"""The command line: words of a user -> one call each -> a table or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.evidence import tables
+from qdqbert.progress import Bars
+
+if TYPE_CHECKING:
+    from qdqbert.tasks.data import Columns
+
+_Report = TypeVar("_Report")
+
+app = typer.Typer(
+    help="Make BERT-family checkpoints INT8, prove that they are still right, and run them fast.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Calibrator(enum.StrEnum):
+    """How ranges are chosen."""
+
+    MAX = "max"
+    PERCENTILE = "percentile"
+    MSE = "mse"
+    ENTROPY = "entropy"
+
+
+class Embeddings(enum.StrEnum):
+    """How embedding tables are stored."""
+
+    INT8 = "int8"
+    FLOAT = "float"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+Task = Annotated[
+    str | None,
+    typer.Option(help="transformers' task name; inferred from the checkpoint if not given."),
+]
+BatchSize = Annotated[int, typer.Option(help="Texts at once.")]
+TextColumn = Annotated[
+    str | None, typer.Option(help="Column of the text: a name, or a number from 0.")
+]
+PairColumn = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of the label or score.")]
+
+
+@app.command(
+    epilog="Example: qdqbert quantize ./my-classifier -o ./my-classifier-int8 "
+    "--calibration-data train.csv --target onnxruntime --target openvino"
+)
+def quantize(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A checkpoint: a local folder or a hub id. Without it the packaged "
+            "all-MiniLM-L6-v2 is quantized for ONNX Runtime and OpenVINO."
+        ),
+    ] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder to write.")] = None,
+    task: Task = None,
+    calibration_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Texts to take ranges from: .txt (a text a line), .csv, .tsv or .jsonl. "
+            "Built-in English sentences if not given."
+        ),
+    ] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    calibration_samples: Annotated[
+        int, typer.Option(help="How many of them to use, drawn by the seed.")
+    ] = 300,
+    max_length: Annotated[
+        int | None, typer.Option(help="Longest input in tokens; the checkpoint's if not given.")
+    ] = None,
+    batch_size: BatchSize = 8,
+    calibrator: Annotated[Calibrator, typer.Option(help="How ranges are chosen.")] = Calibrator.MAX,
+    percentile: Annotated[
+        float | None, typer.Option(help="Share to cover, with --calibrator percentile [99.99].")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to quantize: linear, linear-signed or qdqbert; else the target's."
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="portable, onnxruntime or openvino; repeat it for several from one calibration "
+            "[portable]."
+        ),
+    ] = None,
+    embeddings: Annotated[
+        Embeddings, typer.Option(help="How embedding tables are stored.")
+    ] = Embeddings.INT8,
+    seed: Annotated[int, typer.Option(help="Draws the calibration texts.")] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an output folder of an earlier run.")
+    ] = False,
+    benchmark: Annotated[bool, typer.Option(help="Time INT8 against float.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Quantize a checkpoint to INT8 and prove the result."""
+    import qdqbert
+
+    columns = _columns(text_column, text_pair_column, label_column)
+    report = _call(
+        as_json,
+        lambda: qdqbert.quantize(
+            model,
+            output,
+            task=task,
+            calibration_data=calibration_data,
+            columns=columns,
+            calibration_samples=calibration_samples,
+            max_length=max_length,
+            batch_size=batch_size,
+            calibrator=calibrator.value,
+            percentile=percentile,
+            recipe=recipe,
+            targets=tuple(target or ()),
+            embeddings=embeddings.value,
+            seed=seed,
+            overwrite=overwrite,
+            benchmark=benchmark,
+            progress=Bars(),
+        ),
+    )
+    _show(report, as_json, tables.quantize_table)
+
+
+@app.command(
+    epilog="Example: qdqbert evaluate ./my-classifier-int8 --data dev.tsv --engine openvino "
+    "--reference ./my-classifier"
+)
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A quantized folder, or a float checkpoint.")],
+    data: Annotated[str, typer.Option(help="Labelled examples: .csv, .tsv or .jsonl.")],
+    task: Task = None,
+    engine: Annotated[
+        str | None, typer.Option(help="onnxruntime or openvino, for quantized folders.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="A float checkpoint to compare with, text by text.")
+    ] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    max_examples: Annotated[int | None, typer.Option(help="Read no more rows.")] = None,
+    batch_size: BatchSize = 8,
+    as_json: Json = False,
+) -> None:
+    """Score a model on labelled data, and its nearness to a reference."""
+    import qdqbert
+
+    columns = _columns(text_column, text_pair_column, label_column)
+    report = _call(
+        as_json,
+        lambda: qdqbert.evaluate(
+            model,
+            data,
+            task=task,
+            engine=engine,  # type: ignore[arg-type]  # checked by the call
+            reference=reference,
+            columns=columns,
+            max_examples=max_examples,
+            batch_size=batch_size,
+            progress=Bars(),
+        ),
+    )
+    _show(report, as_json, tables.evaluate_table)
+
+
+@app.command(
+    epilog="Example: qdqbert benchmark ./my-classifier ./my-classifier-int8 --batch 1,8 "
+    "--sequence 32,128 --threads 2"
+)
+def benchmark(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Quantized folders, float checkpoints, .onnx or OpenVINO .xml files. The first "
+            "is what the others are compared with."
+        ),
+    ],
+    engine: Annotated[
+        str | None, typer.Option(help="Engines, with commas between; all installed if not given.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,8",
+    sequence: Annotated[str, typer.Option(help="Tokens a text, with commas between.")] = "32,128",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of one inference; the engine's choice if not given.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Slices of time for each, in turns.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Time models against each other, each in a process of its own, in turns."""
+    import qdqbert
+
+    report = _call(
+        as_json,
+        lambda: qdqbert.benchmark(
+            models,
+            engines=engine.split(",") if engine else None,  # type: ignore[arg-type]
+            batches=_numbers("--batch", batch),
+            sequences=_numbers("--sequence", sequence),
+            threads=threads,
+            rounds=rounds,
+            progress=Bars(),
+        ),
+    )
+    _show(report, as_json, tables.benchmark_table)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"qdqbert {version_of('qdqbert')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `qdqbert` command."""
+    signal.signal(signal.SIGTERM, _stop)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    app()
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    # An exception, so that half-written folders are removed on the way out.
+    del frame
+    sys.exit(128 + number)
+
+
+def _call(as_json: bool, verb: Callable[[], _Report]) -> _Report:
+    """Runs a verb; a user's mistake becomes one line on stderr and exit status 2."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    try:
+        return verb()
+    except UserInputError as error:
+        _fail(str(error), status=2, as_json=as_json)
+    except QdqBertError as error:
+        _fail(str(error), status=1, as_json=as_json)
+    except KeyboardInterrupt:
+        _fail("Interrupted; nothing was written.", status=130, as_json=as_json)
+
+
+def _fail(message: str, *, status: int, as_json: bool) -> NoReturn:
+    if as_json:
+        typer.echo(json.dumps({"error": message}))
+    Console(stderr=True).print(f"Error: {message}", style="red", markup=False, highlight=False)
+    raise typer.Exit(status)
+
+
+def _show(report: Any, as_json: bool, table: Callable[[Any], Any]) -> None:
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    console.print(table(report))
+
+
+def _columns(text: str | None, text_pair: str | None, label: str | None) -> Columns:
+    from qdqbert.tasks.data import Columns
+
+    return Columns(text=text, text_pair=text_pair, label=label)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        _fail(
+            f"`{option} {text}` must be whole numbers with commas between.", status=2, as_json=False
+        )

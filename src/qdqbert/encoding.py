@@ -1,0 +1,102 @@
+"""Texts to model inputs: tokenized once, then batched by length so that little is padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Inputs = dict[str, NDArray[np.int64]]
+"""Model inputs by name, each `(batch, seq)`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Tokenized texts.
+
+    Attributes:
+        rows: For each text its inputs by name, each a list of `tokens` integers.
+        padding: What fills a shorter row, by input name.
+        truncated: How many texts were longer than allowed and lost their end.
+    """
+
+    rows: tuple[dict[str, list[int]], ...]
+    padding: dict[str, int]
+    truncated: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each text."""
+        return [len(row["input_ids"]) for row in self.rows]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Some texts, padded to the longest of them.
+
+    Attributes:
+        indices: Which texts these are.
+        inputs: What the model is given.
+    """
+
+    indices: tuple[int, ...]
+    inputs: Inputs
+
+
+def encode(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    input_names: Sequence[str],
+    max_length: int,
+) -> Encoded:
+    """Tokenizes texts, or pairs of texts, and counts those that had to be cut.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        texts: First texts.
+        pairs: Second texts, as many, if the model reads pairs.
+        input_names: Which inputs to make; `input_ids` among them.
+        max_length: Longest row in tokens, special ones included.
+    """
+    uncut = tokenizer(list(texts), list(pairs) if pairs else None, verbose=False)
+    lengths = [len(ids) for ids in uncut["input_ids"]]
+    cut = tokenizer(
+        list(texts), list(pairs) if pairs else None, truncation=True, max_length=max_length
+    )
+    padding = {
+        "input_ids": tokenizer.pad_token_id,
+        "attention_mask": 0,
+        "token_type_ids": tokenizer.pad_token_type_id,
+    }
+    return Encoded(
+        rows=tuple({name: cut[name][index] for name in input_names} for index in range(len(texts))),
+        padding={name: padding[name] for name in input_names},
+        truncated=sum(length > max_length for length in lengths),
+    )
+
+
+def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
+    """Batches of texts of like length, longest first, so that the first shows the peak memory."""
+    lengths = encoded.lengths
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [
+        _pad(encoded, order[start : start + batch_size])
+        for start in range(0, len(order), batch_size)
+    ]
+
+
+def _pad(encoded: Encoded, indices: Sequence[int]) -> Batch:
+    rows = [encoded.rows[index] for index in indices]
+    longest = max(len(row["input_ids"]) for row in rows)
+    inputs = {}
+    for name, filler in encoded.padding.items():
+        padded = np.full((len(rows), longest), filler, dtype=np.int64)
+        for row, values in zip(padded, (row[name] for row in rows), strict=True):
+            row[: len(values)] = values
+        inputs[name] = padded
+    return Batch(indices=tuple(indices), inputs=inputs)

@@ -1,0 +1,44 @@
+"""Runs a graph on OpenVINO's CPU plugin, straight from the .onnx file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import Outputs
+
+
+class OpenVinoRunner:
+    """A compiled model. See `Runner`.
+
+    The precision hint defaults to bf16, which the plugin ignores on CPUs that do not have it;
+    `precision` tells what it took.
+    """
+
+    def __init__(
+        self, model: Path, *, threads: int | None = None, precision: str | None = None
+    ) -> None:
+        settings: dict[str, object] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": precision or "bf16",
+        }
+        if threads:
+            settings["INFERENCE_NUM_THREADS"] = threads
+        compiled = openvino.Core().compile_model(model, "CPU", settings)
+        self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
+        self.input_names = tuple(value.any_name for value in compiled.inputs)
+        self.output_names = tuple(value.any_name for value in compiled.outputs)
+        self._request = compiled.create_infer_request()
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """One forward pass."""
+        results = self._request.infer(dict(inputs))
+        return {
+            name: np.array(results[index], dtype=np.float32)
+            for index, name in enumerate(self.output_names)
+        }

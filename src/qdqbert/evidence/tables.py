@@ -1,0 +1,100 @@
+"""Reports as tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from qdqbert.verbs.benchmark import BenchmarkReport
+    from qdqbert.verbs.evaluate import EvaluateReport
+    from qdqbert.verbs.quantize import QuantizeReport, TargetReport
+
+_MEGABYTE = 1e6
+
+
+def quantize_table(report: QuantizeReport) -> RenderableType:
+    """Fidelity, speed and size of INT8 against float, an engine a column."""
+    table = Table(title=f"{report.checkpoint}, {report.task}: INT8 against float")
+    table.add_column("")
+    rows: dict[str, list[str]] = {}
+    for each in report.targets:
+        header = each.engine if each.target == each.engine else f"{each.target} on {each.engine}"
+        table.add_column(header, justify="right")
+        for name, value in _cells(report, each).items():
+            rows.setdefault(name, []).append(value)
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    return Group(table, *_notices(report.notices), Text(f"Written to {report.directory}"))
+
+
+def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
+    fidelity, lowering = each.fidelity, each.lowering
+    cells = {"recipe": each.recipe}
+    if fidelity.flips_percent is not None:
+        cells[f"predictions flipped, {fidelity.texts} held-out texts"] = (
+            f"{fidelity.flips_percent:.2f} %"
+        )
+    cells["cosine to float, mean / worst"] = (
+        f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
+    )
+    cells["SQNR to float"] = f"{fidelity.sqnr_db:.1f} dB"
+    cells["SQNR to PyTorch's INT8, worst layer"] = (
+        f"{lowering.worst_layer_db:.1f} dB{'' if lowering.is_exact else ' (below 40!)'}"
+    )
+    for latency in each.latency:
+        cells[f"latency {latency.batch} x {latency.sequence}, float -> INT8"] = (
+            f"{latency.float_ms:.1f} -> {latency.int8_ms:.1f} ms ({latency.speedup:.2f} x)"
+        )
+    cells["size, float -> INT8"] = (
+        f"{report.float_size_bytes / _MEGABYTE:.1f} -> {each.size_bytes / _MEGABYTE:.1f} MB "
+        f"({each.size_ratio:.2f})"
+    )
+    return cells
+
+
+def evaluate_table(report: EvaluateReport) -> RenderableType:
+    """The metrics, and fidelity if there was a reference."""
+    table = Table(title=f"{report.model} on {report.engine}")
+    table.add_column(report.task)
+    table.add_column(f"{report.examples} examples", justify="right")
+    for metric in report.metrics:
+        table.add_row(metric.name, f"{metric.value:.2f}")
+    if report.fidelity is not None:
+        fidelity = report.fidelity
+        table.add_row(
+            "cosine to reference, mean / worst",
+            f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}",
+        )
+        table.add_row("SQNR to reference", f"{fidelity.sqnr_db:.1f} dB")
+        if fidelity.flips_percent is not None:
+            table.add_row("predictions flipped", f"{fidelity.flips_percent:.2f} %")
+    return Group(table, *_notices(report.notices))
+
+
+def benchmark_table(report: BenchmarkReport) -> RenderableType:
+    """Latencies and their ratios to the first model's."""
+    threads = "" if report.threads is None else f", {report.threads} threads"
+    table = Table(title=f"Median latency{threads}")
+    for column in ("model", "engine", "batch x tokens", "ms", "speed-up"):
+        table.add_column(column, justify="left" if column in ("model", "engine") else "right")
+    shape = None
+    for timing, ratio in zip(report.timings, report.speedups, strict=True):
+        if shape not in (None, (timing.batch, timing.sequence)):
+            table.add_section()
+        shape = (timing.batch, timing.sequence)
+        table.add_row(
+            timing.name,
+            f"{timing.engine} {timing.precision}",
+            f"{timing.batch} x {timing.sequence}",
+            f"{timing.median_ms:.2f}",
+            f"{ratio:.2f} x",
+        )
+    return table
+
+
+def _notices(notices: tuple[str, ...]) -> list[RenderableType]:
+    return [Text(f"Note: {notice}", style="yellow") for notice in notices]

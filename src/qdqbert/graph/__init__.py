@@ -1,0 +1,1 @@
+"""ONNX graphs: export from PyTorch, Q/DQ insertion, rewrites and checks."""

@@ -1,0 +1,147 @@
+"""Exports a model with sites to one float ONNX graph in which every site is a named node.
+
+The graph holds a `qdqbert::Site` node with attribute `site` wherever a quantizer stood. It is
+exported once; each target then turns sites into Q/DQ pairs as its recipe says, or drops them
+(`graph/qdq.py`). A graph that came ready-made is given the same nodes, and is one with ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.insert.sited import SitedModel, marking
+
+OPSET = 21
+"""LayerNormalization (17), Gelu (20), Q/DQ with any float type of scale (19) and int4 (21)."""
+
+OUTPUTS = {"feature-extraction": "last_hidden_state", "text-classification": "logits"}
+"""transformers' name of what each task reads."""
+
+SENTENCE_EMBEDDING = "sentence_embedding"
+"""Name of the pooled output of sentence-transformers folders."""
+
+
+class GraphBody(nn.Module):
+    """A transformers model that takes and returns plain tensors, pooled if it has a head.
+
+    Attributes:
+        output_names: Names of what `forward` returns, in order.
+    """
+
+    def __init__(self, model: nn.Module, *, task: str, head: SentenceHead | None) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+        self.output_names = (OUTPUTS[task], *([SENTENCE_EMBEDDING] if head else []))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """All inputs `(batch, seq)`, int64. Returns `output_names`."""
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=additive_mask(attention_mask), **segments
+        )
+        main: Tensor = outputs[self.output_names[0]]
+        return (main, pool(main, attention_mask, self.head)) if self.head else (main,)
+
+
+def additive_mask(attention_mask: Tensor) -> Tensor:
+    """What is added to attention scores: 0 for text, the lowest float32 for [PAD].
+
+    Given ready-made, transformers takes it as it is; its own mask, for any kind of attention,
+    costs a dozen nodes and a `(batch, 1, seq, seq)` tensor.
+
+    Args:
+        attention_mask: `(batch, seq)`, 0 for [PAD].
+
+    Returns:
+        `(batch, 1, 1, seq)`, float32.
+    """
+    return torch.where(
+        attention_mask[:, None, None, :] == 0,
+        torch.tensor(torch.finfo(torch.float32).min),
+        torch.tensor(0.0),
+    )
+
+
+def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
+    """One vector a text, as sentence-transformers makes it.
+
+    Args:
+        states: Token states `(batch, seq, hidden)`.
+        attention_mask: `(batch, seq)`, 0 for [PAD].
+        head: Which pooling, and whether to normalise.
+
+    Returns:
+        `(batch, hidden)`.
+
+    Source: sentence-transformers, `Pooling.forward` and `Normalize.forward`.
+    """
+    mask = attention_mask.unsqueeze(-1).to(states.dtype)
+    count = mask.sum(dim=1).clamp_min(1e-9)
+    match head.pooling:
+        case "cls":
+            pooled = states[:, 0]
+        case "max":
+            pooled = states.masked_fill(mask == 0, torch.finfo(states.dtype).min).amax(dim=1)
+        case "mean":
+            pooled = (states * mask).sum(dim=1) / count
+        case "mean_sqrt_len_tokens":
+            pooled = (states * mask).sum(dim=1) / count.sqrt()
+    return functional.normalize(pooled, dim=-1) if head.normalize else pooled
+
+
+def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tensor]) -> ir.Model:
+    """The float graph with a node at every site; batch and sequence are dynamic.
+
+    Args:
+        sited: The model with quantizers.
+        body: The same model, wrapped.
+        example: Inputs by name, each `(batch, seq)` with both at least 2, some of it padding:
+            the exporter takes a dimension of 1, or a mask of ones, for a constant.
+    """
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
+    with marking(sited), torch.no_grad(), _quiet_exporter():
+        program = torch.onnx.export(
+            body,
+            (),
+            kwargs=dict(example),
+            dynamic_shapes={name: {0: batch, 1: sequence} for name in example},
+            input_names=list(example),
+            output_names=list(body.output_names),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    return program.model
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Silences the exporter's notes on its own deprecations and on torchvision."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:
+    """Outputs of a `GraphBody` by name, as an engine would return them."""
+    return {name: output.numpy() for name, output in zip(names, outputs, strict=True)}

@@ -1,0 +1,1 @@
+"""Rewrites of a quantized graph for one target, one a file."""

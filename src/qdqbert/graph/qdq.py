@@ -1,0 +1,245 @@
+"""Turns the sites of a graph into Q/DQ pairs and int8 constants.
+
+    Site(x)              ->  DequantizeLinear(QuantizeLinear(x))       an activation
+    Site(x)              ->  DequantizeLinear(QuantizeLinear(x * p))   with a pre_quant_scale p
+    Transpose(Site(W))   ->  DequantizeLinear(int8 codes of W')        a linear's weight
+    Gather(Site(T), i)   ->  Mul(Cast(Gather(int8 codes of T, i)), s)  an embedding table
+    Site(x)              ->  x                                         a site left in float
+
+Weights are stored as int8 once. A scale per hidden channel is multiplied after the lookup, since
+a table's rows are what is looked up. The same code serves graphs that we exported and, once
+they carry the same `Site` nodes, any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from qdqbert.errors import CalibrationError, GraphError
+from qdqbert.graph.edit import add_constant, constant_array, replace, tidy
+from qdqbert.numerics.affine import (
+    QuantizationParameters,
+    parameters_of,
+    quantize,
+    weight_parameters,
+)
+from qdqbert.spec import Range, TensorSpec, input_site_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QdqStyle:
+    """How a target wants its pairs.
+
+    Attributes:
+        unsigned_activations: Store int8 codes as uint8 with the zero point moved by 128: the
+            same values, in the type that the target's kernels take.
+    """
+
+    unsigned_activations: bool = False
+
+
+def sites_of(model: ir.Model) -> list[ir.Node]:
+    """The site nodes of a graph, in order."""
+    return [node for node in model.graph if node.domain == "qdqbert" and node.op_type == "Site"]
+
+
+def float_graph(sited: ir.Model) -> ir.Model:
+    """The graph with every site left in float."""
+    names = [site.attributes["site"].as_string() for site in sites_of(sited)]
+    return insert_qdq(sited, dict.fromkeys(names), {})
+
+
+def insert_qdq(
+    sited: ir.Model,
+    specs: Mapping[str, TensorSpec | None],
+    ranges: Mapping[str, Range],
+    *,
+    scales: Mapping[str, NDArray[np.float32]] | None = None,
+    style: QdqStyle | None = None,
+) -> ir.Model:
+    """A new graph in which every site is quantized as its spec says.
+
+    Sites that read one value with equal parameters share one pair.
+
+    Args:
+        sited: A float graph with site nodes; not changed.
+        specs: By site name; `None` leaves the site in float.
+        ranges: By site name, for every activation with a spec.
+        scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`.
+        style: How the target wants its pairs.
+
+    Raises:
+        CalibrationError: An activation has a spec and no range.
+        GraphError: A weight's site is read by something that we cannot fold it into.
+    """
+    style = style or QdqStyle()
+    model = sited.clone()
+    scales = scales or {}
+    pairs: dict[tuple[object, ...], ir.Value] = {}
+    rescaled: dict[tuple[object, ...], ir.Value] = {}
+    for node in sites_of(model):
+        name = node.attributes["site"].as_string()
+        spec = specs[name]
+        weight = constant_array(node.inputs[0])
+        scale = scales.get(input_site_of(name)) if spec is not None else None
+        if weight is not None:
+            weight = weight if scale is None else weight.astype(np.float32) / scale
+            _lower_weight(model.graph, node, name, weight, spec)
+        elif spec is None:
+            _bypass(node)
+        elif name not in ranges:
+            raise CalibrationError(f"Site `{name}` has no calibrated range. Calibrate it first.")
+        else:
+            parameters = parameters_of(ranges[name], spec)
+            if scale is not None:
+                _rescale(model.graph, node, name, scale, rescaled)
+            _lower_activation(model.graph, node, name, parameters, spec, style, pairs)
+    return tidy(model)
+
+
+def _bypass(node: ir.Node) -> None:
+    source = node.inputs[0]
+    assert source is not None
+    node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
+
+
+def _rescale(
+    graph: ir.Graph,
+    site: ir.Node,
+    name: str,
+    scale: NDArray[np.float32],
+    rescaled: dict[tuple[object, ...], ir.Value],
+) -> None:
+    """Multiplies what a site reads by its `pre_quant_scale`, once for all sites that agree."""
+    source = site.inputs[0]
+    assert source is not None
+    key = (id(source), scale.tobytes())
+    if key not in rescaled:
+        constant = add_constant(graph, f"{name}.pre_quant_scale", scale)
+        node = ir.node("Mul", [source, constant], name=f"{name}.rescale")
+        node.outputs[0].name = f"{name}.rescaled"
+        node.outputs[0].shape, node.outputs[0].type = source.shape, source.type
+        graph.insert_before(site, node)
+        rescaled[key] = node.outputs[0]
+    site.replace_input_with(0, rescaled[key])
+
+
+def _lower_activation(
+    graph: ir.Graph,
+    node: ir.Node,
+    name: str,
+    parameters: QuantizationParameters,
+    spec: TensorSpec,
+    style: QdqStyle,
+    pairs: dict[tuple[object, ...], ir.Value],
+) -> None:
+    unsigned = style.unsigned_activations or not spec.signed
+    offset = 128 if unsigned and spec.signed else 0
+    zero_point = np.array(
+        int(parameters.zero_point) + offset, dtype=np.uint8 if unsigned else np.int8
+    )
+    scale = parameters.scale.numpy()
+    source = node.inputs[0]
+    assert source is not None
+    key = (id(source), float(scale), int(zero_point), unsigned)
+    if key not in pairs:
+        constants = [
+            add_constant(graph, f"{name}.scale", scale),
+            add_constant(graph, f"{name}.zero_point", zero_point),
+        ]
+        codes = ir.node("QuantizeLinear", [source, *constants], name=f"{name}.quantize")
+        reals = ir.node(
+            "DequantizeLinear", [codes.outputs[0], *constants], name=f"{name}.dequantize"
+        )
+        codes.outputs[0].name = f"{name}.codes"
+        replace(graph, node, reals, old=node.outputs[0], also=[codes])
+        pairs[key] = reals.outputs[0]
+    else:
+        node.outputs[0].replace_all_uses_with(pairs[key], replace_graph_outputs=True)
+
+
+def _lower_weight(
+    graph: ir.Graph,
+    site: ir.Node,
+    name: str,
+    weight: NDArray[np.generic],
+    spec: TensorSpec | None,
+) -> None:
+    for consumer in site.outputs[0].consumers():
+        if consumer.op_type == "Transpose":
+            _lower_linear_weight(graph, consumer, name, weight, spec)
+        elif spec is None:
+            continue
+        elif consumer.op_type == "Gather" and consumer.inputs[0] is site.outputs[0]:
+            _lower_table(graph, consumer, name, weight, spec)
+        else:
+            raise GraphError(
+                f"The weight at site `{name}` is read by a {consumer.op_type} node; expected "
+                "Transpose (a linear) or Gather (an embedding)."
+            )
+    _bypass(site)
+
+
+def _lower_linear_weight(
+    graph: ir.Graph,
+    transpose: ir.Node,
+    name: str,
+    weight: NDArray[np.generic],
+    spec: TensorSpec | None,
+) -> None:
+    """Folds the transpose: `(out, in)` is stored as `(in, out)`, as MatMul reads it."""
+    base = name.removesuffix("._weight_quantizer")
+    old = transpose.outputs[0]
+    if spec is None:
+        folded = add_constant(graph, f"{base}.weight_transposed", weight.T)
+        old.replace_all_uses_with(folded)
+        return
+    codes, scale = _codes(weight, spec)
+    axis = {} if spec.axis is None else {"axis": 1 - spec.axis}
+    dequantize = ir.node(
+        "DequantizeLinear",
+        [
+            add_constant(graph, f"{base}.weight_codes", codes.T),
+            add_constant(graph, f"{base}.weight_scale", scale),
+            add_constant(graph, f"{base}.weight_zero_point", np.zeros(scale.shape, np.int8)),
+        ],
+        axis,
+        name=f"{name}.dequantize",
+    )
+    replace(graph, transpose, dequantize, old=old)
+
+
+def _lower_table(
+    graph: ir.Graph, gather: ir.Node, name: str, table: NDArray[np.generic], spec: TensorSpec
+) -> None:
+    base = name.removesuffix("._weight_quantizer")
+    codes, scale = _codes(table, spec)
+    looked_up = ir.node(
+        "Gather",
+        [add_constant(graph, f"{base}.weight_codes", codes), gather.inputs[1]],
+        name=f"{name}.gather",
+    )
+    as_float = ir.node(
+        "Cast", [looked_up.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.cast"
+    )
+    scaled = ir.node(
+        "Mul",
+        [as_float.outputs[0], add_constant(graph, f"{base}.weight_scale", scale)],
+        name=f"{name}.scale",
+    )
+    replace(graph, gather, scaled, old=gather.outputs[0], also=[looked_up, as_float])
+
+
+def _codes(
+    weight: NDArray[np.generic], spec: TensorSpec
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    tensor = torch.from_numpy(weight.astype(np.float32))
+    parameters = weight_parameters(tensor, spec)
+    codes = quantize(tensor, parameters, spec).numpy().astype(np.int8)
+    return codes, parameters.scale.numpy()

@@ -1,0 +1,1 @@
+"""Quantizer modules and where they are put into a PyTorch model."""

@@ -1,0 +1,169 @@
+"""The float modules that carry sites, rewritten to call the quantizers that stand there."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from qdqbert.insert.quantizer import TensorQuantizer
+from qdqbert.spec import Site
+
+ATTENTION = "qdqbert"
+"""Name of our attention function in transformers' attention interface."""
+
+MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
+"""Which axes of the attention products' inputs run over tokens: q and v are `(batch, heads, seq,
+head_dim)`, k is transposed, a holds the probabilities `(batch, heads, seq, seq)`."""
+
+
+class QuantLinear(nn.Linear):
+    """A linear with a quantizer on its input and one on its weight.
+
+    Attributes:
+        _input_quantizer: Sees the input, `(batch, seq, in)`.
+        _weight_quantizer: Sees the weight, `(out, in)`.
+    """
+
+    _input_quantizer: TensorQuantizer
+    _weight_quantizer: TensorQuantizer
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear, *, name: str) -> Self:
+        """A linear at path `name` that shares the parameters of `linear`."""
+        new = cls(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
+        )
+        new.weight, new.bias = linear.weight, linear.bias
+        new._input_quantizer = TensorQuantizer(
+            Site(name=f"{name}._input_quantizer", kind="activation", sequence_axes=(1,))
+        )
+        new._weight_quantizer = TensorQuantizer(
+            Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=0)
+        )
+        return new.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, seq, in)` to `(batch, seq, out)`."""
+        return functional.linear(
+            self._input_quantizer(x), self._weight_quantizer(self.weight), self.bias
+        )
+
+
+class QuantEmbedding(nn.Embedding):
+    """An embedding table with a quantizer on it: weight-only, a scale per hidden channel."""
+
+    _weight_quantizer: TensorQuantizer
+
+    @classmethod
+    def from_float(cls, embedding: nn.Embedding, *, name: str) -> Self:
+        """A table at path `name` that shares the parameters of `embedding`."""
+        new = cls(
+            embedding.num_embeddings,
+            embedding.embedding_dim,
+            padding_idx=embedding.padding_idx,
+            device="meta",
+        )
+        new.weight = embedding.weight
+        new._weight_quantizer = TensorQuantizer(
+            Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=1)
+        )
+        return new.train(embedding.training)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """`(batch, seq)` to `(batch, seq, hidden)`."""
+        return functional.embedding(ids, self._weight_quantizer(self.weight), self.padding_idx)
+
+
+class QuantResidualOutput(nn.Module):
+    """Dense, dropout, residual add and LayerNorm, with a quantizer on either input of the add.
+
+    Takes the place of transformers' `BertSelfOutput` and `BertOutput` and of their twins in
+    other post-LayerNorm families; the names of parameters stay.
+
+    Source: transformers 4.40, `modeling_qdqbert.py`, `QDQBertSelfOutput`.
+    """
+
+    def __init__(self, output: nn.Module, *, name: str) -> None:
+        super().__init__()
+        parts = dict(output.named_children())
+        dense = parts["dense"]
+        assert isinstance(dense, nn.Linear)
+        self.dense = QuantLinear.from_float(dense, name=f"{name}.dense")
+        self.dropout = parts["dropout"]
+        self.LayerNorm = parts["LayerNorm"]
+        self.add_local_input_quantizer = _hidden_quantizer(f"{name}.add_local_input_quantizer")
+        self.add_residual_input_quantizer = _hidden_quantizer(
+            f"{name}.add_residual_input_quantizer"
+        )
+        self.train(output.training)
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """The local branch `(batch, seq, in)` and the residual, to `(batch, seq, hidden)`."""
+        local = self.add_local_input_quantizer(self.dropout(self.dense(hidden_states)))
+        normed: Tensor = self.LayerNorm(local + self.add_residual_input_quantizer(input_tensor))
+        return normed
+
+
+def add_matmul_quantizers_(attention: nn.Module, *, name: str) -> None:
+    """Hangs QDQBERT's four `matmul_*_input_quantizer` on a self-attention module."""
+    for letter, axes in MATMUL_SEQUENCE_AXES.items():
+        attribute = f"matmul_{letter}_input_quantizer"
+        site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=axes)
+        attention.add_module(attribute, TensorQuantizer(site))
+
+
+def register_attention() -> None:
+    """Makes `ATTENTION` known to transformers; harmless to repeat."""
+    AttentionInterface.register(ATTENTION, quantized_attention)
+    AttentionMaskInterface.register(ATTENTION, eager_mask)
+
+
+def quantized_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, Tensor]:
+    """Eager attention with the quantizers of `module` on the inputs of both products.
+
+    Args:
+        module: A self-attention module after `add_matmul_quantizers_`.
+        query: `(batch, heads, seq, head_dim)`; `key` and `value` the same.
+        key: See `query`.
+        value: See `query`.
+        attention_mask: Added to the scores, broadcast to `(batch, heads, seq, seq)`.
+        scaling: Factor of the scores; `head_dim ** -0.5` if not given.
+        dropout: Probability, in training only.
+
+    Returns:
+        Context `(batch, seq, heads, head_dim)` and probabilities `(batch, heads, seq, seq)`.
+
+    Source: transformers 5's attention interface; QDQBERT's order: the products' inputs are
+    quantized after softmax and dropout, scores are scaled after the product.
+    """
+    quantizers: Any = module
+    query = quantizers.matmul_q_input_quantizer(query)
+    key_transposed = quantizers.matmul_k_input_quantizer(key.transpose(2, 3))
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query, key_transposed) * scale
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    probabilities = functional.dropout(
+        functional.softmax(scores, dim=-1), p=dropout, training=module.training
+    )
+    probabilities = quantizers.matmul_a_input_quantizer(probabilities)
+    context = torch.matmul(probabilities, quantizers.matmul_v_input_quantizer(value))
+    return context.transpose(1, 2).contiguous(), probabilities
+
+
+def _hidden_quantizer(name: str) -> TensorQuantizer:
+    return TensorQuantizer(Site(name=name, kind="activation", sequence_axes=(1,)))

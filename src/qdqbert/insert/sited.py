@@ -1,0 +1,232 @@
+"""A model with a quantizer at every site of its family, and the ways to run it.
+
+    with observing(sited, observe): ...                     # calibration
+    with quantizing(sited, specs, ranges, scales): ...      # what INT8 will compute
+    with marking(sited): ...                                # export: sites become nodes
+
+Outside of these the model computes exactly what the float one did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor, nn
+
+from qdqbert.checkpoint.families import Family
+from qdqbert.errors import CalibrationError, CheckpointError
+from qdqbert.insert.modules import (
+    ATTENTION,
+    QuantEmbedding,
+    QuantLinear,
+    QuantResidualOutput,
+    add_matmul_quantizers_,
+    register_attention,
+)
+from qdqbert.insert.quantizer import Action, TensorQuantizer, mark
+from qdqbert.numerics.affine import (
+    QuantizationParameters,
+    fake_quantize,
+    parameters_of,
+    weight_parameters,
+)
+from qdqbert.spec import Range, Site, TensorSpec, input_site_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SitedModel:
+    """A transformers model whose sites carry quantizers.
+
+    Attributes:
+        model: The model, in evaluation mode, changed in place.
+        quantizers: By name of site, in the order of the forward pass's modules.
+    """
+
+    model: nn.Module
+    quantizers: Mapping[str, TensorQuantizer]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All sites, in order."""
+        return tuple(quantizer.site for quantizer in self.quantizers.values())
+
+
+def insert_quantizers_(model: nn.Module, family: Family) -> SitedModel:
+    """Puts a quantizer at every site of a post-LayerNorm encoder; changes `model` in place.
+
+    Per layer: 6 linears x (input, weight) + 4 inputs of the attention products + 2 residual
+    adds x 2 = 20, as QDQBERT; and one for each embedding table.
+
+    Raises:
+        CheckpointError: The model holds no encoder layer of this family.
+    """
+    layers = [name for name, _ in model.named_modules() if family.is_layer(name)]
+    if not layers:
+        raise CheckpointError(
+            f"The model ({type(model).__name__}) holds no encoder layer of family "
+            f"`{family.model_type}`; expected modules named like `{family.layer_example}`."
+        )
+    register_attention()
+    model.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
+    for name in layers:
+        _insert_in_layer_(model, name, family)
+    for name, module in list(model.named_modules()):
+        if family.is_embedding_table(name) and isinstance(module, nn.Embedding):
+            model.set_submodule(name, QuantEmbedding.from_float(module, name=name))
+    quantizers = {
+        module.site.name: module
+        for module in model.modules()
+        if isinstance(module, TensorQuantizer)
+    }
+    return SitedModel(model=model.eval(), quantizers=quantizers)
+
+
+def _insert_in_layer_(model: nn.Module, layer: str, family: Family) -> None:
+    for path in family.linears:
+        name = f"{layer}.{path}"
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear), name
+        model.set_submodule(name, QuantLinear.from_float(linear, name=name))
+    name = f"{layer}.{family.attention}"
+    add_matmul_quantizers_(model.get_submodule(name), name=name)
+    for path in family.residual_outputs:
+        name = f"{layer}.{path}"
+        model.set_submodule(name, QuantResidualOutput(model.get_submodule(name), name=name))
+
+
+@contextlib.contextmanager
+def observing(
+    sited: SitedModel,
+    observe: Callable[[Site, Tensor], None],
+    scales: Mapping[str, Tensor] | None = None,
+) -> Iterator[None]:
+    """Shows every activation to `observe`, as it will be quantized; the model computes in float.
+
+    Args:
+        sited: The model.
+        observe: Called with each activation's site and value.
+        scales: `pre_quant_scale` of the sites that have one, by name, `(channels,)`.
+    """
+    last: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def rescaled(x: Tensor, scale: Tensor) -> Tensor:
+        # Query, key and value read one tensor by one scale: `observe` is given one object too.
+        if not (last and last[0][0] is x and last[0][1] is scale):
+            last[:] = [(x, scale, x * scale)]
+        return last[0][2]
+
+    def action(site: Site, scale: Tensor | None, x: Tensor) -> Tensor:
+        observe(site, x if scale is None else rescaled(x, scale))
+        return x
+
+    with _acting(
+        sited,
+        {
+            site.name: functools.partial(action, site, (scales or {}).get(site.name))
+            for site in sited.sites
+            if site.kind == "activation"
+        },
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def quantizing(
+    sited: SitedModel,
+    specs: Mapping[str, TensorSpec | None],
+    ranges: Mapping[str, Range],
+    scales: Mapping[str, Tensor] | None = None,
+) -> Iterator[None]:
+    """Fake-quantizes every site that has a spec.
+
+    Args:
+        sited: The model.
+        specs: By site name, for every site.
+        ranges: By site name, for every activation with a spec.
+        scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`; the weights are
+            divided by them.
+
+    Raises:
+        CalibrationError: An activation has a spec and no range.
+    """
+    scales = scales or {}
+    actions: dict[str, Action] = {}
+    for site in sited.sites:
+        spec = specs[site.name]
+        if spec is None:
+            continue
+        scale = scales.get(input_site_of(site.name))
+        if site.kind == "weight":
+            actions[site.name] = _constant(_quantized_weight(sited.model, site, spec, scale))
+        elif site.name in ranges:
+            parameters = parameters_of(ranges[site.name], spec)
+            actions[site.name] = functools.partial(
+                _quantize, scale=scale, parameters=parameters, spec=spec
+            )
+        else:
+            raise CalibrationError(
+                f"Quantizer `{site.name}` saw no data during calibration. Calibrate it, or leave "
+                f"it in float with `Rule(site={site.name!r}, spec=None)`."
+            )
+    with _acting(sited, actions):
+        yield
+
+
+@contextlib.contextmanager
+def marking(sited: SitedModel) -> Iterator[None]:
+    """Turns every site into a `qdqbert::Site` node of a graph that is being exported."""
+    with _acting(
+        sited, {site.name: functools.partial(mark, name=site.name) for site in sited.sites}
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _acting(sited: SitedModel, actions: Mapping[str, Action]) -> Iterator[None]:
+    before = {name: quantizer.action for name, quantizer in sited.quantizers.items()}
+    for name, action in actions.items():
+        sited.quantizers[name].action = action
+    try:
+        yield
+    finally:
+        for name, quantizer in sited.quantizers.items():
+            quantizer.action = before[name]
+
+
+def linear_weights(sited: SitedModel) -> dict[str, Tensor]:
+    """Weight `(out, in)` of each linear, by the name of its input's site."""
+    return {
+        name: weight_of(sited.model, name)
+        for name in sited.quantizers
+        if name.endswith("._input_quantizer")
+    }
+
+
+def weight_of(model: nn.Module, site_name: str) -> Tensor:
+    """The weight of the module that a site of a linear or an embedding belongs to."""
+    weight = model.get_submodule(site_name.rpartition(".")[0]).weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+def _quantized_weight(
+    model: nn.Module, site: Site, spec: TensorSpec, scale: Tensor | None
+) -> Tensor:
+    # The range of a constant is the constant's own, now: it cannot be stale.
+    weight = weight_of(model, site.name)
+    weight = weight if scale is None else weight / scale
+    return fake_quantize(weight, weight_parameters(weight, spec), spec)
+
+
+def _quantize(
+    x: Tensor, *, scale: Tensor | None, parameters: QuantizationParameters, spec: TensorSpec
+) -> Tensor:
+    return fake_quantize(x if scale is None else x * scale, parameters, spec)
+
+
+def _constant(value: Tensor) -> Action:
+    # Rounded once: doing it in every forward pass costs more than the pass of a small model.
+    return lambda _: value

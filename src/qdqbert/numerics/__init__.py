@@ -1,0 +1,1 @@
+"""Pure tensor maths: scales, zero points, codes, histograms and range search."""

@@ -1,0 +1,192 @@
+"""Uniform affine quantization of tensors: range -> scale and zero point -> codes -> reals.
+
+Pure functions: no state, no modules, no in-place writes to an argument.
+
+    codes  = clamp(round_half_even(x / scale) + zero_point, qmin, qmax)
+    reals  = (codes - zero_point) * scale
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from qdqbert.spec import Range, TensorSpec
+
+SAFE_PAIR_LIMIT = 128
+"""Two products of a uint8 code and weights of pair sum 128 fit in 16 bits: 255 * 128 < 2^15."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizationParameters:
+    """Scale and zero point of one tensor.
+
+    Attributes:
+        scale: Real value of one step, float32, above 0. Shape `()` or `(channels,)`.
+        zero_point: Code of real 0, int32, shape of `scale`.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+
+def symmetric_parameters(amax: Tensor, spec: TensorSpec) -> QuantizationParameters:
+    """Turns the largest magnitude into a scale with zero point 0.
+
+    Args:
+        amax: Largest magnitude to cover, real units, at least 0. Shape `()` or `(channels,)`.
+        spec: Where the codes come from; must be symmetric.
+
+    Raises:
+        ValueError: `amax` is negative or not finite, or `spec` is affine.
+
+    Source: Wu et al. 2020, arXiv:2004.09602, section 3.1.2. pytorch-quantization multiplies by
+    `127 / amax`; ONNX divides by `amax / 127`, and so do we, so that ties fall the same way.
+    """
+    if not spec.symmetric:
+        raise ValueError(f"A symmetric spec is needed, got {spec}.")
+    if not bool(torch.isfinite(amax).all()) or bool((amax < 0).any()):
+        raise ValueError(f"`amax` must be finite and non-negative, got {amax.tolist()}.")
+    scale = _usable(amax.to(torch.float32) / spec.qmax)
+    return QuantizationParameters(
+        scale=scale, zero_point=torch.zeros_like(scale, dtype=torch.int32)
+    )
+
+
+def affine_parameters(low: Tensor, high: Tensor, spec: TensorSpec) -> QuantizationParameters:
+    """Turns the ends of a range into a scale and a zero point that keeps real 0 exact.
+
+    Args:
+        low: Smallest value to cover, real units, at most 0. Shape `()` or `(channels,)`.
+        high: Largest value to cover, real units, at least 0. Shape of `low`.
+        spec: Where the codes come from; must be affine.
+
+    Raises:
+        ValueError: The range is not finite or does not hold 0, or `spec` is symmetric.
+
+    Source: Jacob et al. 2018, arXiv:1712.05877, section 3; ONNX QuantizeLinear.
+    """
+    if spec.symmetric:
+        raise ValueError(f"An affine spec is needed, got {spec}.")
+    if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+        raise ValueError(f"The range must be finite, got {low.tolist()} .. {high.tolist()}.")
+    if bool((low > 0).any()) or bool((high < 0).any()):
+        raise ValueError(f"The range must hold 0, got {low.tolist()} .. {high.tolist()}.")
+    low, high = low.to(torch.float32), high.to(torch.float32)
+    scale = _usable((high - low) / (spec.qmax - spec.qmin))
+    zero_point = (spec.qmin - torch.round(low / scale)).clamp(spec.qmin, spec.qmax)
+    return QuantizationParameters(scale=scale, zero_point=zero_point.to(torch.int32))
+
+
+def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
+    """Scale and zero point of a calibrated activation, whichever kind `spec` asks for."""
+    if spec.symmetric:
+        return symmetric_parameters(torch.tensor(chosen.amax, dtype=torch.float32), spec)
+    low, high = (torch.tensor(end, dtype=torch.float32) for end in (chosen.low, chosen.high))
+    return affine_parameters(low, high, spec)
+
+
+def weight_parameters(weight: Tensor, spec: TensorSpec) -> QuantizationParameters:
+    """Scale and zero point of a constant, from its own largest magnitudes ("max" calibration).
+
+    With a `pair_limit` the scale of a channel is enlarged until no two codes that meet
+    neighbouring inputs sum to more. Halving all weights, as 7-bit codes do, is safe as well, and
+    costs every channel a bit; this costs a channel only what its own largest pair asks for.
+
+    Args:
+        weight: Any shape, floating point; `(out, in)` if the spec has a `pair_limit`.
+        spec: Symmetric; with an axis, one scale per index of it.
+    """
+    weight = weight.detach()
+    channels = weight.reshape(1, -1) if spec.axis is None else _rows(weight, spec.axis)
+    amax = channels.abs().amax(dim=1)
+    if spec.pair_limit is not None:
+        # Rounding adds up to half a step to each of the two codes.
+        largest = _pair_sums(channels).amax(dim=1)
+        amax = torch.maximum(amax, largest * spec.qmax / (spec.pair_limit - 1))
+    return symmetric_parameters(amax[0] if spec.axis is None else amax, spec)
+
+
+def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
+    """Codes of `x`, as floats of its shape: rounds half to even, adds the zero point, saturates."""
+    scale, zero_point = _along(parameters, x, spec.axis)
+    return (torch.round(x / scale) + zero_point).clamp(spec.qmin, spec.qmax)
+
+
+def dequantize(codes: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
+    """Real values of codes, shape of `codes`."""
+    scale, zero_point = _along(parameters, codes, spec.axis)
+    return (codes - zero_point) * scale
+
+
+def fake_quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
+    """The real values that the codes of `x` stand for, differentiable straight through.
+
+    The gradient is 1 where the code did not saturate and 0 elsewhere.
+
+    Args:
+        x: Any shape, floating point. Half precisions are computed in float32 and cast back.
+        parameters: Of the same tensor.
+        spec: Of the same tensor.
+
+    Source: straight-through estimator with clipping, Bengio et al. 2013, arXiv:1308.3432;
+    pytorch-quantization's `fake_tensor_quant`.
+    """
+    result: Tensor = _FakeQuantize.apply(x, parameters, spec)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """Quantize then dequantize, with a straight-through gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        x: Tensor,
+        parameters: QuantizationParameters,
+        spec: TensorSpec,
+    ) -> Tensor:
+        scale, zero_point = _along(parameters, x, spec.axis)
+        unclamped = torch.round(x.to(torch.float32) / scale) + zero_point
+        codes = unclamped.clamp(spec.qmin, spec.qmax)
+        if x.requires_grad:
+            ctx.save_for_backward(codes == unclamped)
+        return ((codes - zero_point) * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor, None, None]:
+        (inside,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad * inside, None, None
+
+
+def _rows(weight: Tensor, axis: int) -> Tensor:
+    """One row a channel. Shape `(channels, rest)`."""
+    return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
+
+
+def _pair_sums(rows: Tensor) -> Tensor:
+    """Magnitudes of sums of neighbours 0 and 1, 2 and 3, ... Shape `(channels, pairs)`."""
+    if rows.shape[1] % 2:
+        rows = torch.nn.functional.pad(rows, (0, 1))
+    return rows.view(rows.shape[0], -1, 2).sum(dim=2).abs()
+
+
+def _usable(scale: Tensor) -> Tensor:
+    # An all-zero or denormal range has no usable step. Any positive one maps it to the zero
+    # point; 1 keeps the exported graph readable and its reciprocal finite.
+    return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
+
+
+def _along(
+    parameters: QuantizationParameters, x: Tensor, axis: int | None
+) -> tuple[Tensor, Tensor]:
+    """Views `(channels,)` parameters so that they broadcast along `axis` of `x`."""
+    if axis is None:
+        return parameters.scale, parameters.zero_point
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return parameters.scale.view(shape), parameters.zero_point.view(shape)

@@ -1,0 +1,129 @@
+"""Streaming statistics of one tensor: fixed size, one pass, exactly mergeable.
+
+Counts live on a grid of `2 * BINS` bins over `(-2^e, 2^e)`, where `2^e` is the smallest power of
+two above the largest magnitude seen. A larger value doubles the range: neighbouring bins are
+summed. Bin edges are dyadic, so `floor(x / width)` is exact in floating point and halving it is
+too: the counts depend on the multiset of values only, not on batches, their order, or on how
+the work was split. Two halves merged equal the whole, bit for bit.
+
+pytorch-quantization fixes the bin width by the first batch (its histogram can grow without
+bound) and counts in float32 (which stops at 2^24); onnxruntime keeps every tensor until the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+BINS = 4096
+"""Bins on each side of zero; between half and all of them lie below the largest magnitude."""
+
+_LOWEST_EXPONENT = -120
+# Magnitudes below 2^-120 share bin 0: float32 arithmetic on the grid stays normal.
+_CHUNK = 1 << 20
+# Values binned at a time: bounds the int64 indices to 8 MB whatever the size of the tensor.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """Distribution of the values that one tensor took.
+
+    Attributes:
+        exponent: The grid covers `(-2^exponent, 2^exponent)`.
+        positive: How many values `x >= 0` fell in each bin `[k, k + 1) * width`. Shape
+            `(BINS,)`, int64: it cannot saturate before 9e18 values.
+        negative: The same for `-x` of values `x < 0`.
+        low: Smallest value seen, exact; `inf` before the first.
+        high: Largest value seen, exact; `-inf` before the first.
+    """
+
+    exponent: int
+    positive: Tensor
+    negative: Tensor
+    low: float
+    high: float
+
+    @property
+    def count(self) -> int:
+        """How many values were seen."""
+        return int(self.positive.sum() + self.negative.sum())
+
+    @property
+    def amax(self) -> float:
+        """Largest magnitude seen, exact; 0 before the first."""
+        return max(self.high, -self.low, 0.0)
+
+    @property
+    def width(self) -> float:
+        """Width of a bin, a power of two, real units."""
+        return math.ldexp(1.0, self.exponent) / BINS
+
+    def magnitudes(self) -> Tensor:
+        """Counts of magnitudes: both sides folded. Shape `(BINS,)`, int64."""
+        return self.positive + self.negative
+
+
+def empty() -> Histogram:
+    """The histogram of no values."""
+    nothing = torch.zeros(BINS, dtype=torch.int64)
+    return Histogram(
+        exponent=_LOWEST_EXPONENT,
+        positive=nothing,
+        negative=nothing,
+        low=math.inf,
+        high=-math.inf,
+    )
+
+
+def summarise(x: Tensor) -> Histogram:
+    """Histogram of the values of one tensor.
+
+    Args:
+        x: Any shape and device, floating point.
+
+    Raises:
+        ValueError: A value is NaN or infinite.
+    """
+    flat = x.detach().reshape(-1).to(torch.float32)
+    if flat.numel() == 0:
+        return empty()
+    low, high = (float(end) for end in torch.aminmax(flat))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError("values must be finite")
+    exponent = max(math.frexp(max(high, -low))[1], _LOWEST_EXPONENT)
+    counts = torch.zeros(2 * BINS, dtype=torch.int64, device=flat.device)
+    # Scaling by a power of two is exact, so bin edges are hit exactly as well.
+    to_bins = math.ldexp(BINS, -exponent)
+    for chunk in torch.split(flat, _CHUNK):
+        index = (chunk.abs() * to_bins).to(torch.int64)
+        index += BINS * (chunk < 0)
+        counts += torch.bincount(index, minlength=2 * BINS)
+    positive, negative = counts.cpu().view(2, BINS)
+    return Histogram(exponent=exponent, positive=positive, negative=negative, low=low, high=high)
+
+
+def merge(a: Histogram, b: Histogram) -> Histogram:
+    """Histogram of the values of both: exact, commutative and associative."""
+    exponent = max(a.exponent, b.exponent)
+    return Histogram(
+        exponent=exponent,
+        positive=_coarsen(a.positive, exponent - a.exponent)
+        + _coarsen(b.positive, exponent - b.exponent),
+        negative=_coarsen(a.negative, exponent - a.exponent)
+        + _coarsen(b.negative, exponent - b.exponent),
+        low=min(a.low, b.low),
+        high=max(a.high, b.high),
+    )
+
+
+def _coarsen(counts: Tensor, doublings: int) -> Tensor:
+    """Counts on a range doubled so many times: neighbouring bins are summed."""
+    if doublings == 0:
+        return counts
+    group = min(2**doublings, BINS)
+    coarse = torch.zeros_like(counts)
+    coarse[: BINS // group] = counts.view(-1, group).sum(dim=1)
+    return coarse

@@ -1,0 +1,204 @@
+"""The words of this package: where a tensor can be quantized, and how. Imports nothing of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from qdqbert.errors import SpecError, UnmatchedRuleError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """How one tensor is quantized.
+
+    The codes of each choice (verifying this table is verifying the class):
+
+    ======  ======  =========  ======  ===========  ==========
+    bits    signed  symmetric  narrow  codes        zero point
+    ======  ======  =========  ======  ===========  ==========
+    8       yes     yes        yes     -127 .. 127  0
+    8       yes     yes        no      -128 .. 127  0
+    8       no      yes        no      0 .. 255     0
+    8       no      no         no      0 .. 255     0 .. 255
+    8       yes     no         no      -128 .. 127  -128 .. 127
+    7       yes     yes        yes     -63 .. 63    0
+    ======  ======  =========  ======  ===========  ==========
+
+    Attributes:
+        bits: Width of the codes, 2 to 8. They are stored in 8-bit integers.
+        signed: Whether the codes are signed.
+        symmetric: Zero point fixed at 0; otherwise the range may sit anywhere around zero.
+        narrow: Drop the lowest code, so that int8 is [-127, 127].
+        axis: Axis that keeps one scale per index (per channel); `None` for one scale in all.
+        pair_limit: For weights of linears: largest magnitude of the sum of two codes that are
+            multiplied with neighbouring inputs. x86 CPUs without VNNI add `u8 * s8` products in
+            pairs in 16 bits; 128 keeps every such sum within `255 * 128 = 32640 < 2^15`. `None`
+            sets no limit.
+    """
+
+    bits: int = 8
+    signed: bool = True
+    symmetric: bool = True
+    narrow: bool = False
+    axis: int | None = None
+    pair_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise SpecError(f"`bits` must be between 2 and 8, got {self.bits}.")
+        if self.narrow and not (self.signed and self.symmetric):
+            raise SpecError(
+                "`narrow` needs a signed symmetric range; set `narrow=False`, or "
+                "`signed=True, symmetric=True`."
+            )
+        if self.pair_limit is not None and not (self.symmetric and self.pair_limit >= self.qmax):
+            raise SpecError(
+                f"`pair_limit` needs symmetric codes and at least `qmax`, got {self.pair_limit}."
+            )
+
+    @property
+    def qmin(self) -> int:
+        """Lowest code."""
+        return -(1 << (self.bits - 1)) + int(self.narrow) if self.signed else 0
+
+    @property
+    def qmax(self) -> int:
+        """Highest code."""
+        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+
+    def __str__(self) -> str:
+        sign = "int" if self.signed else "uint"
+        kind = ("narrow symmetric" if self.narrow else "symmetric") if self.symmetric else "affine"
+        place = "per-tensor" if self.axis is None else f"per-channel axis {self.axis}"
+        limit = "" if self.pair_limit is None else f" pair sums <= {self.pair_limit}"
+        return f"{sign}{self.bits} {kind} {place}{limit}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """What calibration chose for one site: a symmetric and an affine range, in real units.
+
+    Both come from the same statistics, so that one calibration serves every target.
+    Invariants: `0 <= amax`, `low <= 0 <= high`, all finite.
+
+    Attributes:
+        amax: Largest magnitude that symmetric codes cover.
+        low: Smallest value that affine codes cover.
+        high: Largest value that affine codes cover.
+    """
+
+    amax: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) for value in (self.amax, self.low, self.high)):
+            raise SpecError(f"A range must be finite, got {self}.")
+        if self.amax < 0 or self.low > 0 or self.high < 0:
+            raise SpecError(f"A range must hold `0 <= amax` and `low <= 0 <= high`, got {self}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """A named place where a tensor can be quantized.
+
+    Attributes:
+        name: QDQBERT's name of the quantizer there, with the path of its module:
+            `encoder.layer.3.attention.self.matmul_q_input_quantizer`.
+        kind: A constant `weight`, or an `activation` that depends on the input.
+        sequence_axes: Axes of an activation that run over token positions, for leaving out
+            [PAD]. Axis 0 is the batch. Empty for a weight.
+        channel_axis: Axis of a weight that keeps one scale per index.
+    """
+
+    name: str
+    kind: Literal["weight", "activation"]
+    sequence_axes: tuple[int, ...] = ()
+    channel_axis: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Binds a spec to the sites whose name matches the glob; `spec=None` leaves them in float."""
+
+    site: str
+    spec: TensorSpec | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Smoothing:
+    """Which inputs of linears get a `pre_quant_scale`, and how strong.
+
+    Attributes:
+        sites: Globs over names of sites.
+        alpha: Share of the difficulty that moves into the weights, 0 to 1.
+    """
+
+    sites: tuple[str, ...]
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise SpecError(f"`alpha` must be between 0 and 1, got {self.alpha}.")
+
+    def matches(self, name: str) -> bool:
+        """Whether a site is smoothed."""
+        return any(fnmatch.fnmatchcase(name, glob) for glob in self.sites)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Ordered rules: which sites are quantized, and how. The first rule that matches decides.
+
+    Attributes:
+        name: The word for it on the command line.
+        summary: One line for people.
+        rules: Matched in order against the names of all sites.
+        smoothing: Which inputs are smoothed first, if any.
+    """
+
+    name: str
+    summary: str
+    rules: tuple[Rule, ...]
+    smoothing: Smoothing | None = None
+
+
+def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:
+    """Gives every site the spec of the first rule that matches its name; no match means float.
+
+    A spec with per-channel weights takes the axis from the site, which knows its layout.
+
+    Raises:
+        UnmatchedRuleError: A rule decided no site: a typo, or a shadowed rule.
+    """
+    resolved: dict[str, TensorSpec | None] = {}
+    used: set[int] = set()
+    for site in sites:
+        resolved[site.name] = None
+        for index, rule in enumerate(rules):
+            if fnmatch.fnmatchcase(site.name, rule.site):
+                resolved[site.name] = _at_site(rule.spec, site)
+                used.add(index)
+                break
+    for index, rule in enumerate(rules):
+        if index not in used:
+            raise UnmatchedRuleError(
+                f"Rule {index} ({rule.site!r}) decided none of {len(resolved)} sites. "
+                "Check its spelling, or move it before the rule that shadows it."
+            )
+    return resolved
+
+
+def _at_site(spec: TensorSpec | None, site: Site) -> TensorSpec | None:
+    if spec is None or spec.axis is None or site.channel_axis is None:
+        return spec
+    return dataclasses.replace(spec, axis=site.channel_axis)
+
+
+def input_site_of(name: str) -> str:
+    """The site of a linear's input, given any site of that linear."""
+    return name.rpartition(".")[0] + "._input_quantizer"

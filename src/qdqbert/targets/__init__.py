@@ -1,0 +1,27 @@
+"""Where an INT8 graph runs: stated facts and a short list of rewrites for each runtime."""
+
+from __future__ import annotations
+
+from qdqbert.errors import UserInputError
+from qdqbert.targets.onnxruntime import ONNXRUNTIME
+from qdqbert.targets.openvino import OPENVINO
+from qdqbert.targets.portable import PORTABLE
+from qdqbert.targets.target import Target
+
+TARGETS = {target.name: target for target in (PORTABLE, ONNXRUNTIME, OPENVINO)}
+
+
+def target_named(name: str) -> Target:
+    """The target of that name.
+
+    Raises:
+        UserInputError: It is unknown, or not supported by this version.
+    """
+    if name == "tensorrt":
+        raise UserInputError(
+            "`--target tensorrt` is not supported by this version yet. "
+            f"Supported: {', '.join(TARGETS)}."
+        )
+    if name not in TARGETS:
+        raise UserInputError(f"`--target {name}` is unknown. Known: {', '.join(TARGETS)}.")
+    return TARGETS[name]

@@ -1,0 +1,25 @@
+"""ONNX Runtime on x86 and ARM CPUs.
+
+Its int8 kernels take unsigned activations and signed weights; signed activations fall back to
+kernels as slow as float. It does not gain from int8 attention products or residual adds, so the
+recipe leaves them in float, and the rewrites join what it leaves apart.
+"""
+
+from __future__ import annotations
+
+from qdqbert.graph.passes.integer_attention import fuse_integer_attention
+from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
+from qdqbert.graph.passes.residual_sum import sum_residuals
+from qdqbert.graph.qdq import QdqStyle
+from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.targets.target import Target
+
+ONNXRUNTIME = Target(
+    name="onnxruntime",
+    summary="ONNX Runtime's CPU provider, with its fused int8 operators",
+    engines=("onnxruntime",),
+    recipe="linear",
+    style=QdqStyle(unsigned_activations=True),
+    pair_limit=SAFE_PAIR_LIMIT,
+    rewrites=(fuse_integer_matmul, fuse_integer_attention, sum_residuals),
+)

@@ -1,0 +1,14 @@
+"""Any runtime: standard ONNX only."""
+
+from __future__ import annotations
+
+from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.targets.target import Target
+
+PORTABLE = Target(
+    name="portable",
+    summary="standard ONNX Q/DQ for any runtime",
+    engines=("onnxruntime", "openvino"),
+    recipe="linear",
+    pair_limit=SAFE_PAIR_LIMIT,
+)

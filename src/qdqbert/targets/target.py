@@ -1,0 +1,107 @@
+"""A target is a set of stated facts; the code that reads them is the same for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import EngineName
+from qdqbert.graph.qdq import QdqStyle, insert_qdq
+from qdqbert.recipes import Embeddings, build_recipe
+from qdqbert.spec import Range, Recipe, Site, TensorSpec, resolve
+
+Rewrite = Callable[[ir.Model], ir.Model]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """What one runtime wants.
+
+    Attributes:
+        name: The word for it on the command line.
+        summary: One line for people.
+        engines: Which engines can run the graph.
+        recipe: Name of the recipe that measured best there.
+        style: How Q/DQ pairs are written.
+        zero_points: Whether an activation's zero point may differ from the middle of its codes.
+        pair_limit: Limit for pairs of a linear's weights, see `TensorSpec.pair_limit`.
+        rewrites: Applied in order once the pairs are in.
+    """
+
+    name: str
+    summary: str
+    engines: tuple[EngineName, ...]
+    recipe: str
+    style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
+    zero_points: bool = True
+    pair_limit: int | None = None
+    rewrites: tuple[Rewrite, ...] = ()
+
+    def adapt(self, site: Site, spec: TensorSpec | None) -> TensorSpec | None:
+        """The nearest spec that the target can run at a site."""
+        if spec is None:
+            return None
+        if not spec.symmetric and not self.zero_points:
+            return TensorSpec(bits=spec.bits, axis=spec.axis)
+        if site.kind == "weight" and site.channel_axis == 0 and self.pair_limit is not None:
+            return dataclasses.replace(spec, pair_limit=self.pair_limit)
+        return spec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A target with the recipe that was chosen for it, resolved on the sites of a model.
+
+    Attributes:
+        target: Where the graph will run.
+        recipe: Which sites are quantized.
+        specs: How, by site name, as the target can run it; `None` is float.
+    """
+
+    target: Target
+    recipe: Recipe
+    specs: Mapping[str, TensorSpec | None]
+
+    @property
+    def activations(self) -> frozenset[str]:
+        """Names of the sites that need a calibrated range."""
+        return frozenset(
+            name
+            for name, spec in self.specs.items()
+            if spec is not None and not name.endswith("_weight_quantizer")
+        )
+
+
+def make_plan(
+    target: Target, sites: Sequence[Site], *, recipe: str | None = None, embeddings: Embeddings
+) -> Plan:
+    """Resolves a recipe, the target's own if `None`, for a target.
+
+    Raises:
+        UserInputError: The recipe is unknown.
+        UnmatchedRuleError: A rule of it decides no site.
+    """
+    built = build_recipe(recipe or target.recipe, embeddings=embeddings)
+    resolved = resolve(built.rules, sites)
+    return Plan(
+        target=target,
+        recipe=built,
+        specs={site.name: target.adapt(site, resolved[site.name]) for site in sites},
+    )
+
+
+def lower(
+    sited: ir.Model,
+    plan: Plan,
+    ranges: Mapping[str, Range],
+    scales: Mapping[str, NDArray[np.float32]],
+) -> ir.Model:
+    """The graph that a target runs: Q/DQ pairs where the plan has specs, then its rewrites."""
+    model = insert_qdq(sited, plan.specs, ranges, scales=scales, style=plan.target.style)
+    for rewrite in plan.target.rewrites:
+        model = rewrite(model)
+    return model

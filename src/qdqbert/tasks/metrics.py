@@ -1,0 +1,116 @@
+"""Task metrics over whole data sets, in percent as papers print them. Pure numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
+    """Returns the share of predictions that equal their label, in percent, 0 to 100.
+
+    Args:
+        predictions: Predicted classes. Shape `(examples,)`, integers, floats or strings.
+        labels: True classes. Shape `(examples,)`, of the same kind as `predictions`.
+
+    Raises:
+        ValueError: An input is empty, not one-dimensional or holds NaN, the lengths differ, or
+            strings are compared with numbers.
+    """
+    left, right = np.asarray(predictions), np.asarray(labels)
+    _check(left, right, names=("predictions", "labels"))
+    if (left.dtype.kind in "US") != (right.dtype.kind in "US"):
+        # They are never equal, so the accuracy would be 0 without a word.
+        raise ValueError(
+            "`predictions` and `labels` must both be strings or both be numbers, got "
+            f"{left.dtype} and {right.dtype}. Convert one of them."
+        )
+    return 100.0 * float(np.mean(left == right))
+
+
+def pearson(x: ArrayLike, y: ArrayLike) -> float:
+    """Returns Pearson's linear correlation times 100, -100 to 100, computed in float64.
+
+    Args:
+        x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
+        y: As `x`, of the same length.
+
+    Raises:
+        ValueError: An input is empty, not one-dimensional, holds NaN or infinity, or is constant
+            (the correlation is undefined), or the lengths differ.
+    """
+    return _correlation(*_scores(x, y))
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Returns Spearman's rank correlation times 100: `pearson` of ranks, average ranks for ties.
+
+    Args:
+        x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
+        y: As `x`, of the same length.
+
+    Raises:
+        ValueError: As `pearson`.
+    """
+    left, right = _scores(x, y)
+    return _correlation(_average_ranks(left), _average_ranks(right))
+
+
+def _scores(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    left, right = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    _check(left, right, names=("x", "y"))
+    for name, scores in (("x", left), ("y", right)):
+        if not np.isfinite(scores).all():
+            raise ValueError(
+                f"`{name}` must be finite, got infinity. Find the score that overflows."
+            )
+        if (scores == scores[0]).all():
+            raise ValueError(
+                f"`{name}` must not be constant, got {scores.size} times {scores[0]}: its "
+                "correlation is undefined. Use examples with different scores."
+            )
+    return left, right
+
+
+def _check(
+    left: NDArray[np.generic], right: NDArray[np.generic], *, names: tuple[str, str]
+) -> None:
+    for name, values in zip(names, (left, right), strict=True):
+        if values.ndim != 1:
+            raise ValueError(
+                f"`{name}` must have shape `(examples,)`, got {values.shape}. Flatten it."
+            )
+        if values.size == 0:
+            raise ValueError(
+                f"`{name}` must not be empty, got no values. Read at least one example."
+            )
+        # NaN is the one value that differs from itself, whatever the dtype.
+        if (values != values).any():
+            raise ValueError(f"`{name}` must hold no NaN, got one. Find the example it comes from.")
+    if left.size != right.size:
+        raise ValueError(
+            f"`{names[0]}` and `{names[1]}` must have equal lengths, got {left.size} and "
+            f"{right.size}. Pass one value for each example."
+        )
+
+
+def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    cosine = float(np.dot(_standardized(x), _standardized(y)))
+    return 100.0 * min(1.0, max(-1.0, cosine))  # rounding may pass 1 by an ulp
+
+
+def _standardized(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centres and scales to length 1; divides by the largest first, so that no square overflows."""
+    scaled = x / np.abs(x).max()
+    centred = scaled - scaled.mean()
+    centred = centred / np.abs(centred).max()
+    unit: NDArray[np.float64] = centred / np.linalg.norm(centred)
+    return unit
+
+
+def _average_ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of their ranks: [5, 7, 7] → [1, 2.5, 2.5]."""
+    _, group, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[group]
+    return ranks

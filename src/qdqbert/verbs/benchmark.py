@@ -1,0 +1,163 @@
+"""`qdqbert benchmark`: latency of checkpoints, quantized folders and .onnx files, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from qdqbert.artifact import is_artifact, open_artifact
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.export import GraphBody, export_sited
+from qdqbert.graph.qdq import float_graph
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.progress import Progress, Silent
+
+_ANY_VOCABULARY = 1000
+# A bare .onnx file does not tell its vocabulary; BERT's are all larger than this.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkReport:
+    """Latencies that were measured in turns.
+
+    Attributes:
+        timings: One for each shape, model and engine, shapes outermost.
+        speedups: For each timing, how many times faster it is than the first model at its shape.
+        threads: Threads of one inference; `None` if each engine chose.
+    """
+
+    timings: tuple[Timing, ...]
+    speedups: tuple[float, ...]
+    threads: int | None
+
+
+def benchmark(
+    models: Sequence[str | Path],
+    *,
+    engines: Sequence[EngineName] | None = None,
+    batches: Sequence[int] = (1, 8),
+    sequences: Sequence[int] = (32, 128),
+    threads: int | None = None,
+    rounds: int = 5,
+    seconds: float = 0.5,
+    progress: Progress | None = None,
+) -> BenchmarkReport:
+    """Times models against each other; the first is what the others are compared with.
+
+    Args:
+        models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx and
+            OpenVINO .xml files.
+        engines: What runs them; all that are installed and fit if `None`.
+        batches: Texts at once.
+        sequences: Tokens a text.
+        threads: Threads of one inference; each engine's own choice if `None`.
+        rounds: Slices of time that each model gets at each shape, in turns.
+        seconds: Length of a slice.
+        progress: Shows stages; silent if `None`.
+
+    Raises:
+        UserInputError: Something that was named cannot be used.
+    """
+    progress = progress or Silent()
+    if not models or min([*batches, *sequences, rounds, threads or 1]) < 1 or seconds <= 0:
+        raise UserInputError(
+            "`benchmark` needs at least one model, and batches, sequences, rounds and threads of "
+            "at least 1."
+        )
+    for engine in engines or ():
+        check_engine(engine)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        candidates: list[Candidate] = []
+        for index, model in enumerate(models):
+            with progress.stage(f"Loading {Path(model).name}"):
+                candidates += _candidates(str(model), engines, scratch / f"{index}.onnx", sequences)
+        shapes = [(batch, sequence) for batch in batches for sequence in sequences]
+        total = len(candidates) * len(shapes) * rounds
+        with progress.stage("Timing", total) as advance:
+            timings = time_candidates(
+                candidates,
+                shapes,
+                threads=threads,
+                rounds=rounds,
+                seconds=seconds,
+                advance=advance,
+            )
+    count = len(candidates)
+    return BenchmarkReport(
+        timings=tuple(timings),
+        speedups=tuple(
+            speedup(timings[index - index % count], timing) for index, timing in enumerate(timings)
+        ),
+        threads=threads,
+    )
+
+
+def _candidates(
+    model: str,
+    engines: Sequence[EngineName] | None,
+    exported: Path,
+    sequences: Sequence[int],
+) -> list[Candidate]:
+    """A model on each engine that is asked for, or on each that can run it."""
+    path, installed = Path(model), [engine for engine in ENGINES if is_installed(engine)]
+    if is_artifact(path):
+        artifact = open_artifact(path)
+        config = artifact.load_config()
+        usable = [engine for engine in installed if engine in artifact.engines]
+        _check_length(model, artifact.max_length, sequences)
+        return [
+            Candidate(
+                name=model,
+                engine=engine,
+                model=artifact.model_for(engine),
+                vocab_size=config.vocab_size,
+            )
+            for engine in engines or usable
+        ]
+    if path.suffix in (".onnx", ".xml"):
+        if not path.is_file():
+            raise UserInputError(f"Model {model!r} does not exist.")
+        return [
+            Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
+            for engine in engines or (("openvino",) if path.suffix == ".xml" else installed)
+        ]
+    vocab_size = _export_float(model, exported, sequences)
+    return [
+        Candidate(name=model, engine=engine, model=exported, vocab_size=vocab_size)
+        for engine in engines or installed
+    ]
+
+
+def _export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
+    """Writes the float graph of a checkpoint; returns its vocabulary's size."""
+    checkpoint = load_checkpoint(model)
+    _check_length(model, checkpoint.max_length, sequences)
+    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    example = {
+        name: torch.ones((2, 8), dtype=torch.int64)
+        if name != "token_type_ids"
+        else torch.zeros((2, 8), dtype=torch.int64)
+        for name in checkpoint.input_names
+    }
+    example["attention_mask"][1, -1] = 0
+    save_graph(float_graph(export_sited(sited, body, example)), path)
+    return int(checkpoint.config.vocab_size)
+
+
+def _check_length(model: str, max_length: int, sequences: Sequence[int]) -> None:
+    if max(sequences) > max_length:
+        raise UserInputError(
+            f"`--sequence {max(sequences)}` is more than the {max_length} tokens that {model!r} "
+            "takes."
+        )

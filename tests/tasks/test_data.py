@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qdqbert.errors import DataFileError
+from qdqbert.tasks.data import Columns, Example, digest_examples, read_dataset
+
+Write = Callable[[str, str | bytes], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, content: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write_file
+
+
+def _tuples(path: Path, **options) -> list[tuple[str | None, ...]]:
+    return [dataclasses.astuple(example) for example in read_dataset(path, **options).examples]
+
+
+# Formats.
+
+
+def test_txt_has_a_text_a_line_and_counts_blank_lines(write: Write) -> None:
+    dataset = read_dataset(write("a.txt", "one, 1\n\n  \ntwo\tx\r\n"))
+    assert dataset.examples == (Example(text="one, 1"), Example(text="two\tx"))
+    assert dataset.columns == Columns()
+    assert dataset.notices == ("2 row(s) with a blank text: skipped (first at line 2).",)
+
+
+def test_txt_that_starts_with_many_blank_lines_is_read(write: Write) -> None:
+    assert _tuples(write("a.txt", "\n" * 50 + "one\n")) == [("one", None, None)]
+
+
+def test_csv_follows_rfc_quoting(write: Write) -> None:
+    path = write("a.csv", 'text,label\r\n"a, ""b""\r\nc",x\r\nd,y\r\n')
+    assert _tuples(path) == [('a, "b"\r\nc', None, "x"), ("d", None, "y")]
+
+
+def test_tsv_takes_quotes_literally(write: Write) -> None:
+    path = write("a.tsv", 'sentence\tlabel\n"open quote\t1\nsay "hi"\t0\r\n')
+    assert _tuples(path) == [('"open quote', None, "1"), ('say "hi"', None, "0")]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".JSONL"])
+def test_json_lines_hold_objects(write: Write, suffix: str) -> None:
+    rows = [{"sentence1": "a\u2028b", "sentence2": "c", "score": 1.5}, {}]
+    content = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    assert _tuples(write("a" + suffix, content)) == [("a\u2028b", "c", "1.5")]
+
+
+def test_json_lines_hold_strings(write: Write) -> None:
+    dataset = read_dataset(write("a.jsonl", '"one"\n\n"two"\n'))
+    assert [example.text for example in dataset.examples] == ["one", "two"]
+    assert dataset.columns == Columns()
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [("x", "x"), (True, "True"), (3, "3"), (0, "0"), (0.25, "0.25"), (None, None), ("", None)],
+)
+def test_json_label_becomes_a_string(write: Write, value: object, label: str | None) -> None:
+    path = write("a.jsonl", json.dumps({"text": "a", "label": value}))
+    assert _tuples(path) == [("a", None, label)]
+
+
+def test_byte_order_mark_is_left_out(write: Write) -> None:
+    assert _tuples(write("a.csv", b"\xef\xbb\xbftext,label\na,1\n")) == [("a", None, "1")]
+
+
+def test_long_csv_text_is_read_and_leaves_the_limit_of_csv_alone(write: Write) -> None:
+    limit = csv.field_size_limit()
+    path = write("a.csv", "text,label\n" + "x" * (limit + 1) + ",1\n")
+    assert len(read_dataset(path).examples[0].text) == limit + 1
+    with pytest.raises(DataFileError, match="UTF-8"):
+        read_dataset(write("b.csv", b"text\n\xff\n"))
+    assert csv.field_size_limit() == limit
+
+
+def test_max_examples_stops_before_a_later_error(write: Write) -> None:
+    content = "text,label\n" + "a,1\n" * 30 + "b\n"
+    assert len(_tuples(write("a.csv", content), max_examples=25)) == 25
+    with pytest.raises(DataFileError, match="Line 32"):
+        read_dataset(write("a.csv", content))
+
+
+# Columns with a header.
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("label,text", ("text", None, "label")),
+        ("id, Sentence1 ,SENTENCE2,score", ("Sentence1", "SENTENCE2", "score")),
+        ("question,text,label", ("text", None, "label")),
+        ("premise,hypothesis,gold_label", ("premise", "hypothesis", "gold_label")),
+        ("query,passage,x", ("query", "passage", None)),
+        ("score,label,review", ("review", None, "label")),
+        ("question,,context,stars", ("question", "context", "stars")),
+        ("text,text,label", ("text", None, "label")),
+    ],
+)
+def test_known_names_are_guessed_in_order(write: Write, header: str, expected) -> None:
+    path = write("a.csv", header + "\n" + ",".join("abcd"[: header.count(",") + 1]) + "\n")
+    assert dataclasses.astuple(read_dataset(path).columns) == expected
+
+
+def test_requested_name_makes_a_row_the_header(write: Write) -> None:
+    path = write("a.csv", "foo,bar,baz\na,b,1\n")
+    asked = Columns(text="foo", text_pair="bar", label="baz")
+    dataset = read_dataset(path, columns=asked)
+    assert dataset.examples == (Example(text="a", text_pair="b", label="1"),)
+    assert dataset.columns == asked
+    assert dataset.notices == ()
+
+
+def test_requested_column_is_guessed_for_no_other_role(write: Write) -> None:
+    path = write("a.csv", "text,sentence2,category\na,b,c\n")
+    asked = Columns(text="sentence2", label="text")
+    assert read_dataset(path, columns=asked).columns == asked
+
+
+def test_number_names_a_column_behind_a_header(write: Write) -> None:
+    path = write("a.csv", "text,foo\na,b\n")
+    assert read_dataset(path, columns=Columns(label="1")).columns.label == "foo"
+
+
+def test_name_goes_before_number(write: Write) -> None:
+    path = write("a.csv", "1,text,foo\na,b,c\n")
+    assert _tuples(path, columns=Columns(label="1")) == [("b", None, "a")]
+
+
+def test_second_column_of_a_name_goes_by_its_number(write: Write) -> None:
+    path = write("a.csv", "text,text\na,b\n")
+    assert _tuples(path, columns=Columns(text_pair="1")) == [("a", "b", None)]
+
+
+def test_likely_text_that_is_not_read_is_told(write: Write) -> None:
+    path = write("a.tsv", "index\tquestion\tsentence\tlabel\n0\tq\ts\tentailment\n")
+    dataset = read_dataset(path)
+    assert dataset.columns == Columns(text="sentence", label="label")
+    assert dataset.notices == (
+        "Read no pair, but 'question' may be a text too: see `--text-pair-column`.",
+    )
+
+
+def test_json_columns_may_start_in_a_later_row(write: Write) -> None:
+    path = write("a.jsonl", '{"text": "", "label": 1}\n{"text": "a", "label": 2}\n')
+    assert _tuples(path) == [("a", None, "2")]
+
+
+# Columns without a header.
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "notice"),
+    [
+        (["one", "two"], Columns(text="0"), "column 0 as text"),
+        (["a,pos", "b,neg"], Columns(text="0", label="1"), "column 0 as text, column 1 as label"),
+        (["a,1.5", "b,2"], Columns(text="0", label="1"), "column 0 as text, column 1 as label"),
+        (
+            ["a,b,1", "c,d,0"],
+            Columns(text="0", text_pair="1", label="2"),
+            "column 0 as text, column 1 as text_pair, column 2 as label",
+        ),
+        (["a,7,1", "c,8,0"], Columns(text="0", label="2"), "column 0 as text, column 2 as label"),
+        (["a,7,x"], Columns(text="0"), "column 0 as text"),
+        (["a,b,nan"], Columns(text="0", text_pair="1"), "column 0 as text, column 1 as text_pair"),
+        (
+            ["a,b,1", "c,4,0", "d,e,1"],
+            Columns(text="0", text_pair="1", label="2"),
+            "column 0 as text, column 1 as text_pair, column 2 as label",
+        ),
+    ],
+    ids=["one", "two", "two_scores", "pair", "number_second", "word_last", "nan", "mostly_words"],
+)
+def test_columns_are_guessed_by_place(
+    write: Write, rows: list[str], columns: Columns, notice: str
+) -> None:
+    dataset = read_dataset(write("a.csv", "\n".join(rows)))
+    assert dataset.columns == columns
+    assert dataset.notices == (f"No header found; took {notice}.",)
+    assert len(dataset.examples) == len(rows)
+
+
+def test_only_the_first_20_rows_decide_on_a_number(write: Write) -> None:
+    rows = ["a,1,5"] * 20
+    assert read_dataset(write("a.csv", "\n".join([*rows, "a,1,x"]))).columns.label == "2"
+    assert read_dataset(write("a.csv", "\n".join([*rows[1:], "a,1,x"]))).columns.label is None
+
+
+def test_requested_number_that_is_a_cell_of_the_first_row_makes_it_no_header(write: Write) -> None:
+    path = write("a.csv", "a,1\nb,0\n")
+    assert _tuples(path, columns=Columns(label="1")) == [("a", None, "1"), ("b", None, "0")]
+
+
+def test_requested_numbers_go_before_guesses_by_place(write: Write) -> None:
+    path = write("a.tsv", "id7\t1\t*\tthe text\n")
+    assert _tuples(path, columns=Columns(text="3", label="1")) == [("the text", None, "1")]
+
+
+# Rows that are skipped or cut.
+
+
+def test_blank_texts_are_skipped_and_counted(write: Write) -> None:
+    dataset = read_dataset(write("a.csv", "text,label\na,1\n ,2\n\n,\nb,3\n"))
+    assert [example.text for example in dataset.examples] == ["a", "b"]
+    assert dataset.notices == ("3 row(s) with a blank text: skipped (first at line 3).",)
+
+
+def test_blank_text_of_a_pair_is_skipped_so_that_all_are_pairs(write: Write) -> None:
+    content = (
+        '{"text": "a", "text_pair": null}\n'
+        '{"text": null, "text_pair": "b"}\n'
+        '{"text": "c", "text_pair": "d"}\n'
+    )
+    dataset = read_dataset(write("a.jsonl", content))
+    assert dataset.examples == (Example(text="c", text_pair="d"),)
+    assert "2 row(s) with a blank text" in dataset.notices[0]
+
+
+def test_more_fields_than_the_first_row_are_told(write: Write) -> None:
+    dataset = read_dataset(write("a.csv", "text,label\nhello, world,1\nb,1,\n"))
+    assert dataset.examples[0] == Example(text="hello", label=" world")
+    assert dataset.notices == (
+        "1 row(s) longer than the first row: the surplus fields were left out (first at line 2).",
+    )
+
+
+# The digest.
+
+
+def test_digest_is_that_of_the_examples_in_order(write: Write) -> None:
+    dataset = read_dataset(write("a.csv", "text,label\na,1\né,2\n"))
+    same = read_dataset(write("b.jsonl", '{"text": "a", "label": 1}\n{"text": "é", "label": 2}'))
+    assert dataset.digest == same.digest == digest_examples(list(dataset.examples))
+    assert re.fullmatch("[0-9a-f]{64}", dataset.digest)
+    assert digest_examples(dataset.examples[::-1]) != dataset.digest
+
+
+def test_digest_tells_fields_and_examples_apart() -> None:
+    variants: list[list[Example]] = [
+        [],
+        [Example(text="a")],
+        [Example(text="a"), Example(text="b")],
+        [Example(text="a", text_pair="b")],
+        [Example(text="a", label="b")],
+        [Example(text="a\nb")],
+        [Example(text="a", label="None")],
+        [Example(text="a", label="null")],
+    ]
+    assert len({digest_examples(examples) for examples in variants}) == len(variants)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.xlsx", "a", Columns(), r"one of \.csv, \.jsonl, \.ndjson, \.tsv, \.txt, got '\.xlsx'"),
+        ("a", "a", Columns(), "must end in one of .*, got ''"),
+        ("a.txt", "", Columns(), r"a\.txt` holds no examples"),
+        ("a.txt", " \n\n", Columns(), "holds no examples: .*, got 2 blank ones"),
+        ("a.csv", "", Columns(), "holds no examples"),
+        ("a.csv", "text,label\n", Columns(), "holds no examples"),
+        ("a.tsv", "text\tlabel\n\t1\n", Columns(), "holds no examples"),
+        ("a.jsonl", "\n", Columns(), "holds no examples"),
+        ("a.txt", "a", Columns(text="text"), r"a\.txt` has no columns, .*--text-column 'text'"),
+        ("a.jsonl", '"a"', Columns(label="label"), "has no columns, .*--label-column 'label'"),
+        ("a.csv", "text,x\na,b", Columns(text="foo"), r"--text-column 'foo'.*a\.csv.*'text', 'x'"),
+        ("a.csv", "text,x\na,b", Columns(text_pair="2"), r"--text-pair-column '2'.*'text', 'x'"),
+        ("a.jsonl", '{"text": "a"}', Columns(label="y"), r"--label-column 'y'.*got columns 'text'"),
+        ("a.csv", "p,q\na,b", Columns(text="foo"), r"--text-column 'foo'.*no header.*'p', 'q'"),
+        ("a.csv", "id,label\n1,2", Columns(), "no column with .*'id', 'label'.*--text-column"),
+        ("a.jsonl", '{"foo": "a"}', Columns(), "no column with .*'foo'.*--text-column"),
+        ("a.csv", "text,b\n1,2", Columns(text="b", label="b"), "must name another column"),
+        ("a.csv", "text,label\na,1\nb\n", Columns(), "Line 3 .*'label', got only 'text'"),
+        ("a.tsv", "a\tb\t1\nc\td\n", Columns(label="2"), "Line 2 .*'2', got only '0', '1'"),
+        ("a.csv", 'text,label\n"a\nb",1\nc', Columns(), "Line 4 .*'label'"),
+        ("a.csv", 'text,label\na,1\n"b,2\nc,3', Columns(), "row at line 3 .*is no CSV"),
+        ("a.jsonl", '{"text": "a"}\n{"text": ', Columns(), "Line 2 .*is not JSON"),
+        ("a.jsonl", "[" * 100_000, Columns(), "Line 1 .*is not JSON"),
+        ("a.jsonl", '{"text": "a"}\n[1]', Columns(), "Line 2 .*must be a JSON object.*got list"),
+        ("a.jsonl", '{"text": "a"}\n"b"', Columns(), "Line 2 .*'text', got only '<line>'"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', Columns(), "Line 2 .*'label'"),
+        ("a.jsonl", '{"text": "a", "label": [1]}', Columns(), "Line 1 .*'label', got list"),
+        ("a.jsonl", '{"text": "a", "label": {}}', Columns(), "Line 1 .*'label', got dict"),
+        ("a.jsonl", '{"text": 3}', Columns(), "Line 1 .*must have one of str as 'text', got int"),
+        ("a.txt", b"ab\nc\xffd\n", Columns(), r"UTF-8, got byte 0xff at position 4 \(line 2\)"),
+        ("a.csv", b"\xef\xbb\xbfte\xe9", Columns(), r"byte 0xe9 at position 5 \(line 1\)"),
+        ("a.txt", "héllo".encode("utf-16"), Columns(), "byte 0xff at position 0.*Save it as UTF-8"),
+    ],
+    ids=lambda value: repr(value)[:30],  # one content is long
+)
+def test_unusable_file_is_refused(
+    write: Write, name: str, content: str | bytes, columns: Columns, message: str
+) -> None:
+    path = write(name, content)
+    with pytest.raises(DataFileError, match=message):
+        read_dataset(path, columns=columns)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match=r"missing\.csv` must be a data file, got none"):
+        read_dataset(str(tmp_path / "missing.csv"))
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").mkdir()
+    with pytest.raises(DataFileError, match=r"data\.csv` must be a data file, got a directory"):
+        read_dataset(tmp_path / "data.csv")
+    with pytest.raises(DataFileError, match="must be a data file, got a directory"):
+        read_dataset(tmp_path)
+
+
+def test_file_that_cannot_be_opened_is_refused(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("a.txt", "a")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataFileError, match=r"a\.txt` cannot be read: Permission denied"):
+        read_dataset(path)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_max_examples_below_one_is_refused(write: Write, count: int) -> None:
+    with pytest.raises(DataFileError, match=f"`max_examples` must be at least 1, got {count}"):
+        read_dataset(write("a.txt", "a"), max_examples=count)
