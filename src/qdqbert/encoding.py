@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 Inputs = dict[str, NDArray[np.int64]]
 """Model inputs by name, each `(batch, seq)`."""
 
+_CHUNK = 64
+# Texts tokenized at a time: a tokenizer's answer is a hundred times as large as its ids.
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoded:
     """Tokenized texts.
 
     Attributes:
-        rows: For each text its inputs by name, each a list of `tokens` integers.
+        rows: For each text its inputs by name, each `(tokens,)`, int32.
         padding: What fills a shorter row, by input name.
         truncated: How many texts were longer than allowed and lost their end.
     """
 
-    rows: tuple[dict[str, list[int]], ...]
+    rows: tuple[dict[str, NDArray[np.int32]], ...]
     padding: dict[str, int]
     truncated: int
 
@@ -63,20 +66,28 @@ def encode(
         input_names: Which inputs to make; `input_ids` among them.
         max_length: Longest row in tokens, special ones included.
     """
-    uncut = tokenizer(list(texts), list(pairs) if pairs else None, verbose=False)
-    lengths = [len(ids) for ids in uncut["input_ids"]]
-    cut = tokenizer(
-        list(texts), list(pairs) if pairs else None, truncation=True, max_length=max_length
-    )
     padding = {
         "input_ids": tokenizer.pad_token_id,
         "attention_mask": 0,
         "token_type_ids": tokenizer.pad_token_type_id,
     }
+    rows: list[dict[str, NDArray[np.int32]]] = []
+    truncated = 0
+    for start in range(0, len(texts), _CHUNK):
+        chunk = [list(texts[start : start + _CHUNK])]
+        if pairs is not None:
+            chunk.append(list(pairs[start : start + _CHUNK]))
+        uncut = tokenizer(*chunk, verbose=False)
+        truncated += sum(len(ids) > max_length for ids in uncut["input_ids"])
+        cut = tokenizer(*chunk, truncation=True, max_length=max_length)
+        rows += [
+            {name: np.array(cut[name][index], dtype=np.int32) for name in input_names}
+            for index in range(len(chunk[0]))
+        ]
     return Encoded(
-        rows=tuple({name: cut[name][index] for name in input_names} for index in range(len(texts))),
+        rows=tuple(rows),
         padding={name: padding[name] for name in input_names},
-        truncated=sum(length > max_length for length in lengths),
+        truncated=truncated,
     )
 
 

@@ -48,8 +48,8 @@ class ChannelCollector:
             return
         assert self._mask is not None
         seen = x[self._mask].abs().amax(dim=0)
-        before = self.amax.get(site.name)
-        self.amax[site.name] = seen if before is None else torch.maximum(before, seen)
+        before = self.amax.setdefault(site.name, seen)
+        torch.maximum(before, seen, out=before)
         self._last = (x, site.name)
 
     @property

