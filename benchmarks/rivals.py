@@ -162,7 +162,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     for (name, engine), path in models.items():
         print(f"{name} on {engine} ...", flush=True)
         made = rows_of(task, open_runner(engine, path), encoded)
-        fidelity = compare(expected, made, flips=task.flips(expected))
+        fidelity = compare(expected, made, kind=task.kind(expected))
         metric = task.metrics(made, test, id2label)[0]
         size = sum(p.stat().st_size for p in path.parent.glob(f"{path.stem}.*"))
         results.append(

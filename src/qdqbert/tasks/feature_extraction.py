@@ -55,5 +55,5 @@ FEATURE_EXTRACTION = Task(
     texts=_texts,
     rows=_rows,
     metrics=_metrics,
-    flips=lambda rows: False,
+    kind=lambda rows: "embedding",
 )

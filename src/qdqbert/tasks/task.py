@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from qdqbert.tasks.data import Example
 
 Rows = NDArray[np.float32]
 """One row a text: `(texts, features)`."""
+
+RowKind = Literal["embedding", "classes", "score"]
+"""What a row is: a vector, one number a class whose largest is the answer, or one number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +43,11 @@ class Task:
         rows: From outputs `(batch, ...)` by name and inputs by name to one row a text.
         metrics: From rows, examples and the config's `id2label` to the task's metrics; raises
             `DataFileError` if the examples have no labels or ones that the model does not know.
-        flips: Whether each row is a prediction whose largest entry is the answer.
+        kind: What such rows are.
     """
 
     name: str
     texts: Callable[[Sequence[Example]], tuple[list[str], list[str] | None]]
     rows: Callable[[Mapping[str, NDArray[np.float32]], Mapping[str, NDArray[np.int64]]], Rows]
     metrics: Callable[[Rows, Sequence[Example], Mapping[int, str]], list[Metric]]
-    flips: Callable[[Rows], bool]
+    kind: Callable[[Rows], RowKind]

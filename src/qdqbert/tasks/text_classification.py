@@ -64,5 +64,5 @@ TEXT_CLASSIFICATION = Task(
     texts=_texts,
     rows=_rows,
     metrics=_metrics,
-    flips=lambda rows: rows.shape[1] > 1,
+    kind=lambda rows: "classes" if rows.shape[1] > 1 else "score",
 )

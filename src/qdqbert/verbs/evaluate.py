@@ -110,7 +110,7 @@ def evaluate(
                 f"`--reference {reference}` gives {expected.shape[1]} numbers a text, the model "
                 f"{made.shape[1]}; expected the checkpoint that was quantized."
             )
-        fidelity = compare(expected, made, flips=subject.task.flips(expected))
+        fidelity = compare(expected, made, kind=subject.task.kind(expected))
     return EvaluateReport(
         model=str(model),
         task=subject.task.name,
