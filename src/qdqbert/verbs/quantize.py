@@ -457,6 +457,13 @@ class _Prover:
                         latency=tuple(_latency(timings, plan, engine)),
                     )
                 )
+            slower = [each for each in reports[-1].latency if each.speedup < 1]
+            if slower:
+                shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
+                self.call.notices.append(
+                    f"On this machine {engine} runs INT8 slower than float at {shapes}. Its int8 "
+                    "kernels gain on CPUs with VNNI or AMX instructions."
+                )
         return reports
 
     def _engines(self, plan: Plan) -> list[EngineName]:
