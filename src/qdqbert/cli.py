@@ -263,7 +263,8 @@ def _call(as_json: bool, verb: Callable[[], _Report]) -> _Report:
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    for library in ("torch", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     try:
         return verb()
     except UserInputError as error:
@@ -277,7 +278,9 @@ def _call(as_json: bool, verb: Callable[[], _Report]) -> _Report:
 def _fail(message: str, *, status: int, as_json: bool) -> NoReturn:
     if as_json:
         typer.echo(json.dumps({"error": message}))
-    Console(stderr=True).print(f"Error: {message}", style="red", markup=False, highlight=False)
+    Console(stderr=True).print(
+        f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
     raise typer.Exit(status)
 
 

@@ -313,15 +313,15 @@ def test_unusable_file_is_refused(
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match=r"missing\.csv` must be a data file, got none"):
+    with pytest.raises(DataFileError, match=r"missing\.csv` does not exist"):
         read_dataset(str(tmp_path / "missing.csv"))
 
 
 def test_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.csv").mkdir()
-    with pytest.raises(DataFileError, match=r"data\.csv` must be a data file, got a directory"):
+    with pytest.raises(DataFileError, match=r"data\.csv` is a directory"):
         read_dataset(tmp_path / "data.csv")
-    with pytest.raises(DataFileError, match="must be a data file, got a directory"):
+    with pytest.raises(DataFileError, match="is a directory, not a file"):
         read_dataset(tmp_path)
 
 

@@ -88,8 +88,7 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
             family is unknown, or its head is not there.
         UserInputError: The task is unknown or not supported.
     """
-    if Path(name).exists():
-        _check_folder(Path(name))
+    _check_name(name)
     head = read_sentence_head(lambda path: _read(name, path))
     subfolder = head.subfolder if head else ""
     config = _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
@@ -143,24 +142,27 @@ def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _read(name: str, path: str) -> str | None:
-    try:
-        found = cached_file(
-            name,
-            path,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except OSError:
-        return None  # Whatever is wrong with the name, loading the config says it better.
+    """Text of a file of the checkpoint, `None` if it has none of that name."""
+    found = _call(name, _find_file, name, path)
     return None if found is None else Path(found).read_text(encoding="utf-8")
 
 
-def _check_folder(folder: Path) -> None:
+def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:
+    del trust_remote_code
+    found: str | None = cached_file(name, path, _raise_exceptions_for_missing_entries=False)
+    return found
+
+
+def _check_name(name: str) -> None:
+    """Refuses a path that is not there, a file, and a folder without safetensors."""
+    folder = Path(name)
+    if not folder.exists():
+        # A hub id is `name` or `owner/name`.
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise CheckpointError(f"Checkpoint folder {name!r} does not exist. Check the path.")
+        return
     if not folder.is_dir():
-        raise CheckpointError(
-            f"{str(folder)!r} is a file; expected a checkpoint folder or a hub id."
-        )
+        raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
     weights = [path.name for path in folder.rglob("*") if path.is_file()]
     if any(name.endswith(".safetensors") for name in weights):
         return

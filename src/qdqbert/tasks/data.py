@@ -219,8 +219,8 @@ _ROWS = {".txt": _text_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
 def _open_table(path: Path, columns: Columns) -> _Table:
     """Checks the path and reads the head of the file; no names where it has no rows."""
     if not path.is_file():
-        found = "a directory" if path.is_dir() else "none"
-        raise DataFileError(f"`{path}` must be a data file, got {found}. Check the path.")
+        wrong = "is a directory, not a file" if path.is_dir() else "does not exist"
+        raise DataFileError(f"Data file `{path}` {wrong}. Check the path.")
     suffix = path.suffix.lower()
     if suffix not in _RECORDS | _ROWS:
         known = ", ".join(sorted(_RECORDS | _ROWS))

@@ -16,7 +16,16 @@ import onnx_ir as ir
 import torch
 
 from qdqbert import resources
-from qdqbert.artifact import MODEL, QUANTIZATION, RANGES, REPORT, size_bytes, write_json, writing
+from qdqbert.artifact import (
+    MODEL,
+    QUANTIZATION,
+    RANGES,
+    REPORT,
+    is_artifact,
+    size_bytes,
+    write_json,
+    writing,
+)
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.calibration.session import Calibration, calibrate
 from qdqbert.checkpoint.demo import demo_checkpoint
@@ -225,6 +234,10 @@ class _Run:
         names = options.targets or (("onnxruntime", "openvino") if is_demo else ("portable",))
         targets = [target_named(name) for name in dict.fromkeys(names)]
         output = Path(options.output or "qdqbert-all-MiniLM-L6-v2")
+        if options.model is not None and is_artifact(Path(options.model)):
+            raise UserInputError(
+                f"{options.model!r} is quantized already; expected a float checkpoint."
+            )
         with writing(output, overwrite=options.overwrite or is_demo) as folder:
             with self.progress.stage("Loading the checkpoint"):
                 source = str(demo_checkpoint()) if options.model is None else options.model
