@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qdqbert.errors import QdqBertError as QdqBertError
+    from qdqbert.evidence.record import BenchmarkReport as BenchmarkReport
+    from qdqbert.evidence.record import EvaluateReport as EvaluateReport
+    from qdqbert.evidence.record import QuantizeReport as QuantizeReport
     from qdqbert.tasks.data import Columns as Columns
-    from qdqbert.verbs.benchmark import BenchmarkReport as BenchmarkReport
     from qdqbert.verbs.benchmark import benchmark as benchmark
-    from qdqbert.verbs.evaluate import EvaluateReport as EvaluateReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
-    from qdqbert.verbs.quantize import QuantizeReport as QuantizeReport
     from qdqbert.verbs.quantize import quantize as quantize
 
 _HOMES = {
     "benchmark": "qdqbert.verbs.benchmark",
-    "BenchmarkReport": "qdqbert.verbs.benchmark",
+    "BenchmarkReport": "qdqbert.evidence.record",
     "Columns": "qdqbert.tasks.data",
     "evaluate": "qdqbert.verbs.evaluate",
-    "EvaluateReport": "qdqbert.verbs.evaluate",
+    "EvaluateReport": "qdqbert.evidence.record",
     "QdqBertError": "qdqbert.errors",
     "quantize": "qdqbert.verbs.quantize",
-    "QuantizeReport": "qdqbert.verbs.quantize",
+    "QuantizeReport": "qdqbert.evidence.record",
 }
 
 __all__ = sorted(_HOMES, key=str.casefold)

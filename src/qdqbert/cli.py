@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 
 from qdqbert.errors import QdqBertError, UserInputError
-from qdqbert.evidence import tables
 from qdqbert.progress import Bars
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def quantize(
             progress=Bars(),
         ),
     )
-    _show(report, as_json, tables.quantize_table)
+    _show(report, as_json, "quantize_table")
 
 
 @app.command(
@@ -188,7 +187,7 @@ def evaluate(
             progress=Bars(),
         ),
     )
-    _show(report, as_json, tables.evaluate_table)
+    _show(report, as_json, "evaluate_table")
 
 
 @app.command(
@@ -229,7 +228,7 @@ def benchmark(
             progress=Bars(),
         ),
     )
-    _show(report, as_json, tables.benchmark_table)
+    _show(report, as_json, "benchmark_table")
 
 
 @app.callback(invoke_without_command=True)
@@ -284,12 +283,14 @@ def _fail(message: str, *, status: int, as_json: bool) -> NoReturn:
     raise typer.Exit(status)
 
 
-def _show(report: Any, as_json: bool, table: Callable[[Any], Any]) -> None:
+def _show(report: Any, as_json: bool, table: str) -> None:
+    from qdqbert.evidence import tables
+
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(table(report))
+    console.print(getattr(tables, table)(report))
 
 
 def _columns(text: str | None, text_pair: str | None, label: str | None) -> Columns:

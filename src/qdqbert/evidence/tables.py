@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from qdqbert.verbs.benchmark import BenchmarkReport
-    from qdqbert.verbs.evaluate import EvaluateReport
-    from qdqbert.verbs.quantize import QuantizeReport, TargetReport
+from qdqbert.evidence.record import (
+    BenchmarkReport,
+    EvaluateReport,
+    QuantizeReport,
+    TargetReport,
+)
 
 _MEGABYTE = 1e6
 

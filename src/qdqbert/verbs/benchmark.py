@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.evidence.record import BenchmarkReport
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, export_sited
 from qdqbert.graph.qdq import float_graph
@@ -23,21 +23,6 @@ from qdqbert.progress import Progress, Silent
 
 _ANY_VOCABULARY = 1000
 # A bare .onnx file does not tell its vocabulary; BERT's are all larger than this.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkReport:
-    """Latencies that were measured in turns.
-
-    Attributes:
-        timings: One for each shape, model and engine, shapes outermost.
-        speedups: For each timing, how many times faster it is than the first model at its shape.
-        threads: Threads of one inference; `None` if each engine chose.
-    """
-
-    timings: tuple[Timing, ...]
-    speedups: tuple[float, ...]
-    threads: int | None
 
 
 def benchmark(

@@ -10,38 +10,14 @@ from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.fidelity import Fidelity, compare
+from qdqbert.evidence.fidelity import compare
+from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
 from qdqbert.progress import Progress, Silent
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Example, read_dataset
-from qdqbert.tasks.task import Metric, Rows, Task
+from qdqbert.tasks.task import Rows, Task
 from qdqbert.verbs.inference import EncodedExamples, TorchRunner, encode_examples, rows_of
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateReport:
-    """How well a model does its task.
-
-    Attributes:
-        model: What was evaluated.
-        task: Its task.
-        engine: What ran it; `pytorch` for a float checkpoint.
-        data: The file.
-        examples: Rows of the file.
-        metrics: The task's metrics.
-        fidelity: To the reference checkpoint on the same texts, if one was named.
-        notices: What a user should know.
-    """
-
-    model: str
-    task: str
-    engine: str
-    data: str
-    examples: int
-    metrics: tuple[Metric, ...]
-    fidelity: Fidelity | None
-    notices: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

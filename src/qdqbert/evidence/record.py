@@ -1,0 +1,121 @@
+"""What the verbs return: plain records, which are printed as tables or as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.latency import Timing
+from qdqbert.evidence.lowering import LoweringCheck
+from qdqbert.tasks.task import Metric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatencyReport:
+    """INT8 beside float at one shape.
+
+    Attributes:
+        batch: Texts at once.
+        sequence: Tokens a text.
+        float_ms: Median of the float graph on the same engine.
+        int8_ms: Median of the INT8 graph.
+        speedup: Median over rounds of their ratio.
+    """
+
+    batch: int
+    sequence: int
+    float_ms: float
+    int8_ms: float
+    speedup: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetReport:
+    """What was measured of one target's graph on one engine.
+
+    Attributes:
+        target: What the graph was made for.
+        engine: What ran it.
+        recipe: Which recipe placed its Q/DQ pairs.
+        model: The .onnx file, relative to the folder.
+        fidelity: To the float checkpoint, on held-out texts.
+        lowering: To the fake-quantized PyTorch model.
+        size_bytes: Of the graph.
+        size_ratio: To the float graph.
+        latency: Of this graph and of the float one, by shape, side by side.
+    """
+
+    target: str
+    engine: str
+    recipe: str
+    model: str
+    fidelity: Fidelity
+    lowering: LoweringCheck
+    size_bytes: int
+    size_ratio: float
+    latency: tuple[LatencyReport, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizeReport:
+    """What `quantize` did and measured.
+
+    Attributes:
+        directory: The folder that it wrote.
+        checkpoint: What was quantized.
+        task: What it is for.
+        calibration_texts: Texts that ranges were taken from.
+        heldout_texts: Other texts that fidelity was measured on.
+        float_size_bytes: Of the float graph.
+        targets: One report a target and engine.
+        notices: What a user should know.
+    """
+
+    directory: str
+    checkpoint: str
+    task: str
+    calibration_texts: int
+    heldout_texts: int
+    float_size_bytes: int
+    targets: tuple[TargetReport, ...]
+    notices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateReport:
+    """How well a model does its task.
+
+    Attributes:
+        model: What was evaluated.
+        task: Its task.
+        engine: What ran it; `pytorch` for a float checkpoint.
+        data: The file.
+        examples: Rows of the file.
+        metrics: The task's metrics.
+        fidelity: To the reference checkpoint on the same texts, if one was named.
+        notices: What a user should know.
+    """
+
+    model: str
+    task: str
+    engine: str
+    data: str
+    examples: int
+    metrics: tuple[Metric, ...]
+    fidelity: Fidelity | None
+    notices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkReport:
+    """Latencies that were measured in turns.
+
+    Attributes:
+        timings: One for each shape, model and engine, shapes outermost.
+        speedups: For each timing, how many times faster it is than the first model at its shape.
+        threads: Threads of one inference; `None` if each engine chose.
+    """
+
+    timings: tuple[Timing, ...]
+    speedups: tuple[float, ...]
+    threads: int | None

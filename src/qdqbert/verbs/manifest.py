@@ -1,0 +1,118 @@
+"""`quantization.json`: how a graph was made, in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from qdqbert.calibration.session import Calibration
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.numerics.affine import parameters_of
+from qdqbert.targets.target import Plan
+from qdqbert.tasks.data import Example, digest_examples
+from qdqbert.verbs.options import QuantizeOptions
+
+_VERSIONED = ("qdqbert", "torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "openvino")
+
+
+def quantization_json(
+    options: QuantizeOptions,
+    checkpoint: Checkpoint,
+    calibration: Calibration,
+    models: Mapping[str, str],
+    plans: Sequence[Plan],
+    used: Sequence[Example],
+    *,
+    max_length: int,
+    output_names: Sequence[str],
+) -> dict[str, Any]:
+    """The content of `quantization.json`.
+
+    Args:
+        options: What was asked for.
+        checkpoint: What was quantized.
+        calibration: What was chosen.
+        models: Path of each target's graph in the folder.
+        plans: One a target.
+        used: The calibration examples.
+        max_length: Longest input in tokens.
+        output_names: Outputs of the graph.
+    """
+    return {
+        "format": "qdqbert-quantization/1",
+        "command": options.command(),
+        "seed": options.seed,
+        "checkpoint": {
+            "name": options.model or "all-MiniLM-L6-v2",
+            "task": checkpoint.task,
+            "model_type": checkpoint.family.model_type,
+            "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),
+        },
+        "max_length": max_length,
+        "inputs": list(checkpoint.input_names),
+        "outputs": list(output_names),
+        "embeddings": options.embeddings,
+        "calibration": {
+            "calibrator": options.calibrator,
+            "percentile": options.percentile_used,
+            "data": options.calibration_data or "built-in",
+            "examples": len(used),
+            "examples_sha256": digest_examples(used),
+        },
+        "targets": {
+            plan.target.name: {
+                "model": models[plan.target.name],
+                "recipe": _recipe_json(plan),
+                "rewrites": [rewrite.__name__ for rewrite in plan.target.rewrites],
+                "sites": _sites_json(plan, calibration),
+            }
+            for plan in plans
+        },
+        "ranges": {name: dataclasses.asdict(r) for name, r in calibration.ranges.items()},
+        "pre_quant_scales": sorted(calibration.scales),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _recipe_json(plan: Plan) -> Mapping[str, Any]:
+    recipe = plan.recipe
+    return {
+        "name": recipe.name,
+        "rules": [
+            {
+                "site": rule.site,
+                "spec": None if rule.spec is None else dataclasses.asdict(rule.spec),
+            }
+            for rule in recipe.rules
+        ],
+        "smoothing": recipe.smoothing and dataclasses.asdict(recipe.smoothing),
+    }
+
+
+def _sites_json(plan: Plan, calibration: Calibration) -> Mapping[str, Any]:
+    """What each quantized site became; weights' scales are in the graph."""
+    sites: dict[str, Any] = {}
+    for name, spec in plan.specs.items():
+        if spec is None:
+            continue
+        sites[name] = {"spec": str(spec)}
+        if name in calibration.ranges:
+            parameters = parameters_of(calibration.ranges[name], spec)
+            sites[name] |= {
+                "scale": float(parameters.scale),
+                "zero_point": int(parameters.zero_point),
+            }
+    return sites
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _VERSIONED:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,201 @@
+"""Measures what quantization wrote: agreement with PyTorch, fidelity to float, speed and size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqbert.artifact import size_bytes
+from qdqbert.calibration.session import Calibration
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.engines.runner import ENGINES, EngineName, is_installed, open_runner
+from qdqbert.evidence.fidelity import compare
+from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
+from qdqbert.evidence.record import LatencyReport, TargetReport
+from qdqbert.graph.export import GraphBody
+from qdqbert.insert.sited import SitedModel, quantizing
+from qdqbert.progress import Progress
+from qdqbert.targets.target import Plan
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.task import Rows
+from qdqbert.verbs.inference import EncodedExamples, rows_of
+
+_SHAPES = ((1, 32), (8, 128))
+_ROUNDS = 3
+_CHECKED_BATCHES = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Written:
+    """One target's graph, in memory and on disk.
+
+    Attributes:
+        plan: How it was made.
+        model: The graph.
+        path: The file.
+        name: The file's path in the folder.
+    """
+
+    plan: Plan
+    model: ir.Model
+    path: Path
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What graphs are judged by.
+
+    Attributes:
+        checkpoint: The float model.
+        sited: It, with quantizers.
+        body: It, wrapped.
+        graph: Its exported graph, with sites.
+        calibration: What was chosen.
+        heldout: Texts that were not calibrated on.
+        float_rows: The float model's answers to them.
+        float_model: File of the float graph.
+    """
+
+    checkpoint: Checkpoint
+    sited: SitedModel
+    body: GraphBody
+    graph: ir.Model
+    calibration: Calibration
+    heldout: EncodedExamples
+    float_rows: Rows
+    float_model: Path
+
+
+def prove(
+    written: Sequence[Written],
+    evidence: Evidence,
+    *,
+    benchmark: bool,
+    progress: Progress,
+    notices: list[str],
+) -> list[TargetReport]:
+    """One report for each graph on each installed engine that runs it.
+
+    Args:
+        written: The graphs.
+        evidence: What they are judged by.
+        benchmark: Whether to time them.
+        progress: Shows stages.
+        notices: Is added to.
+    """
+    jobs = [(each, engine) for each in written for engine in _engines(each.plan, notices)]
+    timings = _time(jobs, evidence, progress) if benchmark else []
+    reports = []
+    for each, engine in jobs:
+        title = f"Checking {each.plan.target.name} on {engine}"
+        with progress.stage(title, len(evidence.heldout.batches)) as advance:
+            task = TASKS[evidence.checkpoint.task]
+            rows = rows_of(task, open_runner(engine, each.path), evidence.heldout, advance)
+            report = TargetReport(
+                target=each.plan.target.name,
+                engine=engine,
+                recipe=each.plan.recipe.name,
+                model=each.name,
+                fidelity=compare(evidence.float_rows, rows, kind=task.kind(rows)),
+                lowering=check_lowering(each.model, _references(each.plan, evidence), engine),
+                size_bytes=size_bytes(each.path),
+                size_ratio=size_bytes(each.path) / size_bytes(evidence.float_model),
+                latency=tuple(_latency(timings, each.plan, engine)),
+            )
+        notices += _warnings(report)
+        reports.append(report)
+    return reports
+
+
+def _engines(plan: Plan, notices: list[str]) -> list[EngineName]:
+    missing = [engine for engine in plan.target.engines if not is_installed(engine)]
+    notices += [
+        f"Engine {engine} is not installed, so nothing was measured on it. Install it with: "
+        f"pip install 'qdqbert[{engine}]'"
+        for engine in missing
+    ]
+    return [engine for engine in plan.target.engines if engine not in missing]
+
+
+def _time(
+    jobs: Sequence[tuple[Written, EngineName]], evidence: Evidence, progress: Progress
+) -> list[Timing]:
+    """The float graph on each engine, and every INT8 graph, in turns."""
+    engines = [engine for engine in ENGINES if any(engine == used for _, used in jobs)]
+    models = [("float", engine, evidence.float_model) for engine in engines]
+    models += [(each.plan.target.name, engine, each.path) for each, engine in jobs]
+    candidates = [
+        Candidate(
+            name=name,
+            engine=engine,
+            model=model,
+            vocab_size=evidence.checkpoint.config.vocab_size,
+        )
+        for name, engine, model in models
+    ]
+    longest = evidence.checkpoint.max_length
+    shapes = list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
+    total = len(candidates) * len(shapes) * _ROUNDS
+    with progress.stage("Timing float and INT8", total) as advance:
+        return time_candidates(candidates, shapes, rounds=_ROUNDS, advance=advance)
+
+
+def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[LatencyReport]:
+    """The timings of one graph beside those of the float one."""
+    mine: Mapping[str, list[Timing]] = {
+        name: [each for each in timings if each.name == name and each.engine == engine]
+        for name in ("float", plan.target.name)
+    }
+    return [
+        LatencyReport(
+            batch=fast.batch,
+            sequence=fast.sequence,
+            float_ms=slow.median_ms,
+            int8_ms=fast.median_ms,
+            speedup=speedup(slow, fast),
+        )
+        for slow, fast in zip(mine["float"], mine[plan.target.name], strict=True)
+    ]
+
+
+def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
+    """What PyTorch computes under a plan, on batches of different lengths."""
+    checkpoint, calibration = evidence.checkpoint, evidence.calibration
+    layers = [
+        name for name, _ in checkpoint.model.named_modules() if checkpoint.family.is_layer(name)
+    ]
+    batches = evidence.heldout.batches
+    chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
+    chosen = chosen or batches
+    with quantizing(evidence.sited, plan.specs, calibration.ranges, calibration.scales):
+        return make_references(evidence.sited, evidence.body, evidence.graph, layers, chosen)
+
+
+def _warnings(report: TargetReport) -> list[str]:
+    """What of a report a user should act on."""
+    warnings = []
+    lowering: LoweringCheck = report.lowering
+    if not lowering.is_exact:
+        warnings.append(
+            f"On {report.engine} the graph differs from the fake-quantized PyTorch model: "
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where 40 dB is "
+            f"expected (rounding ties alone give {lowering.ties_db:.1f} dB)."
+        )
+    if lowering.saturates:
+        warnings.append(
+            f"On this CPU {report.engine}'s int8 sums saturate: {lowering.native_db:.1f} dB where "
+            f"exact arithmetic gives {lowering.worst_layer_db:.1f} dB."
+        )
+    slower = [each for each in report.latency if each.speedup < 1]
+    if slower:
+        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
+        warnings.append(
+            f"On this machine {report.engine} runs INT8 slower than float at {shapes}. Its int8 "
+            "kernels gain on CPUs with VNNI or AMX instructions."
+        )
+    return warnings
