@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import logging
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.errors import GraphError, QdqBertError, UserInputError
 from qdqbert.progress import Bars
 
 if TYPE_CHECKING:
@@ -266,10 +265,10 @@ def _call(as_json: bool, verb: Callable[[], _Report]) -> _Report:
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         return verb()
-    except UserInputError as error:
-        _fail(str(error), status=2, as_json=as_json)
-    except QdqBertError as error:
+    except GraphError as error:  # our mistake, not the user's
         _fail(str(error), status=1, as_json=as_json)
+    except QdqBertError as error:
+        _fail(str(error), status=2, as_json=as_json)
     except KeyboardInterrupt:
         _fail("Interrupted; nothing was written.", status=130, as_json=as_json)
 
@@ -287,7 +286,9 @@ def _show(report: Any, as_json: bool, table: str) -> None:
     from qdqbert.evidence import tables
 
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+        from qdqbert.evidence.record import json_ready
+
+        typer.echo(json.dumps(json_ready(report), indent=2, ensure_ascii=False))
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(getattr(tables, table)(report))
@@ -302,7 +303,7 @@ def _columns(text: str | None, text_pair: str | None, label: str | None) -> Colu
 def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
-    except ValueError:
-        _fail(
-            f"`{option} {text}` must be whole numbers with commas between.", status=2, as_json=False
-        )
+    except ValueError as error:
+        raise UserInputError(
+            f"`{option} {text}` must be whole numbers with commas between."
+        ) from error

@@ -55,7 +55,9 @@ class TensorSpec:
                 "`narrow` needs a signed symmetric range; set `narrow=False`, or "
                 "`signed=True, symmetric=True`."
             )
-        if self.pair_limit is not None and not (self.symmetric and self.pair_limit >= self.qmax):
+        # Rounding takes up to 1 of the limit, so that something has to be left.
+        least = max(self.qmax, 2)
+        if self.pair_limit is not None and not (self.symmetric and self.pair_limit >= least):
             raise SpecError(
                 f"`pair_limit` needs symmetric codes and at least `qmax`, got {self.pair_limit}."
             )

@@ -11,13 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from qdqbert.calibration.session import Calibration
 from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range
 
+_FORMAT = "qdqbert-ranges/1"
 _SUFFIX = ".pre_quant_scale"
 
 
@@ -28,7 +29,7 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
         for site, chosen in calibration.ranges.items()
     }
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
-    save_file(tensors, path, metadata={"format": "qdqbert-ranges/1"})
+    save_file(tensors, path, metadata={"format": _FORMAT})
 
 
 def read_ranges(path: Path) -> Calibration:
@@ -38,9 +39,15 @@ def read_ranges(path: Path) -> Calibration:
         CalibrationError: The file is not there or is no ranges file.
     """
     try:
-        tensors = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            format_name = (file.metadata() or {}).get("format")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"{str(path)!r} is no ranges file: {error}") from error
+    if format_name != _FORMAT:
+        raise CalibrationError(
+            f"{str(path)!r} is no ranges file: expected format {_FORMAT!r}, got {format_name!r}."
+        )
     ranges = {
         site: Range(amax=float(row[0]), low=float(row[1]), high=float(row[2]))
         for site, row in tensors.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Collection, Mapping
 
 import torch
@@ -22,24 +23,16 @@ class Collector:
     """Takes tensors in, keeps a histogram a site.
 
     Values at [PAD] positions are left out: they are no part of any answer, and how many there
-    are depends on the batch.
+    are depends on the batch. Query, key and value read one tensor: it is counted once.
 
-    Query, key and value read one tensor: it is counted once, and they share its histogram.
+    Attributes:
+        statistics: What was collected so far.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
-        self._leaders = {name: name for name in wanted}
-        self._histograms: dict[str, Histogram] = {}
+        self.statistics: dict[str, Histogram] = {name: histogram.empty() for name in wanted}
         self._mask: Tensor | None = None
-        self._last: tuple[Tensor, Site] | None = None
-
-    @property
-    def statistics(self) -> dict[str, Histogram]:
-        """What was collected so far, by site name; one object for sites that read one tensor."""
-        nothing = histogram.empty()
-        return {
-            name: self._histograms.get(leader, nothing) for name, leader in self._leaders.items()
-        }
+        self._last: tuple[Tensor, tuple[int, ...], Histogram] | None = None
 
     def start_batch(self, attention_mask: Tensor) -> None:
         """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
@@ -53,21 +46,20 @@ class Collector:
         Raises:
             CalibrationError: A value is NaN or infinite; names the site.
         """
-        if site.name not in self._leaders:
+        if site.name not in self.statistics:
             return
-        if self._last and self._last[0] is x and self._last[1].sequence_axes == site.sequence_axes:
-            self._leaders[site.name] = self._leaders[self._last[1].name]
-            return
-        try:
-            seen = histogram.summarise(self._without_padding(site, x))
-        except ValueError as error:
-            raise CalibrationError(
-                f"Site `{site.name}` took a NaN or infinite value during calibration. The float "
-                "checkpoint itself fails on this text; check its weights and the data."
-            ) from error
-        before = self._histograms.get(site.name)
-        self._histograms[site.name] = seen if before is None else _absorb_(before, seen)
-        self._last = (x, site)
+        if self._last and self._last[0] is x and self._last[1] == site.sequence_axes:
+            seen = self._last[2]
+        else:
+            try:
+                seen = histogram.summarise(self._without_padding(site, x))
+            except ValueError as error:
+                raise CalibrationError(
+                    f"Site `{site.name}` took a NaN or infinite value during calibration. The "
+                    "float checkpoint itself fails on this text; check its weights and the data."
+                ) from error
+            self._last = (x, site.sequence_axes, seen)
+        self.statistics[site.name] = _absorb_(self.statistics[site.name], seen)
 
     def _without_padding(self, site: Site, x: Tensor) -> Tensor:
         if self._mask is None:
@@ -103,12 +95,20 @@ def choose_ranges(statistics: Statistics, calibrator: Calibrator) -> dict[str, R
         CalibrationError: A site saw no value; names it.
     """
     ranges: dict[str, Range] = {}
-    answered: dict[int, Range] = {}  # sites that read one tensor share its histogram's answer
+    answered: dict[bytes, Range] = {}  # sites that read one tensor are searched once
     for name, seen in statistics.items():
         if seen.count == 0:
             raise CalibrationError(
                 f"Quantizer `{name}` saw no data during calibration. Run at least one batch "
                 "through it."
             )
-        ranges[name] = answered.setdefault(id(seen), choose_range(seen, calibrator))
+        key = _fingerprint(seen)
+        if key not in answered:
+            answered[key] = choose_range(seen, calibrator)
+        ranges[name] = answered[key]
     return ranges
+
+
+def _fingerprint(seen: Histogram) -> bytes:
+    counts = torch.cat([seen.positive, seen.negative]).numpy().tobytes()
+    return hashlib.sha256(counts + repr((seen.exponent, seen.low, seen.high)).encode()).digest()

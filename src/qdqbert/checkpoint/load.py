@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.families import Family, family_of
@@ -89,7 +90,7 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
         UserInputError: The task is unknown or not supported.
     """
     _check_name(name)
-    head = read_sentence_head(lambda path: _read(name, path))
+    head = _call(name, _read_head, name)
     subfolder = head.subfolder if head else ""
     config = _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
     family = family_of(config.model_type)
@@ -110,6 +111,10 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
     tokenizer = _call(
         name, transformers.AutoTokenizer.from_pretrained, name, subfolder=subfolder, use_fast=True
     )
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise CheckpointError(
+            f"Checkpoint {name!r} holds no tokenizer; expected tokenizer.json or a vocabulary."
+        )
     usable = config.max_position_embeddings - family.reserved_positions
     limits = [usable, tokenizer.model_max_length, (head and head.max_length) or usable]
     return Checkpoint(
@@ -132,7 +137,9 @@ def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls transformers without remote code; its errors become one line that names `name`."""
     try:
         return function(*args, trust_remote_code=False, **kwargs)
-    except (OSError, ValueError, KeyError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
             f"Checkpoint {name!r} cannot be loaded: {reason} Expected a local folder with "
@@ -145,6 +152,11 @@ def _read(name: str, path: str) -> str | None:
     """Text of a file of the checkpoint, `None` if it has none of that name."""
     found = _call(name, _find_file, name, path)
     return None if found is None else Path(found).read_text(encoding="utf-8")
+
+
+def _read_head(name: str, *, trust_remote_code: bool) -> SentenceHead | None:
+    del trust_remote_code
+    return read_sentence_head(lambda path: _read(name, path))
 
 
 def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:

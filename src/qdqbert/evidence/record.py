@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing
@@ -119,3 +121,17 @@ class BenchmarkReport:
     timings: tuple[Timing, ...]
     speedups: tuple[float, ...]
     threads: int | None
+
+
+def json_ready(report: QuantizeReport | EvaluateReport | BenchmarkReport) -> dict[str, Any]:
+    """A report as plain values; `None` for numbers that JSON has no word for, as an SQNR of inf."""
+    ready: dict[str, Any] = _plain(dataclasses.asdict(report))
+    return ready
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

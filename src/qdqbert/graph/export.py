@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes import common
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -125,7 +126,9 @@ def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tenso
             verbose=False,
         )
     assert program is not None
-    return program.model
+    # The exporter notes where in the sources of this machine each node came from.
+    cleared: ir.Model = common.ClearMetadataAndDocStringPass()(program.model).model
+    return cleared
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def insert_qdq(
             weight = weight if scale is None else weight.astype(np.float32) / scale
             _lower_weight(model.graph, node, name, weight, spec)
         elif spec is None:
-            _bypass(node)
+            _bypass(model.graph, node)
         elif name not in ranges:
             raise CalibrationError(f"Site `{name}` has no calibrated range. Calibrate it first.")
         else:
@@ -103,10 +103,13 @@ def insert_qdq(
     return tidy(model)
 
 
-def _bypass(node: ir.Node) -> None:
-    source = node.inputs[0]
+def _bypass(graph: ir.Graph, node: ir.Node) -> None:
+    source, result = node.inputs[0], node.outputs[0]
     assert source is not None
-    node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
+    if result.is_graph_output():  # whose name has to stay
+        replace(graph, node, ir.node("Identity", [source]), old=result)
+    else:
+        result.replace_all_uses_with(source)
 
 
 def _rescale(
@@ -161,7 +164,8 @@ def _lower_activation(
         replace(graph, node, reals, old=node.outputs[0], also=[codes])
         pairs[key] = reals.outputs[0]
     else:
-        node.outputs[0].replace_all_uses_with(pairs[key], replace_graph_outputs=True)
+        node.replace_input_with(0, pairs[key])
+        _bypass(graph, node)
 
 
 def _lower_weight(
@@ -183,7 +187,7 @@ def _lower_weight(
                 f"The weight at site `{name}` is read by a {consumer.op_type} node; expected "
                 "Transpose (a linear) or Gather (an embedding)."
             )
-    _bypass(site)
+    _bypass(graph, site)
 
 
 def _lower_linear_weight(

@@ -100,13 +100,13 @@ def weight_parameters(weight: Tensor, spec: TensorSpec) -> QuantizationParameter
         spec: Symmetric; with an axis, one scale per index of it.
     """
     weight = weight.detach()
-    channels = weight.reshape(1, -1) if spec.axis is None else _rows(weight, spec.axis)
-    amax = channels.abs().amax(dim=1)
+    rows = _rows(weight, spec.axis or 0)
+    amax = rows.abs().amax(dim=1)
     if spec.pair_limit is not None:
         # Rounding adds up to half a step to each of the two codes.
-        largest = _pair_sums(channels).amax(dim=1)
+        largest = _pair_sums(rows).amax(dim=1)
         amax = torch.maximum(amax, largest * spec.qmax / (spec.pair_limit - 1))
-    return symmetric_parameters(amax[0] if spec.axis is None else amax, spec)
+    return symmetric_parameters(amax.amax() if spec.axis is None else amax, spec)
 
 
 def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor
 BINS = 4096
 """Bins on each side of zero; between half and all of them lie below the largest magnitude."""
 
-_LOWEST_EXPONENT = -120
-# Magnitudes below 2^-120 share bin 0: float32 arithmetic on the grid stays normal.
+_LOWEST_EXPONENT = -100
+# The grid gets no finer than this: `BINS / 2^exponent` has to be a float32.
 _CHUNK = 1 << 20
 # Values binned at a time: bounds the int64 indices to 8 MB whatever the size of the tensor.
 
@@ -68,11 +68,10 @@ class Histogram:
 
 def empty() -> Histogram:
     """The histogram of no values."""
-    nothing = torch.zeros(BINS, dtype=torch.int64)
     return Histogram(
         exponent=_LOWEST_EXPONENT,
-        positive=nothing,
-        negative=nothing,
+        positive=torch.zeros(BINS, dtype=torch.int64),
+        negative=torch.zeros(BINS, dtype=torch.int64),
         low=math.inf,
         high=-math.inf,
     )
@@ -93,7 +92,8 @@ def summarise(x: Tensor) -> Histogram:
     low, high = (float(end) for end in torch.aminmax(flat))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError("values must be finite")
-    exponent = max(math.frexp(max(high, -low))[1], _LOWEST_EXPONENT)
+    amax = max(high, -low)
+    exponent = max(math.frexp(amax)[1] if amax > 0 else _LOWEST_EXPONENT, _LOWEST_EXPONENT)
     counts = torch.zeros(2 * BINS, dtype=torch.int64, device=flat.device)
     # Scaling by a power of two is exact, so bin edges are hit exactly as well.
     to_bins = math.ldexp(BINS, -exponent)

@@ -185,8 +185,8 @@ def _entropy(histogram: Histogram, *, levels: int) -> float:
     `_compute_amax_entropy`, which this follows but for two mends: the histogram is not written
     to, and of equal divergences the widest range is taken on purpose.
     """
-    used = int(-(-histogram.amax // histogram.width)) or 1
-    counts = histogram.magnitudes()[: min(used, BINS)].double()
+    used = int(histogram.amax / histogram.width) + 1
+    counts = histogram.magnitudes()[:used].double()
     if counts.numel() <= levels:
         return histogram.amax
     counts[0] = counts[1]  # zeros cost no error in any range; as upstream, they carry no weight

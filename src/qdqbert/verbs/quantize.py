@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -27,8 +27,8 @@ from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.calibration.session import Calibration, calibrate
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
-from qdqbert.errors import UserInputError
-from qdqbert.evidence.record import QuantizeReport
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.evidence.record import QuantizeReport, json_ready
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, export_sited
 from qdqbert.graph.qdq import float_graph
@@ -108,6 +108,12 @@ class _Run:
                 for target in targets
             ]
             calibration = self._calibrate(sited, body, calibration_batches, plans)
+            if not np.isfinite(float_rows).all():
+                # What calibration did not see: a head that stays in float.
+                raise CheckpointError(
+                    f"The float checkpoint {checkpoint.name!r} answers with NaN or infinite "
+                    "values. Check its weights."
+                )
             with self.progress.stage("Exporting the graph"):
                 example = _example_inputs(heldout_batches)
                 graph = export_sited(sited, body, example)
@@ -143,7 +149,7 @@ class _Run:
                     targets=tuple(reports),
                     notices=tuple(dict.fromkeys(self.notices)),
                 )
-            write_json(folder / REPORT, dataclasses.asdict(report))
+            write_json(folder / REPORT, json_ready(report))
         return report
 
     def _examples(self) -> tuple[list[Example], list[Example]]:

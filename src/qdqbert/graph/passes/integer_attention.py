@@ -50,6 +50,9 @@ def fuse_integer_attention(model: ir.Model) -> ir.Model:
 
 
 def _fuse(graph: ir.Graph, softmax: ir.Node) -> None:
+    axis = softmax.attributes.get("axis")
+    if axis is not None and axis.as_int() not in (-1, 3):
+        return
     masked = producer_of(softmax.inputs[0], "Add")
     scaled = producer_of(masked.inputs[0], "Mul") if masked else None
     scores = producer_of(scaled.inputs[0], "MatMul") if scaled else None

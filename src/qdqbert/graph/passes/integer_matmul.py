@@ -3,9 +3,9 @@
     Add(MatMul(DequantizeLinear(x), DequantizeLinear(W)), b)  ->  MatMulIntegerToFloat(x, W, b)
 
 onnxruntime makes the same fusion when it loads a Q/DQ graph, but leaves the bias outside. Fires on
-a per-tensor x and a constant int8 W. The add is taken in only if its other side is a constant
-vector and nothing else reads the product. Values do not change: int8 products are summed in
-int32 and scaled once.
+a per-tensor x and a constant int8 W, per tensor or per column, both with zero points. The add is
+taken in only if it adds a constant a column and nothing else reads the product. Values do not
+change: int8 products are summed in int32 and scaled once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _fuse(graph: ir.Graph, matmul: ir.Node) -> None:
     codes, scale = constant_array(weight.inputs[0]), constant_array(x.inputs[1])
     if codes is None or codes.dtype != np.int8 or scale is None or scale.size != 1:
         return
-    bias, add = _bias(matmul)
+    if len(x.inputs) != 3 or len(weight.inputs) != 3 or not _is_by_column(weight):
+        return
+    bias, add = _bias(matmul, columns=codes.shape[1])
     inputs = [
         x.inputs[0],
         weight.inputs[0],
@@ -54,13 +56,22 @@ def _fuse(graph: ir.Graph, matmul: ir.Node) -> None:
     replace(graph, last, fused, old=last.outputs[0])
 
 
-def _bias(matmul: ir.Node) -> tuple[ir.Value | None, ir.Node | None]:
-    """The constant vector that is added to the product, and the node that adds it."""
+def _is_by_column(weight: ir.Node) -> bool:
+    """Whether a 2-D weight has one scale in all or one a column."""
+    codes, scale = constant_array(weight.inputs[0]), constant_array(weight.inputs[1])
+    if codes is None or scale is None or codes.ndim != 2:
+        return False
+    axis = weight.attributes.get("axis")
+    return scale.size == 1 or (axis.as_int() if axis is not None else 1) in (1, -1)
+
+
+def _bias(matmul: ir.Node, *, columns: int) -> tuple[ir.Value | None, ir.Node | None]:
+    """The constant that is added to each column of the product, and the node that adds it."""
     add = only_consumer(matmul.outputs[0])
     if add is None or add.op_type != "Add":
         return None, None
     for value in add.inputs:
         array = constant_array(value)
-        if array is not None and array.ndim == 1:
+        if array is not None and array.shape == (columns,):
             return value, add
     return None, None
