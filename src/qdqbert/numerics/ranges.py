@@ -27,9 +27,6 @@ from qdqbert.spec import Range
 _CANDIDATES = 128
 # Mse tries range ends in steps of 1/128 of the observed one; a finer grid moved the error of
 # the best range by less than 0.1 % on BERT's activations.
-_START_LEVELS = 128
-# Entropy tries thresholds of 128 bins and more: with fewer bins than int8 magnitudes there is
-# nothing to lose. pytorch-quantization's `start_bin`.
 
 
 @dataclasses.dataclass(frozen=True)

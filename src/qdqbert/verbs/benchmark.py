@@ -53,7 +53,11 @@ def benchmark(
         UserInputError: Something that was named cannot be used.
     """
     progress = progress or Silent()
-    if not models or min([*batches, *sequences, rounds, threads or 1]) < 1 or seconds <= 0:
+    if (
+        not models
+        or min([*batches, *sequences, rounds, 1 if threads is None else threads]) < 1
+        or seconds <= 0
+    ):
         raise UserInputError(
             "`benchmark` needs at least one model, and batches, sequences, rounds and threads of "
             "at least 1."

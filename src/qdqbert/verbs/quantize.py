@@ -48,7 +48,7 @@ _HELDOUT = 120
 
 
 def quantize(
-    model: str | None = None,
+    model: str | Path | None = None,
     output: str | Path | None = None,
     *,
     progress: Progress | None = None,
@@ -69,7 +69,11 @@ def quantize(
         UserInputError: Something that was named cannot be used; nothing was written.
         CalibrationError: A site saw no usable value; nothing was written.
     """
-    chosen = QuantizeOptions(model=model, output=None if output is None else str(output), **options)
+    chosen = QuantizeOptions(
+        model=None if model is None else str(model),
+        output=None if output is None else str(output),
+        **options,
+    )
     return _Run(chosen, progress or Silent()).run()
 
 

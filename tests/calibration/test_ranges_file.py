@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from qdqbert.calibration.ranges_file import read_ranges, write_ranges
+from qdqbert.calibration.session import Calibration
+from qdqbert.errors import CalibrationError
+from qdqbert.spec import Range
+
+QUERY, KEY = (
+    f"encoder.layer.0.attention.self.{name}._input_quantizer" for name in ("query", "key")
+)
+SCALE = torch.rand(7, generator=torch.Generator().manual_seed(0)) + 0.5
+RANGES = {
+    QUERY: Range(amax=0.1, low=-1 / 3, high=math.pi),  # none is a float32
+    KEY: Range(amax=1e-300, low=-1e300, high=0.0),
+    "encoder.layer.0.attention.self.matmul_a_input_quantizer": Range(amax=0.0, low=0.0, high=0.0),
+}
+
+
+def calibration() -> Calibration:
+    # Linears that read one tensor share one vector.
+    return Calibration(ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE})
+
+
+def assert_same(a: Calibration, b: Calibration) -> None:
+    assert a.ranges == b.ranges
+    assert set(a.scales) == set(b.scales)
+    for name, scale in a.scales.items():
+        assert scale.dtype == b.scales[name].dtype
+        assert torch.equal(scale, b.scales[name])
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    write_ranges(calibration(), tmp_path / "ranges.safetensors")
+    assert_same(read_ranges(tmp_path / "ranges.safetensors"), calibration())
+
+
+def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:
+    plain = Calibration(ranges=RANGES, scales={})
+    write_ranges(plain, tmp_path / "ranges.safetensors")
+    assert_same(read_ranges(tmp_path / "ranges.safetensors"), plain)
+
+
+def test_equal_calibrations_give_equal_bytes(tmp_path: Path) -> None:
+    reordered = Calibration(
+        ranges=dict(reversed(RANGES.items())), scales={KEY: SCALE.clone(), QUERY: SCALE.clone()}
+    )
+    for name, each in (("a", calibration()), ("b", calibration()), ("c", reordered)):
+        write_ranges(each, tmp_path / name)
+    first = (tmp_path / "a").read_bytes()
+    assert (tmp_path / "b").read_bytes() == first
+    assert (tmp_path / "c").read_bytes() == first
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"nowhere\.safetensors' is no ranges file"):
+        read_ranges(tmp_path / "nowhere.safetensors")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no safetensors at all", b"\xff" * 100], ids=["empty", "text", "bytes"]
+)
+def test_file_that_is_no_safetensors_is_named(tmp_path: Path, content) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(CalibrationError, match="bad' is no ranges file"):
+        read_ranges(tmp_path / "bad")
+
+
+def test_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
+    write_ranges(calibration(), tmp_path / "cut")
+    content = (tmp_path / "cut").read_bytes()
+    (tmp_path / "cut").write_bytes(content[:-8])
+    with pytest.raises(CalibrationError, match="cut' is no ranges file"):
+        read_ranges(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"encoder.layer.0.output.dense.weight": torch.zeros(4, 4)},
+        {"encoder.layer.0.output.dense.bias": torch.zeros(2)},
+        {"embeddings.LayerNorm.bias": torch.zeros(4)},
+    ],
+    ids=["weight", "short-bias", "long-bias"],
+)
+def test_other_safetensors_are_named(tmp_path: Path, tensors) -> None:
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CalibrationError, match=r"model\.safetensors' is no ranges file"):
+        read_ranges(tmp_path / "model.safetensors")

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+
+from qdqbert.calibration.session import calibrate
+from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
+from qdqbert.checkpoint.families import family_of
+from qdqbert.encoding import Batch
+from qdqbert.errors import CalibrationError
+from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.numerics.ranges import Max
+from qdqbert.spec import Site, Smoothing
+
+MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
+ATTENTION = "encoder.layer.0.attention.self"
+QKV = [f"{ATTENTION}.{name}._input_quantizer" for name in ("query", "key", "value")]
+INTERMEDIATE = "encoder.layer.0.intermediate.dense._input_quantizer"
+SMOOTHING = Smoothing(
+    sites=("*.query._input_q*", "*.key._i*", "*.value._i*", "*intermediate*"), alpha=0.5
+)
+
+
+def site(name: str) -> Site:
+    return Site(name=name, kind="activation", sequence_axes=(1,))
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hidden(seed: int = 0) -> Tensor:
+    """`(batch, seq, in)` with channels between 1 and 50 wide."""
+    return randn(*MASK.shape, 6, seed=seed) * torch.tensor([1.0, 50.0, 1.0, 7.0, 2.0, 3.0])
+
+
+def collect(x: Tensor, *names: str) -> ChannelCollector:
+    channels = ChannelCollector(names)
+    channels.start_batch(torch.ones(x.shape[:2]))
+    for name in names:
+        channels.observe(site(name), x)
+    return channels
+
+
+# Largest magnitudes
+
+
+def test_largest_magnitudes_of_channels_by_hand() -> None:
+    channels = ChannelCollector(["a"])
+    for x in ([[[1.0, -5.0], [-3.0, 2.0]]], [[[2.0, 0.0], [0.0, -7.0]]]):
+        channels.start_batch(torch.ones(1, 2))
+        channels.observe(site("a"), torch.tensor(x))
+    assert channels.amax["a"].tolist() == [3.0, 7.0]
+
+
+def test_padding_does_not_count() -> None:
+    x = hidden()
+    expected = x[MASK.bool()].abs().amax(dim=0)
+    x[~MASK.bool()] = 1e6
+    channels = ChannelCollector(["a"])
+    channels.start_batch(MASK)
+    channels.observe(site("a"), x)
+    assert torch.equal(channels.amax["a"], expected)
+
+
+def test_site_that_nobody_wants_is_not_looked_at() -> None:
+    channels = ChannelCollector(["a"])
+    channels.start_batch(MASK)
+    channels.observe(site("b"), hidden())
+    assert channels.amax == {}
+    assert channels.groups == {}
+
+
+def test_sites_that_read_one_tensor_are_a_group() -> None:
+    channels = ChannelCollector(["query", "key", "value", "other"])
+    for seed in range(3):
+        x = hidden(seed)
+        channels.start_batch(MASK)
+        for name in ("query", "key", "value"):
+            channels.observe(site(name), x)
+        channels.observe(site("other"), x.clone())
+    assert channels.groups == {"query": ["query", "key", "value"], "other": ["other"]}
+    for name in ("key", "value", "other"):
+        assert torch.equal(channels.amax[name], channels.amax["query"])
+
+
+# Scales
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.7, 1.0], ids=str)
+def test_scale_is_the_formulas_in_numpy(alpha) -> None:
+    x, weight = hidden(), randn(5, 6, seed=1)
+    scale = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=alpha)["a"]
+    amax_x = np.abs(x.double().numpy()).max(axis=(0, 1))
+    amax_w = np.abs(weight.double().numpy()).max(axis=0)
+    s = amax_x**alpha / amax_w ** (1 - alpha)  # equation 4
+    expected = 1 / s / np.exp(np.mean(np.log(1 / s)))  # geometric mean 1
+    # A dozen float32 roundings, some of logarithms up to 4 in magnitude.
+    np.testing.assert_allclose(scale.numpy(), expected, rtol=5e-6)
+    assert scale.shape == (6,)
+    assert scale.dtype == torch.float32
+
+
+def test_scales_by_hand() -> None:
+    # s = sqrt(amax_x / amax_w) = sqrt(16 / 1), sqrt(1 / 1); 1 / s = 1/4, 1; geometric mean 1/2.
+    x = torch.tensor([[[16.0, -1.0]]])
+    weight = torch.tensor([[1.0, 0.5], [0.0, -1.0]])
+    scale = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=0.5)["a"]
+    assert scale.tolist() == pytest.approx([0.5, 2.0], rel=1e-6)  # exp and log round
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.7], ids=str)
+def test_product_stays_as_it_was(alpha) -> None:
+    x, weight = hidden(), randn(5, 6, seed=1)
+    p = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=alpha)["a"].double()
+    x, weight = x.double(), weight.double()
+    # float64: each of 6 summands, up to about 150, is off by some 2^-52 of itself.
+    torch.testing.assert_close((x * p) @ (weight / p).T, x @ weight.T, rtol=1e-12, atol=1e-12)
+
+
+def test_channels_come_out_alike_wide_with_alpha_1() -> None:
+    x = hidden()
+    p = choose_pre_quant_scales(collect(x, "a"), {"a": randn(5, 6)}, alpha=1.0)["a"]
+    widths = (x * p).abs().amax(dim=(0, 1))
+    # exp and log round, a few times 2^-24 of logarithms up to 4.
+    torch.testing.assert_close(widths, widths.mean().expand(6), rtol=5e-6, atol=0)
+
+
+def test_linears_that_read_one_tensor_get_one_vector() -> None:
+    names = ("query", "key", "value")
+    weights = {name: randn(5, 6, seed=seed) for seed, name in enumerate(names)}
+    channels = collect(hidden(), *names)
+    scales = choose_pre_quant_scales(channels, weights, alpha=0.5)
+    assert scales["query"] is scales["key"] is scales["value"]
+    # The column's largest weight in any of the three decides.
+    stacked = torch.cat(list(weights.values()))
+    alone = choose_pre_quant_scales(collect(hidden(), "all"), {"all": stacked}, alpha=0.5)
+    assert torch.equal(scales["query"], alone["all"])
+
+
+def test_dead_channel_and_dead_column_get_a_finite_scale() -> None:
+    x, weight = hidden(), randn(5, 6)
+    x[..., 0] = 0.0
+    weight[:, 1] = 0.0
+    scale = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=0.5)["a"]
+    assert bool(torch.isfinite(scale).all())
+    assert bool((scale > 0).all())
+
+
+def test_weights_are_left_as_they_were() -> None:
+    weight = nn.Parameter(randn(5, 6))
+    before = weight.detach().clone()
+    scale = choose_pre_quant_scales(collect(hidden(), "a"), {"a": weight}, alpha=0.5)["a"]
+    assert torch.equal(weight, before)
+    assert not scale.requires_grad
+
+
+# In a calibration
+
+
+@pytest.fixture(scope="module")
+def sited() -> SitedModel:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=30,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=16,
+    )
+    return insert_quantizers_(BertModel(config), family_of("bert"))
+
+
+BATCHES = [
+    Batch(
+        indices=(0, 1),
+        inputs={
+            "input_ids": np.random.default_rng(seed).integers(1, 30, (2, length)),
+            "attention_mask": np.array([[1] * length, [1] * (length - 2) + [0] * 2]),
+        },
+    )
+    for seed, length in ((0, 5), (1, 9))
+]
+
+
+def inputs_of(sited: SitedModel, path: str) -> Tensor:
+    """What a linear reads at text positions of all batches, by a hook of torch's own."""
+    seen: list[Tensor] = []
+    handle = sited.model.get_submodule(path).register_forward_pre_hook(
+        lambda _, args: seen.append(args[0])
+    )
+    with torch.inference_mode():
+        for batch in BATCHES:
+            inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
+            sited.model(**inputs)
+            seen[-1] = seen[-1][inputs["attention_mask"].bool()]
+    handle.remove()
+    return torch.cat(seen)
+
+
+def test_ranges_are_those_of_what_is_quantized_after_scaling(sited) -> None:
+    ticks: list[None] = []
+    calibration = calibrate(
+        sited,
+        lambda inputs: sited.model(**inputs),
+        BATCHES,
+        sites=[*QKV, INTERMEDIATE, f"{ATTENTION}.matmul_a_input_quantizer"],
+        calibrator=Max(),
+        smoothing=SMOOTHING,
+        advance=lambda: ticks.append(None),
+    )
+    assert len(ticks) == 2 * len(BATCHES)
+    assert set(calibration.scales) == {*QKV, INTERMEDIATE}
+    for name in (*QKV, INTERMEDIATE):
+        x = inputs_of(sited, name.rpartition(".")[0])
+        scaled = x * calibration.scales[name]
+        chosen = calibration.ranges[name]
+        assert (chosen.low, chosen.high) == (float(scaled.min()), float(scaled.max()))
+        assert chosen.amax == float(scaled.abs().max())
+    assert calibration.scales[QKV[0]] is calibration.scales[QKV[2]]
+    assert calibration.ranges[QKV[0]] == calibration.ranges[QKV[1]]
+
+
+def test_calibration_without_smoothing_reads_what_the_linear_reads(sited) -> None:
+    calibration = calibrate(
+        sited,
+        lambda inputs: sited.model(**inputs),
+        BATCHES,
+        sites=[INTERMEDIATE],
+        calibrator=Max(),
+    )
+    x = inputs_of(sited, INTERMEDIATE.rpartition(".")[0])
+    assert calibration.scales == {}
+    assert calibration.ranges[INTERMEDIATE].amax == float(x.abs().max())
+
+
+def test_calibration_without_batches_names_a_site(sited) -> None:
+    with pytest.raises(CalibrationError, match=f"`{INTERMEDIATE}` saw no data"):
+        calibrate(sited, lambda _: None, [], sites=[INTERMEDIATE], calibrator=Max())
+
+
+def test_model_that_fails_in_calibration_is_as_it_was(sited) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        calibrate(sited, fail, BATCHES, sites=[INTERMEDIATE], calibrator=Max())
+    assert all(quantizer.action is None for quantizer in sited.quantizers.values())

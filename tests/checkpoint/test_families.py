@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from qdqbert.checkpoint.families import FAMILIES, family_of
+from qdqbert.errors import CheckpointError
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("encoder.layer.0", True),
+        ("bert.encoder.layer.11", True),
+        ("encoder.layer", False),
+        ("encoder.layer.0.attention", False),
+        ("myencoder.layer.0", False),
+    ],
+    ids=["bare-model", "under-a-head", "all-layers", "part-of-a-layer", "another-word"],
+)
+def test_a_layer_is_known_by_its_path(path, expected) -> None:
+    assert family_of("bert").is_layer(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("embeddings.word_embeddings", True),
+        ("roberta.embeddings.position_embeddings", True),
+        ("embeddings.token_type_embeddings", True),
+        ("embeddings", False),
+        ("embeddings.LayerNorm", False),
+    ],
+    ids=["words", "positions", "segments", "all", "norm"],
+)
+def test_a_table_is_known_by_its_path(path, expected) -> None:
+    assert family_of("roberta").is_embedding_table(path) is expected
+
+
+def test_an_unknown_family_lists_the_known_ones() -> None:
+    known = "bert, camembert, electra, roberta, xlm-roberta"
+    with pytest.raises(CheckpointError, match=f"type `t5` are not supported.*{known}"):
+        family_of("t5")
+
+
+def test_each_family_is_found_by_its_own_name() -> None:
+    assert {name: family.model_type for name, family in FAMILIES.items()} == {
+        name: name for name in FAMILIES
+    }

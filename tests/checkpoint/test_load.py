@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.errors import CheckpointError, UserInputError
+
+
+def change_config(folder, **changes) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_an_encoder_of_each_family_is_loaded_to_be_run(checkpoints, family) -> None:
+    checkpoint = load_checkpoint(str(checkpoints(family)))
+    assert checkpoint.family is FAMILIES[family]
+    assert checkpoint.task == "feature-extraction"
+    assert not checkpoint.model.training
+    assert {parameter.dtype for parameter in checkpoint.model.parameters()} == {torch.float32}
+    segments = ("token_type_ids",) if family in ("bert", "electra") else ()
+    assert checkpoint.input_names == ("input_ids", "attention_mask", *segments)
+    # All tables have room for 64 tokens; RoBERTa's have two rows more that no token can use.
+    assert checkpoint.max_length == 64
+
+
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+def test_the_longest_input_can_be_run(checkpoints, family) -> None:
+    checkpoint = load_checkpoint(str(checkpoints(family)))
+    states = checkpoint.model(torch.full((1, checkpoint.max_length), 9)).last_hidden_state
+    assert states.shape == (1, 64, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "expected"),
+    [
+        ("classifier", None, "text-classification"),
+        ("reranker", None, "text-classification"),
+        ("classifier", "feature-extraction", "feature-extraction"),
+        ("sentence", None, "feature-extraction"),
+    ],
+    ids=["classifier", "reranker", "encoder-of-a-classifier", "sentence"],
+)
+def test_the_task_is_that_of_the_head_unless_another_is_asked_for(
+    checkpoints, name, task, expected
+) -> None:
+    checkpoint = load_checkpoint(str(checkpoints(name)), task=task)
+    assert checkpoint.task == expected
+    assert (checkpoint.head is not None) is (name == "sentence")
+
+
+def test_a_sentence_checkpoint_takes_what_it_was_meant_for(checkpoints) -> None:
+    checkpoint = load_checkpoint(str(checkpoints("sentence")))
+    assert checkpoint.max_length == 32
+    assert checkpoint.head.pooling == "mean"
+    assert checkpoint.head.normalize
+
+
+def test_an_encoder_in_a_subfolder_is_loaded(checkpoint_copy) -> None:
+    folder = checkpoint_copy("sentence")
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file()]:
+        if path.name != "modules.json":
+            shutil.move(path, inner)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    checkpoint = load_checkpoint(str(folder))
+    assert checkpoint.max_length == 32
+    assert checkpoint.tokenizer("the cat")["input_ids"][0] == 2
+
+
+def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> None:
+    folder = shutil.copytree(checkpoints("bert"), tmp_path / "half")
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    checkpoint = load_checkpoint(str(folder))
+    assert {parameter.dtype for parameter in checkpoint.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "distilbert"}, "`distilbert` are not supported. Supported families: bert"),
+        ({"position_embedding_type": "relative_key"}, "`position_embedding_type='relative_key'`"),
+        ({"is_decoder": True}, "`is_decoder=True` is not supported"),
+    ],
+    ids=["family", "relative-positions", "decoder"],
+)
+def test_an_encoder_that_we_cannot_quantize_is_refused(checkpoint_copy, changes, message) -> None:
+    folder = change_config(checkpoint_copy("bert"), **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("BertForMaskedLM", "`fill-mask` is not supported by this version yet"),
+        ("BertForTokenClassification", "`token-classification` is not supported"),
+        ("BertOfMyOwn", "The task of architecture `BertOfMyOwn` is not known"),
+    ],
+    ids=["masked-lm", "token-classification", "unknown"],
+)
+def test_a_head_without_a_task_of_ours_is_told_what_to_pass(
+    checkpoint_copy, architecture, message
+) -> None:
+    folder = change_config(checkpoint_copy("bert"), architectures=[architecture])
+    with pytest.raises(UserInputError, match=message):
+        load_checkpoint(folder)
+    assert load_checkpoint(folder, task="feature-extraction").task == "feature-extraction"
+
+
+def test_a_config_without_architectures_is_an_encoder(checkpoint_copy) -> None:
+    folder = change_config(checkpoint_copy("bert"), architectures=None)
+    assert load_checkpoint(folder).task == "feature-extraction"
+
+
+def test_a_missing_head_is_not_filled_with_random_numbers(checkpoints) -> None:
+    with pytest.raises(CheckpointError, match=r"lacks 2 weights .* `classifier\.bias`"):
+        load_checkpoint(str(checkpoints("bert")), task="text-classification")
+
+
+def test_missing_weights_of_the_encoder_are_named(checkpoint_copy) -> None:
+    folder = change_config(checkpoint_copy("bert"), num_hidden_layers=3)
+    with pytest.raises(CheckpointError, match=r"lacks 16 weights .*`encoder\.layer\.2\."):
+        load_checkpoint(folder)
+
+
+def test_a_file_is_no_checkpoint(write_file) -> None:
+    path = write_file("model.safetensors", "")
+    with pytest.raises(CheckpointError, match="is a file; expected a checkpoint folder"):
+        load_checkpoint(str(path))
+
+
+def test_pickles_beside_safetensors_do_no_harm(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle that is never read")
+    assert load_checkpoint(str(folder)).task == "feature-extraction"
+
+
+def test_a_folder_without_a_tokenizer_is_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"bert-copy.*tokenizer"):
+        load_checkpoint(str(folder))

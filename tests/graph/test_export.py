@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.graph.export import GraphBody, additive_mask, export_sited, pool, to_numpy
+from qdqbert.graph.qdq import float_graph, sites_of
+from qdqbert.insert.sited import SitedModel
+
+POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
+# The same float32 sums in another order, over at most two layers.
+FLOAT_TOLERANCE = 2e-5
+
+
+class States(nn.Module):
+    """Stands for an encoder: its token states are rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 6)
+
+    def forward(self, input_ids, attention_mask, token_type_ids=None):
+        del attention_mask, token_type_ids
+        return {"last_hidden_state": self.table(input_ids)}
+
+
+def random_inputs(input_names, shape, *, seed=0) -> dict[str, np.ndarray]:
+    """Random tokens; rows after the first end in ever more [PAD]."""
+    rng = np.random.default_rng(seed)
+    inputs = {name: np.zeros(shape, np.int64) for name in input_names}
+    inputs["input_ids"] += rng.integers(5, 300, shape)
+    for row in range(shape[0]):
+        text = max(1, shape[1] - row)
+        inputs["attention_mask"][row, :text] = 1
+    return inputs
+
+
+def pooled_by_numpy(states, mask, head: SentenceHead) -> np.ndarray:
+    """A row at a time, over its text only."""
+    rows = []
+    for row, keep in zip(states, mask.astype(bool), strict=True):
+        text = row[keep]
+        rows.append(
+            {
+                "mean": lambda t: t.mean(axis=0),
+                "cls": lambda t: t[0],
+                "max": lambda t: t.max(axis=0),
+                "mean_sqrt_len_tokens": lambda t: t.sum(axis=0) / np.sqrt(len(t)),
+            }[head.pooling](text)
+        )
+    pooled = np.stack(rows)
+    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True) if head.normalize else pooled
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 5), (3, 64), (9, 2)], ids=str)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_float_graph_computes_what_pytorch_does_at_any_shape(
+    prepared, run_plainly, family, shape
+) -> None:
+    each = prepared(family)
+    inputs = random_inputs(each.checkpoint.input_names, shape)
+    with torch.inference_mode():
+        states = each.body(**{k: torch.from_numpy(v) for k, v in inputs.items()})
+    expected = to_numpy(states, each.body.output_names)
+    actual = run_plainly(float_graph(each.graph), inputs)
+    assert list(actual) == ["last_hidden_state"]
+    np.testing.assert_allclose(
+        actual["last_hidden_state"], expected["last_hidden_state"], atol=FLOAT_TOLERANCE
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs"),
+    [
+        ("bert", {"input_ids", "attention_mask", "token_type_ids"}, ["last_hidden_state"]),
+        ("roberta", {"input_ids", "attention_mask"}, ["last_hidden_state"]),
+        (
+            "sentence",
+            {"input_ids", "attention_mask", "token_type_ids"},
+            ["last_hidden_state", "sentence_embedding"],
+        ),
+    ],
+    ids=["encoder", "encoder-without-segments", "sentence-transformers"],
+)
+def test_inputs_and_outputs_have_the_names_of_transformers(prepared, name, inputs, outputs) -> None:
+    graph = prepared(name).graph.graph
+    assert {value.name for value in graph.inputs} == inputs
+    assert [value.name for value in graph.outputs] == outputs
+    for value in graph.inputs:
+        assert [str(size) for size in value.shape] == ["batch", "sequence"]
+
+
+def test_every_site_is_one_node_of_the_graph(prepared) -> None:
+    each = prepared("bert")
+    marked = [node.attributes["site"].as_string() for node in sites_of(each.graph)]
+    assert sorted(marked) == sorted(site.name for site in each.sited.sites)
+
+
+def test_the_float_graph_has_no_site_and_the_sited_one_stays_as_it_is(prepared) -> None:
+    each = prepared("bert")
+    before = [node.op_type for node in each.graph.graph]
+    clean = float_graph(each.graph)
+    assert {node.domain for node in clean.graph} <= {"", "ai.onnx"}
+    assert "qdqbert" not in clean.opset_imports
+    assert [node.op_type for node in each.graph.graph] == before
+
+
+def test_the_mask_is_zero_for_text_and_the_lowest_float_for_padding() -> None:
+    mask = additive_mask(torch.tensor([[1, 1, 0]]))
+    assert mask.shape == (1, 1, 1, 3)
+    assert mask.flatten().tolist() == [0.0, 0.0, torch.finfo(torch.float32).min]
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["as-pooled", "normalized"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_pooling_in_pytorch_and_in_a_graph_is_that_of_numpy(
+    run_plainly, pooling, normalize
+) -> None:
+    torch.manual_seed(0)
+    head = SentenceHead(pooling=pooling, normalize=normalize, max_length=None)
+    model = States().eval()
+    body = GraphBody(model, task="feature-extraction", head=head)
+    inputs = random_inputs(("input_ids", "attention_mask"), (4, 6))
+    inputs["input_ids"] %= 50
+    mask = inputs["attention_mask"]
+    states = model(torch.from_numpy(inputs["input_ids"]), None)["last_hidden_state"].detach()
+    expected = pooled_by_numpy(states.numpy(), mask, head)
+
+    pooled = pool(states, torch.from_numpy(mask), head).numpy()
+    example = {"input_ids": torch.ones((2, 3), dtype=torch.int64)}
+    example["attention_mask"] = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    graph = export_sited(SitedModel(model=model, quantizers={}), body, example)
+    # At most six float32 values are summed.
+    np.testing.assert_allclose(pooled, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        run_plainly(graph, inputs)["sentence_embedding"], expected, atol=1e-6
+    )
+
+
+def test_a_sentence_embedding_is_that_of_sentence_transformers(
+    prepared, checkpoints, run_plainly
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    each = prepared("sentence")
+    texts = ["the cat sat on the book", "rain", "she will be home before the night, in the city"]
+    expected = library.SentenceTransformer(str(checkpoints("sentence")), device="cpu").encode(texts)
+    inputs = dict(each.checkpoint.tokenizer(texts, padding=True, return_tensors="np"))
+    inputs = {name: array.astype(np.int64) for name, array in inputs.items()}
+    with torch.inference_mode():
+        outputs = each.body(**{k: torch.from_numpy(v) for k, v in inputs.items()})
+    np.testing.assert_allclose(outputs[1].numpy(), expected, atol=FLOAT_TOLERANCE)
+    actual = run_plainly(float_graph(each.graph), inputs)["sentence_embedding"]
+    np.testing.assert_allclose(actual, expected, atol=FLOAT_TOLERANCE)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "max", "mean_sqrt_len_tokens"])
+def test_each_pooling_is_that_of_sentence_transformers(
+    prepared, checkpoints, tmp_path, pooling
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder = shutil.copytree(checkpoints("sentence"), tmp_path / "copy")
+    config = {"word_embedding_dimension": 32, "pooling_mode": pooling}
+    if int(library.__version__.split(".")[0]) < 6:
+        pytest.skip("sentence-transformers before 6 has no `pooling_mode`")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    each = prepared("sentence")
+    head = SentenceHead(pooling=pooling, normalize=True, max_length=None)
+    body = GraphBody(each.checkpoint.model, task="feature-extraction", head=head)
+    texts = ["the cat sat on the book", "rain"]
+    expected = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    with torch.inference_mode():
+        outputs = body(**each.checkpoint.tokenizer(texts, padding=True, return_tensors="pt"))
+    np.testing.assert_allclose(outputs[1].numpy(), expected, atol=FLOAT_TOLERANCE)

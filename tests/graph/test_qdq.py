@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from qdqbert.engines.runner import open_runner
+from qdqbert.errors import CalibrationError, GraphError
+from qdqbert.evidence.lowering import check_lowering, make_references
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.qdq import QdqStyle, float_graph, insert_qdq
+from qdqbert.insert.sited import quantizing
+from qdqbert.spec import Range, TensorSpec
+from qdqbert.targets import TARGETS
+from qdqbert.targets.target import lower
+
+# Two layers. Pairs on activations: `linear` has 4 a layer (query, key and value share one);
+# `qdqbert` has those, 4 of the attention products and 2 local sides of adds; the residual sides
+# read what a linear reads by the same scale, so they share its pair. Each of the 12 weights has
+# a DequantizeLinear alone.
+PAIRS = {"linear": 8, "linear-signed": 8, "qdqbert": 20}
+
+TWO_READERS = """
+<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
+g (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) {
+    [a] u = qdqbert.Site <site = "one"> (x)
+    [b] v = qdqbert.Site <site = "two"> (x)
+    [c] y = Abs (u)
+    [d] z = Neg (v)
+}
+"""
+GRAPH_OUTPUT = """
+<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
+g (float[2, 3] x) => (float[2, 3] y) {
+    [a] w = Abs (x)
+    [b] y = qdqbert.Site <site = "one"> (w)
+}
+"""
+ODD_WEIGHT = """
+<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
+g (float[3] x) => (float[3] y)
+<float[3] weight = {1.0, 2.0, 3.0}>
+{
+    [a] w = qdqbert.Site <site = "one"> (weight)
+    [b] y = Add (x, w)
+}
+"""
+
+
+def op_counts(model: ir.Model) -> collections.Counter[str]:
+    return collections.Counter(node.op_type for node in model.graph)
+
+
+def lowered(each, target: str, recipe: str | None = None, embeddings: str = "int8") -> ir.Model:
+    plan = each.plan(target, recipe, embeddings)
+    return lower(each.graph, plan, each.calibration(plan).ranges, each.scales(plan))
+
+
+@pytest.fixture
+def bert(prepared):
+    return prepared("bert")
+
+
+def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
+    counts = op_counts(lowered(bert, "portable", recipe))
+    assert counts["QuantizeLinear"] == PAIRS[recipe]
+    assert counts["DequantizeLinear"] == PAIRS[recipe] + 6 * len(bert.layers)
+    assert counts["Site"] == 0
+    # Two rescaled inputs a layer: that of query, key and value, and that of the feed-forward.
+    rescaled = sum(
+        node.op_type == "Mul" and (node.name or "").endswith(".rescale")
+        for node in lowered(bert, "portable", recipe).graph
+    )
+    assert rescaled == (0 if recipe == "qdqbert" else 2 * len(bert.layers))
+
+
+def test_query_key_and_value_read_one_pair(bert, recipe) -> None:
+    model = lowered(bert, "portable", recipe)
+    weights = {
+        (node.name or "").split(".")[-3]: node
+        for node in model.graph
+        if (node.name or "").startswith("encoder.layer.1.attention.self.")
+        and (node.name or "").endswith("._weight_quantizer.dequantize")
+    }
+    assert set(weights) == {"query", "key", "value"}
+    products = [next(iter(node.outputs[0].consumers())) for node in weights.values()]
+    assert len({product.inputs[0] for product in products}) == 1
+    assert products[0].inputs[0].producer().op_type == "DequantizeLinear"
+
+
+@pytest.mark.parametrize("embeddings", ["int8", "float"])
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_a_quantized_weight_is_in_the_file_as_int8_only(bert, tmp_path, target, embeddings) -> None:
+    path = tmp_path / "model.onnx"
+    save_graph(lowered(bert, target, embeddings=embeddings), path)
+    graph = onnx.load(path).graph
+    elements: collections.Counter[int] = collections.Counter()
+    for tensor in graph.initializer:
+        elements[tensor.data_type] += int(np.prod(tensor.dims))
+    tables = (1024 + 64 + 2) * 32
+    linears = len(bert.layers) * (4 * 32 * 32 + 2 * 32 * 64)
+    vectors = len(bert.layers) * (6 * 64 + 32)  # at least their scales' zero points are int8
+    int8 = linears + (tables if embeddings == "int8" else 0)
+    assert int8 <= elements[onnx.TensorProto.INT8] <= int8 + vectors
+    # What stays in float are vectors: biases, scales and LayerNorms, 32 or 64 wide.
+    floats = elements[onnx.TensorProto.FLOAT] - (0 if embeddings == "int8" else tables)
+    assert 0 < floats < len(bert.layers) * 40 * 32
+    largest = {tensor.data_type for tensor in graph.initializer if tuple(tensor.dims) == (1024, 32)}
+    assert largest == {onnx.TensorProto.INT8 if embeddings == "int8" else onnx.TensorProto.FLOAT}
+
+
+def test_a_table_is_looked_up_as_int8_and_scaled_after(bert) -> None:
+    model = lowered(bert, "portable")
+    looked_up = [node for node in model.graph if (node.name or "").endswith(".gather")]
+    assert len(looked_up) == 3
+    for gather in looked_up:
+        assert gather.inputs[0].const_value.dtype == ir.DataType.INT8
+        cast = next(iter(gather.outputs[0].consumers()))
+        scale = next(iter(cast.outputs[0].consumers()))
+        assert (cast.op_type, scale.op_type) == ("Cast", "Mul")
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_a_written_graph_passes_the_checker_and_keeps_inputs_and_outputs(
+    bert, tmp_path, target
+) -> None:
+    path = tmp_path / "model.onnx"
+    save_graph(lowered(bert, target), path)
+    onnx.checker.check_model(str(path), full_check=True)
+    graph = onnx.load(path).graph
+    assert [value.name for value in graph.input] == [v.name for v in bert.graph.graph.inputs]
+    assert [value.name for value in graph.output] == ["last_hidden_state"]
+
+
+@pytest.mark.parametrize("target", ["portable", "openvino"])
+def test_a_portable_graph_is_standard_onnx(bert, target) -> None:
+    assert {node.domain for node in lowered(bert, target).graph} <= {"", "ai.onnx"}
+
+
+def test_a_written_graph_tells_nothing_of_the_machine_that_made_it(bert, tmp_path) -> None:
+    path = tmp_path / "model.onnx"
+    save_graph(lowered(bert, "portable"), path)
+    content = path.read_bytes()
+    assert b"stack_trace" not in content
+    assert b"site-packages" not in content
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_a_graph_computes_layer_by_layer_what_pytorch_does(bert, engine, recipe, target) -> None:
+    if engine not in TARGETS[target].engines:
+        pytest.skip(f"{target} graphs do not run on {engine}")
+    plan = bert.plan(target, recipe)
+    chosen = bert.calibration(plan)
+    # Without VNNI, OpenVINO adds s8 x s8 products in pairs in 16 bits. Weights are kept small
+    # enough for that; both sides of an attention product are activations, so codes of 7 bits
+    # stand in for them.
+    width = 2.1 if engine == "openvino" else 1
+    ranges = {
+        name: dataclasses.replace(each, amax=each.amax * (width if ".matmul_" in name else 1))
+        for name, each in chosen.ranges.items()
+    }
+    with quantizing(bert.sited, plan.specs, ranges, chosen.scales):
+        references = make_references(
+            bert.sited, bert.body, bert.graph, bert.layers, bert.batches[-2:]
+        )
+    model = lower(bert.graph, plan, ranges, bert.scales(plan))
+    check = check_lowering(model, references, engine)
+    assert check.worst_layer_db >= 40
+    assert check.is_exact
+
+
+@pytest.mark.parametrize("name", ["electra", "roberta"])
+def test_other_families_compute_layer_by_layer_what_pytorch_does(prepared, name) -> None:
+    each = prepared(name)
+    plan = each.plan("onnxruntime")
+    chosen = each.calibration(plan)
+    with quantizing(each.sited, plan.specs, chosen.ranges, chosen.scales):
+        references = make_references(
+            each.sited, each.body, each.graph, each.layers, each.batches[-2:]
+        )
+    check = check_lowering(lowered(each, "onnxruntime"), references, "onnxruntime")
+    assert check.worst_layer_db >= 40
+
+
+def test_unsigned_codes_give_the_outputs_of_signed_ones(bert, run_plainly) -> None:
+    plan = bert.plan("portable", "qdqbert")
+    ranges = bert.calibration(plan).ranges
+    inputs = bert.batches[0].inputs
+    signed, unsigned = (
+        insert_qdq(bert.graph, plan.specs, ranges, style=QdqStyle(unsigned_activations=is_unsigned))
+        for is_unsigned in (False, True)
+    )
+    kinds = {
+        value.const_value.dtype
+        for name, value in unsigned.graph.initializers.items()
+        if name.endswith("input_quantizer.zero_point")
+    }
+    assert kinds == {ir.DataType.UINT8}
+    # Plainly run, both dequantize to the same float32 values before any product.
+    np.testing.assert_array_equal(
+        run_plainly(unsigned, inputs)["last_hidden_state"],
+        run_plainly(signed, inputs)["last_hidden_state"],
+    )
+
+
+@pytest.mark.parametrize("target", ["portable", "onnxruntime"])
+def test_padding_does_not_change_a_text(bert, tmp_path, target) -> None:
+    path = tmp_path / "model.onnx"
+    save_graph(lowered(bert, target), path)
+    runner = open_runner("onnxruntime", path, exact=True)
+    tokenizer = bert.checkpoint.tokenizer
+    texts = ["the cat sat", "the night was long and the little dog had never been so far from home"]
+
+    def states(batch: list[str]) -> np.ndarray:
+        inputs = tokenizer(batch, padding=True, return_tensors="np")
+        given = {name: inputs[name].astype(np.int64) for name in runner.input_names}
+        return runner.run(given)["last_hidden_state"]
+
+    alone, together = states(texts[:1]), states(texts)
+    # Scales are fixed, so only the order of float32 sums may differ with the shape.
+    np.testing.assert_allclose(together[:1, : alone.shape[1]], alone, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("second", "ops"),
+    [
+        (0.5, ["QuantizeLinear", "DequantizeLinear", "Abs", "Neg"]),
+        (0.25, ["QuantizeLinear", "DequantizeLinear"] * 2 + ["Abs", "Neg"]),
+        (None, ["QuantizeLinear", "DequantizeLinear", "Abs", "Neg"]),
+    ],
+    ids=["equal-ranges-share-a-pair", "other-ranges-do-not", "float-beside-int8"],
+)
+def test_sites_that_read_one_value_share_a_pair_if_their_ranges_agree(
+    run_plainly, second, ops
+) -> None:
+    sited = ir.from_onnx_text(TWO_READERS)
+    ranges = {
+        "one": Range(amax=0.5, low=-0.5, high=0.5),
+        "two": Range(amax=second or 1, low=-0.5, high=0.5),
+    }
+    specs = {"one": TensorSpec(), "two": None if second is None else TensorSpec()}
+    model = insert_qdq(sited, specs, ranges)
+    assert sorted(op_counts(model).elements()) == sorted(ops)
+    x = np.array([[0.1, -0.2, 0.3], [9, -9, 0.49]], np.float32)
+    result = run_plainly(model, {"x": x})
+    steps = [np.float32(0.5 / 127), np.float32((second or 1) / 127)]
+    one, two = (np.clip(np.rint(x / step), -128, 127) * step for step in steps)
+    two = x if second is None else two
+    # One float32 multiplication on either side.
+    np.testing.assert_allclose(result["y"], np.abs(one), rtol=1e-6)
+    np.testing.assert_allclose(result["z"], -two, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [None, TensorSpec()], ids=["float", "int8"])
+def test_a_site_may_be_an_output_of_the_graph(run_plainly, spec) -> None:
+    model = insert_qdq(
+        ir.from_onnx_text(GRAPH_OUTPUT), {"one": spec}, {"one": Range(amax=127, low=0, high=0)}
+    )
+    x = np.array([[0.4, -1.6, 0], [1, 2, 3]], np.float32)
+    expected = np.abs(x) if spec is None else np.rint(np.abs(x))
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    np.testing.assert_array_equal(run_plainly(model, {"x": x})["y"], expected)
+
+
+def test_an_activation_without_a_range_is_named() -> None:
+    specs = {"one": TensorSpec(), "two": None}
+    with pytest.raises(CalibrationError, match="`one` has no calibrated range"):
+        insert_qdq(ir.from_onnx_text(TWO_READERS), specs, {})
+
+
+def test_a_weight_that_is_neither_linear_nor_table_is_refused() -> None:
+    spec = TensorSpec(narrow=True, axis=0)
+    with pytest.raises(GraphError, match="`one` is read by a Add node"):
+        insert_qdq(ir.from_onnx_text(ODD_WEIGHT), {"one": spec}, {})
+
+
+def test_a_weight_left_in_float_may_be_read_by_anything(run_plainly) -> None:
+    model = float_graph(ir.from_onnx_text(ODD_WEIGHT))
+    result = run_plainly(model, {"x": np.zeros(3, np.float32)})
+    np.testing.assert_array_equal(result["y"], [1, 2, 3])

@@ -1,0 +1,511 @@
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
+from torch import Tensor
+
+from qdqbert.numerics.affine import (
+    SAFE_PAIR_LIMIT,
+    QuantizationParameters,
+    affine_parameters,
+    dequantize,
+    fake_quantize,
+    parameters_of,
+    quantize,
+    symmetric_parameters,
+    weight_parameters,
+)
+from qdqbert.spec import Range, TensorSpec
+
+INT8 = TensorSpec(bits=8)
+NARROW = TensorSpec(bits=8, narrow=True)
+UINT8 = TensorSpec(bits=8, signed=False, symmetric=False)
+INT8_AFFINE = TensorSpec(bits=8, symmetric=False)
+WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
+PAIRED = TensorSpec(bits=8, narrow=True, axis=0, pair_limit=SAFE_PAIR_LIMIT)
+
+# Three float32 roundings (x / scale, its product with scale, the scale itself) of at most 255
+# codes: 3 * 255 * 2^-24 < 1e-4 of a step.
+ROUNDING = 1e-4
+
+specs = st.builds(
+    lambda bits, kind: TensorSpec(bits=bits, **kind),
+    st.integers(2, 8),
+    st.sampled_from(
+        [
+            {"signed": True},
+            {"signed": True, "narrow": True},
+            {"signed": False},
+            {"signed": True, "symmetric": False},
+            {"signed": False, "symmetric": False},
+        ]
+    ),
+)
+# Normal float32 with room for `high - low` and for a step of 1/255 of it.
+ends = st.floats(2.0**-100, 2.0**100, width=32) | st.just(0.0)
+values = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def parameters(spec: TensorSpec, low: Tensor, high: Tensor) -> QuantizationParameters:
+    if spec.symmetric:
+        return symmetric_parameters(torch.maximum(-low, high), spec)
+    return affine_parameters(low, high, spec)
+
+
+@functools.lru_cache
+def ort_session(operator: str, *, signed: bool, axis: int | None) -> ort.InferenceSession:
+    codes = TensorProto.INT8 if signed else TensorProto.UINT8
+    source, result = (
+        (TensorProto.FLOAT, codes) if operator == "QuantizeLinear" else (codes, TensorProto.FLOAT)
+    )
+    shape = () if axis is None else ("channels",)
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                operator,
+                ["x", "scale", "zero_point"],
+                ["y"],
+                **({} if axis is None else {"axis": axis}),
+            )
+        ],
+        "one_node",
+        [
+            helper.make_tensor_value_info("x", source, None),
+            helper.make_tensor_value_info("scale", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("zero_point", codes, shape),
+        ],
+        [helper.make_tensor_value_info("y", result, None)],
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=onnx.IR_VERSION_2024_3_25
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def ort_run(
+    operator: str, x: np.ndarray, chosen: QuantizationParameters, spec: TensorSpec
+) -> np.ndarray:
+    session = ort_session(operator, signed=spec.signed, axis=spec.axis)
+    code_type = np.int8 if spec.signed else np.uint8
+    (y,) = session.run(
+        None,
+        {
+            "x": x if operator == "QuantizeLinear" else x.astype(code_type),
+            "scale": chosen.scale.numpy(),
+            "zero_point": chosen.zero_point.numpy().astype(code_type),
+        },
+    )
+    return y
+
+
+def assert_as_onnxruntime(x: Tensor, chosen: QuantizationParameters, spec: TensorSpec) -> None:
+    ours = quantize(x, chosen, spec)
+    theirs = ort_run("QuantizeLinear", x.numpy(), chosen, spec)
+    # ONNX knows whole 8-bit types only; fewer codes saturate earlier.
+    np.testing.assert_array_equal(ours.numpy(), theirs.clip(spec.qmin, spec.qmax))
+    reals = ort_run("DequantizeLinear", ours.numpy(), chosen, spec)
+    np.testing.assert_array_equal(dequantize(ours, chosen, spec).numpy(), reals)
+    np.testing.assert_array_equal(fake_quantize(x, chosen, spec).numpy(), reals)
+
+
+# By hand
+
+
+@pytest.mark.parametrize(
+    ("spec", "codes"),
+    [
+        (INT8, [0, 1, -3, 127, 127, -128]),
+        (NARROW, [0, 1, -3, 127, 127, -127]),
+        (TensorSpec(bits=8, signed=False), [0, 2, 0, 255, 255, 0]),
+    ],
+    ids=["int8", "narrow", "uint8"],
+)
+def test_symmetric_codes_by_hand(spec, codes) -> None:
+    chosen = symmetric_parameters(torch.tensor(12.7), spec)  # steps of 0.1, or of 0.0498
+    x = torch.tensor([0.0, 0.12, -0.31, 12.7, 99.0, -99.0])
+    assert quantize(x, chosen, spec).tolist() == codes
+
+
+def test_affine_codes_by_hand() -> None:
+    # 63.75 / 255 = 0.25 and 8 / 0.25 = 32, both exact, so that halves are ties.
+    chosen = affine_parameters(torch.tensor(-8.0), torch.tensor(55.75), UINT8)
+    assert (chosen.scale.item(), chosen.zero_point.item()) == (0.25, 32)
+    x = torch.tensor([0.0, 0.125, 0.375, -0.125, -8.0, 55.75, -99.0, 99.0])
+    assert quantize(x, chosen, UINT8).tolist() == [32, 32, 34, 32, 0, 255, 0, 255]
+    codes = torch.tensor([0.0, 32.0, 34.0, 255.0])
+    assert dequantize(codes, chosen, UINT8).tolist() == [-8.0, 0.0, 0.5, 55.75]
+
+
+def test_weight_gets_a_scale_for_each_channel_by_hand() -> None:
+    weight = torch.tensor([[127.0, -1.0], [0.5, -63.5], [0.0, 0.0]])
+    chosen = weight_parameters(weight, WEIGHT)
+    assert chosen.scale.tolist() == [1.0, 0.5, 1.0]
+    assert chosen.zero_point.tolist() == [0, 0, 0]
+    assert quantize(weight, chosen, WEIGHT).tolist() == [[127, -1], [1, -127], [0, 0]]
+
+
+def test_weight_without_an_axis_gets_one_scale() -> None:
+    chosen = weight_parameters(torch.tensor([[127.0, -1.0], [0.5, -254.0]]), NARROW)
+    assert chosen.scale.shape == ()
+    assert chosen.scale.item() == 2.0
+
+
+def test_axis_of_a_table_is_its_last() -> None:
+    table = torch.tensor([[127.0, -1.0], [0.5, -254.0]])
+    spec = TensorSpec(bits=8, narrow=True, axis=1)
+    chosen = weight_parameters(table, spec)
+    assert chosen.scale.tolist() == [1.0, 2.0]
+    assert quantize(table, chosen, spec).tolist() == [[127, 0], [0, -127]]
+
+
+def test_parameters_of_a_range_take_the_ends_that_the_spec_asks_for() -> None:
+    chosen = Range(amax=12.7, low=-8.0, high=55.75)
+    assert parameters_of(chosen, INT8).scale.item() == np.float32(12.7) / np.float32(127)
+    assert parameters_of(chosen, INT8).zero_point.item() == 0
+    assert parameters_of(chosen, UINT8).scale.item() == 0.25
+    assert parameters_of(chosen, UINT8).zero_point.item() == 32
+    assert parameters_of(chosen, INT8_AFFINE).zero_point.item() == 32 - 128
+
+
+# Oracle: ONNX Runtime
+
+
+def adversarial(scale: float) -> Tensor:
+    """Ties and their neighbours, saturation, denormals and the largest numbers."""
+    ties = (np.arange(-300, 300) + 0.5).astype(np.float32) * np.float32(scale)
+    huge = np.float32([0.0, -0.0, 1e-45, -1e-45, 1.17e-38, -1.17e-38, 3.4e38, -3.4e38])
+    beside = [np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf)]
+    return torch.from_numpy(np.concatenate([ties, *beside, huge]))
+
+
+# From the smallest normal float32 to one at which 301 steps nearly overflow.
+@pytest.mark.parametrize("scale", [1.1754944e-38, 1e-5, 0.1, 0.125, 1 / 3, 7.0, 1e36], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "zero_point"),
+    [(INT8, 0), (NARROW, 0), (UINT8, 0), (UINT8, 100), (UINT8, 255), (INT8_AFFINE, -100)],
+    ids=["int8", "narrow", "uint8-low", "uint8-middle", "uint8-high", "int8-affine"],
+)
+def test_codes_of_adversarial_values_are_onnxruntimes(scale, spec, zero_point) -> None:
+    chosen = QuantizationParameters(
+        scale=torch.tensor(scale), zero_point=torch.tensor(zero_point, dtype=torch.int32)
+    )
+    assert_as_onnxruntime(adversarial(scale), chosen, spec)
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["int8", "uint8"])
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "affine"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2], ids=["tensor", "axis-0", "axis-1", "axis-2"])
+def test_codes_of_random_values_are_onnxruntimes(signed, symmetric, axis) -> None:
+    spec = TensorSpec(bits=8, signed=signed, symmetric=symmetric, axis=axis)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 37, 64, generator=generator) * 3
+    shape = () if axis is None else (x.shape[axis],)
+    low, high = (torch.rand(shape, generator=generator) * end for end in (-4, 9))
+    assert_as_onnxruntime(x, parameters(spec, low, high), spec)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), specs)
+def test_codes_are_onnxruntimes(data, spec) -> None:
+    shape = data.draw(hnp.array_shapes(max_dims=4, max_side=5))
+    axis = data.draw(st.none() | st.integers(0, len(shape) - 1))
+    spec = TensorSpec(**{**vars(spec), "axis": axis})
+    x = data.draw(hnp.arrays(np.float32, shape, elements=values))
+    channels = () if axis is None else (shape[axis],)
+    low, high = (
+        torch.from_numpy(data.draw(hnp.arrays(np.float32, channels, elements=ends)))
+        for _ in range(2)
+    )
+    assert_as_onnxruntime(torch.from_numpy(x), parameters(spec, -low, high), spec)
+
+
+# Oracle: float64
+
+
+@settings(deadline=None)
+@given(specs, ends, ends)
+def test_scale_and_zero_point_are_those_of_float64(spec, low, high) -> None:
+    span = max(low, high) if spec.symmetric else low + high
+    assume(span > 0)
+    chosen = parameters(spec, torch.tensor(-low), torch.tensor(high))
+    codes = spec.qmax if spec.symmetric else spec.qmax - spec.qmin
+    # Two float32 roundings, of the sum and of the quotient: 2 * 2^-24.
+    np.testing.assert_allclose(chosen.scale.item(), span / codes, rtol=1.2e-7)
+    zero_point = 0.0 if spec.symmetric else spec.qmin + low * codes / span
+    assert abs(chosen.zero_point.item() - zero_point) <= 0.5 + ROUNDING
+    assert chosen.scale.dtype == torch.float32
+    assert chosen.zero_point.dtype == torch.int32
+
+
+# Laws
+
+
+@settings(deadline=None)
+@given(specs, ends, ends)
+def test_zero_is_exact(spec, low, high) -> None:
+    chosen = parameters(spec, torch.tensor(-low), torch.tensor(high))
+    zero = torch.zeros(())
+    assert quantize(zero, chosen, spec).item() == chosen.zero_point.item()
+    assert spec.qmin <= chosen.zero_point.item() <= spec.qmax
+    assert fake_quantize(zero, chosen, spec).item() == 0.0
+
+
+@settings(deadline=None)
+@given(specs, ends, ends, hnp.arrays(np.float32, 20, elements=st.floats(0, 1, width=32)))
+def test_round_trip_is_within_half_a_step_inside_the_range(spec, low, high, shares) -> None:
+    if spec.symmetric:  # amax to either side; unsigned codes have no negative side
+        high = max(low, high)
+        low = high if spec.signed else 0.0
+    low, high = (np.float32(end) for end in (low, high))
+    x = torch.from_numpy((np.float64(-low) + shares * (np.float64(low) + high)).astype(np.float32))
+    chosen = parameters(spec, torch.tensor(-low), torch.tensor(high))
+    error = (fake_quantize(x, chosen, spec).double() - x.double()).abs()
+    assert error.max() <= (0.5 + ROUNDING) * chosen.scale.double()
+
+
+@settings(deadline=None)
+@given(specs, ends, ends, hnp.arrays(np.float32, 20, elements=values))
+def test_quantizing_twice_changes_nothing(spec, low, high, x) -> None:
+    chosen = parameters(spec, torch.tensor(-low), torch.tensor(high))
+    once = fake_quantize(torch.from_numpy(x), chosen, spec)
+    assert torch.equal(fake_quantize(once, chosen, spec), once)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 8), hnp.arrays(np.float32, 20, elements=values), ends)
+def test_narrow_range_never_gives_the_lowest_code(bits, x, amax) -> None:
+    spec = TensorSpec(bits=bits, narrow=True)
+    codes = quantize(torch.from_numpy(x), symmetric_parameters(torch.tensor(amax), spec), spec)
+    assert codes.min() >= -(2 ** (bits - 1)) + 1
+    assert (-codes).tolist() == quantize(
+        torch.from_numpy(-x), symmetric_parameters(torch.tensor(amax), spec), spec
+    ).tolist()
+
+
+@pytest.mark.parametrize("nothing", [0.0, 1e-45, 1e-40, 1e-37], ids=str)
+def test_channel_of_nothing_has_a_usable_scale(nothing) -> None:
+    # 1e-37 / 127 is denormal: its reciprocal overflows.
+    weight = torch.tensor([[nothing, -nothing, 0.0], [1.0, -2.0, 0.5]])
+    chosen = weight_parameters(weight, WEIGHT)
+    assert chosen.scale[0].item() == 1.0
+    assert chosen.scale[1].item() == np.float32(2) / np.float32(127)
+    assert fake_quantize(weight, chosen, WEIGHT)[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_range_of_nothing_is_usable_as_affine_codes() -> None:
+    chosen = affine_parameters(torch.zeros(()), torch.zeros(()), UINT8)
+    assert (chosen.scale.item(), chosen.zero_point.item()) == (1.0, 0)
+
+
+def test_arguments_are_left_as_they_were() -> None:
+    weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    before = weight.detach().clone()
+    chosen = weight_parameters(weight, PAIRED)
+    quantize(weight.detach(), chosen, PAIRED)
+    fake_quantize(weight, chosen, PAIRED)
+    assert torch.equal(weight, before)
+    assert not chosen.scale.requires_grad
+
+
+# Gradient and precision of fake quantization
+
+
+@pytest.mark.parametrize(
+    ("spec", "chosen", "inside"),
+    [
+        (
+            NARROW,  # codes are x itself
+            symmetric_parameters(torch.tensor(127.0), NARROW),
+            [[1, 1, 1, 0], [0, 1, 0, 0]],
+        ),
+        (
+            WEIGHT,  # steps of 1 and 2: the second row reaches to 254
+            symmetric_parameters(torch.tensor([127.0, 254.0]), WEIGHT),
+            [[1, 1, 1, 0], [1, 1, 1, 0]],
+        ),
+        (
+            UINT8,  # [-100, 155] in steps of 1
+            affine_parameters(torch.tensor(-100.0), torch.tensor(155.0), UINT8),
+            [[1, 0, 1, 1], [0, 1, 0, 0]],
+        ),
+    ],
+    ids=["per-tensor", "per-channel", "affine"],
+)
+def test_gradient_is_one_inside_and_zero_where_saturated(spec, chosen, inside) -> None:
+    x = torch.tensor(
+        [[0.0, -126.6, 127.4, 128.0], [-130.0, 100.3, 200.0, -300.0]], requires_grad=True
+    )
+    upstream = torch.arange(1.0, 9.0).view(2, 4)
+    fake_quantize(x, chosen, spec).backward(upstream)
+    assert x.grad is not None
+    assert x.grad.tolist() == (upstream * torch.tensor(inside)).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", [INT8, WEIGHT, UINT8], ids=["tensor", "channel", "affine"])
+def test_half_precision_comes_back_as_it_went_in(dtype, spec) -> None:
+    x = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x.requires_grad_()
+    shape = () if spec.axis is None else (3,)
+    chosen = parameters(spec, torch.full(shape, -1.0), torch.full(shape, 1.5))
+    y = fake_quantize(x, chosen, spec)
+    assert y.dtype == dtype
+    # Computed in float32: the only rounding to half precision is the last.
+    assert torch.equal(y, fake_quantize(x.detach().float(), chosen, spec).to(dtype))
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+
+
+# Pair limit
+
+
+def code_pairs(weight: Tensor, spec: TensorSpec) -> Tensor:
+    codes = quantize(weight, weight_parameters(weight, spec), spec)
+    if codes.shape[1] % 2:
+        codes = torch.nn.functional.pad(codes, (0, 1))
+    return codes.view(codes.shape[0], -1, 2)
+
+
+def leaves_int16(pairs: Tensor) -> bool:
+    """Whether `u8 * s8 + u8 * s8` in 16 bits goes wrong for any activations: x86's vpmaddubsw.
+
+    The sum is bilinear, so that its extremes are at activations of 0 and 255.
+    """
+    weights = pairs.numpy().astype(np.int32)
+    for a in (0, 1, 128, 255):
+        for b in (0, 1, 128, 255):
+            exact = a * weights[..., 0] + b * weights[..., 1]
+            if (exact.astype(np.int16) != exact).any():
+                return True
+    return False
+
+
+ADVERSARIAL_WEIGHTS = {
+    "all-equal": torch.ones(2, 8),
+    "all-equal-negative": -torch.ones(2, 8),
+    "alternate-signs": torch.tensor([1.0, -1.0]).repeat(2, 4),
+    "odd-width": torch.ones(2, 7),
+    "one-input": torch.ones(3, 1),
+    "largest-in-different-pairs": torch.tensor([[1.0, 0.0, 1.0, 0.0]]),
+    "ties": torch.tensor([[63.5, 63.5, 64.5, 63.5, 127.0, 1.5]]),
+    "nothing": torch.zeros(2, 4),
+    "denormal": torch.full((2, 4), 1e-40),
+    "random": torch.randn(64, 129, generator=torch.Generator().manual_seed(0)),
+}
+
+
+@pytest.mark.parametrize("weight", ADVERSARIAL_WEIGHTS.values(), ids=ADVERSARIAL_WEIGHTS.keys())
+def test_codes_under_the_pair_limit_stay_in_16_bits(weight) -> None:
+    pairs = code_pairs(weight, PAIRED)
+    assert pairs.sum(dim=2).abs().max() <= SAFE_PAIR_LIMIT
+    assert not leaves_int16(pairs)
+
+
+def test_codes_without_the_pair_limit_leave_16_bits() -> None:
+    assert leaves_int16(code_pairs(torch.ones(2, 8), WEIGHT))
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 3), st.integers(1, 9)),
+        # Few distinct values make equal neighbours and ties likely.
+        elements=st.sampled_from([0.0, 1.0, -1.0, 63.5, 64.0, 0.25])
+        | st.floats(-(2.0**100), 2.0**100, width=32),
+    ),
+    st.integers(2, 8).flatmap(
+        lambda bits: st.builds(
+            TensorSpec,
+            bits=st.just(bits),
+            narrow=st.booleans(),
+            axis=st.sampled_from([0, None]),
+            # From the least that a spec accepts to the most that two codes can sum to.
+            pair_limit=st.integers(max(2, 2 ** (bits - 1) - 1), 2**bits),
+        )
+    ),
+)
+def test_no_pair_of_neighbouring_codes_sums_above_the_limit(weight, spec) -> None:
+    weight = torch.from_numpy(weight)
+    assume(weight.shape[1] % 2 == 0 or spec.axis == 0)  # one scale in all pairs across rows
+    assert code_pairs(weight, spec).sum(dim=2).abs().max() <= spec.pair_limit
+    free = TensorSpec(**{**vars(spec), "pair_limit": None})
+    assert (weight_parameters(weight, spec).scale >= weight_parameters(weight, free).scale).all()
+
+
+def test_one_scale_in_all_keeps_the_limit_in_each_row_of_odd_width() -> None:
+    spec = TensorSpec(bits=8, narrow=True, pair_limit=SAFE_PAIR_LIMIT)
+    # Neighbours are those of a row: (1, 1) of the second, not the (-1, 1) that runs across both.
+    weight = torch.tensor([[0.0, 0.0, -1.0], [1.0, 1.0, 0.0]])
+    assert code_pairs(weight, spec).sum(dim=2).abs().max() <= SAFE_PAIR_LIMIT
+
+
+def test_pair_limit_costs_nothing_where_no_pair_reaches_it() -> None:
+    weight = torch.tensor([[1.0, -1.0, 0.4, 0.5], [1.0, 1.0, 0.0, 0.0]])
+    free, paired = (weight_parameters(weight, spec).scale for spec in (WEIGHT, PAIRED))
+    assert paired[0] == free[0]
+    assert paired[1] == 2 * free[1]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("amax", "spec", "message"),
+    [
+        (1.0, UINT8, "A symmetric spec is needed, got uint8 affine per-tensor"),
+        (-1.0, INT8, "`amax` must be finite and non-negative, got -1.0"),
+        (float("nan"), INT8, "`amax` must be finite and non-negative, got nan"),
+        (float("inf"), INT8, "`amax` must be finite and non-negative, got inf"),
+    ],
+    ids=["affine-spec", "negative", "nan", "infinite"],
+)
+def test_symmetric_parameters_refuse(amax, spec, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        symmetric_parameters(torch.tensor(amax), spec)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "spec", "message"),
+    [
+        (-1.0, 1.0, INT8, "An affine spec is needed, got int8 symmetric per-tensor"),
+        (float("nan"), 1.0, UINT8, r"The range must be finite, got nan \.\. 1"),
+        (-1.0, float("inf"), UINT8, r"The range must be finite, got -1.0 \.\. inf"),
+        (0.5, 1.0, UINT8, r"The range must hold 0, got 0.5 \.\. 1"),
+        (-1.0, -0.5, UINT8, r"The range must hold 0, got -1.0 \.\. -0.5"),
+    ],
+    ids=["symmetric-spec", "nan", "infinite", "above-zero", "below-zero"],
+)
+def test_affine_parameters_refuse(low, high, spec, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        affine_parameters(torch.tensor(low), torch.tensor(high), spec)
+
+
+def test_one_bad_channel_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got \[1.0, -2.0\]"):
+        symmetric_parameters(torch.tensor([1.0, -2.0]), WEIGHT)
+
+
+@pytest.mark.parametrize("spec", [UINT8, INT8_AFFINE], ids=["uint8", "int8"])
+def test_weight_refuses_an_affine_spec(spec) -> None:
+    with pytest.raises(ValueError, match="A symmetric spec is needed"):
+        weight_parameters(torch.ones(2, 2), spec)
+
+
+def test_weight_with_a_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="`amax` must be finite"):
+        weight_parameters(torch.tensor([[1.0, float("nan")]]), WEIGHT)

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from qdqbert.cli import app
+
+runner = CliRunner()
+
+
+def strict_json(text: str) -> Any:
+    """Parses JSON as its RFC has it: `NaN` and `Infinity` are none."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def fails(arguments: list[str | Path], *, status: int = 2) -> str:
+    """Runs a command that must fail; returns its error, which must be one line and the last."""
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    errors = result.stderr[result.stderr.index("Error: ") :]
+    assert errors.count("\n") == 1, errors
+    return errors.strip()
+
+
+def damage_weights(folder: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: change(name, array) for name, array in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def quantize(checkpoints, out) -> list[str | Path]:
+    """A command that would work, and take long."""
+    return ["quantize", checkpoints("bert"), "-o", out, "--no-benchmark"]
+
+
+@pytest.mark.parametrize("verb", ["quantize", "evaluate", "benchmark"])
+def test_help_of_each_verb_has_an_example(verb) -> None:
+    result = runner.invoke(app, [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: qdqbert {verb} " in " ".join(result.stdout.split())
+
+
+def test_help_lists_the_verbs_and_the_version_is_told() -> None:
+    assert all(
+        verb in runner.invoke(app, ["--help"]).stdout
+        for verb in ("quantize", "evaluate", "benchmark")
+    )
+    assert runner.invoke(app, ["--version"]).stdout.startswith("qdqbert ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--calibration-data", "no-such.txt"], "`no-such.txt`"),
+        (["--task", "sentiment"], "`--task sentiment` is unknown. Known: feature-extraction"),
+        (["--task", "fill-mask"], "`fill-mask` is not supported by this version yet"),
+        (["--target", "gpu"], "`--target gpu` is unknown. Known: portable, onnxruntime, openvino"),
+        (["--target", "tensorrt"], "`--target tensorrt` is not supported"),
+        (["--recipe", "best"], "'best' is unknown. Known: linear, linear-signed, qdqbert"),
+        (["--percentile", "99"], "`--percentile 99.0` needs `--calibrator percentile`"),
+        (["--calibration-samples", "0"], "`--calibration-samples` must be at least 1, got 0"),
+        (["--batch-size", "0"], "`--batch-size` must be at least 1, got 0"),
+        (["--max-length", "2"], "`--max-length` must be at least 3, got 2"),
+        (["--target", "onnxruntime", "--recipe", "Linear"], "'Linear' is unknown"),
+        (["--task", "text-classification"], "lacks 2 weights that task `text-classification`"),
+    ],
+    ids=[
+        "missing-data",
+        "unknown-task",
+        "later-task",
+        "unknown-target",
+        "later-target",
+        "unknown-recipe",
+        "percentile-without-calibrator",
+        "no-samples",
+        "no-batch",
+        "max-length-too-short",
+        "recipe-in-capitals",
+        "head-missing",
+    ],
+)
+def test_quantize_refuses_in_one_line_and_writes_nothing(quantize, out, arguments, message) -> None:
+    assert message in fails([*quantize, *arguments])
+    assert not out.exists()
+    assert not list(out.parent.glob(".out*"))
+
+
+def test_a_percentile_out_of_range_is_refused(quantize) -> None:
+    message = fails([*quantize, "--calibrator", "percentile", "--percentile", "101"])
+    assert "`--percentile` must be above 0 and at most 100, got 101.0" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--calibrator", "best"], "best"), (["--embeddings", "int4"], "int4")],
+    ids=["calibrator", "embeddings"],
+)
+def test_an_unknown_word_for_a_closed_choice_is_refused_by_the_parser(
+    quantize, options, message
+) -> None:
+    result = runner.invoke(app, [str(word) for word in [*quantize, *options]])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_output_is_refused(checkpoints) -> None:
+    assert "`--output` is missing" in fails(["quantize", checkpoints("bert")])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "message"),
+    [
+        ("empty.txt", "", [], "holds no examples"),
+        ("blank.txt", "\n \n", [], "holds no examples"),
+        ("data.csv", "text,label\na,b\n", ["--text-column", "body"], "'body'` must be a column"),
+        ("data.parquet", "PAR1", [], "must end in one of"),
+        ("data.jsonl", "{\n", [], "Line 1 of"),
+    ],
+    ids=["empty", "blank", "wrong-column", "unknown-suffix", "broken-json"],
+)
+def test_unusable_data_is_refused(quantize, write_file, name, text, arguments, message) -> None:
+    path = write_file(name, text)
+    assert message in fails([*quantize, "--calibration-data", path, *arguments])
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_done(quantize, out) -> None:
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    assert "exists. Pass `--overwrite`" in fails(quantize)
+    assert "is no quantized model" in fails([*quantize, "--overwrite"])
+    assert (out / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_unknown_family_is_told_the_known_ones(write_file, out, tmp_path) -> None:
+    write_file("config.json", json.dumps({"model_type": "gpt2", "architectures": ["GPT2Model"]}))
+    write_file("model.safetensors", "")
+    message = fails(["quantize", tmp_path, "-o", out])
+    assert "type `gpt2` are not supported" in message
+    assert "bert, camembert, electra, roberta, xlm-roberta" in message
+
+
+def test_pickled_weights_are_refused_with_the_way_out(checkpoint_copy, out) -> None:
+    folder = checkpoint_copy("bert")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = fails(["quantize", folder, "-o", out])
+    assert "only pickled weights (pytorch_model.bin)" in message
+    assert "save_pretrained" in message
+
+
+def test_a_folder_without_weights_is_refused(checkpoint_copy, out) -> None:
+    folder = checkpoint_copy("bert")
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in fails(["quantize", folder, "-o", out])
+
+
+@pytest.mark.parametrize("name", ["./no/such/folder", "no-such-model-anywhere"])
+def test_a_checkpoint_that_is_nowhere_is_refused(out, name) -> None:
+    message = fails(["quantize", name, "-o", out])
+    assert message.startswith("Error: Checkpoint ")
+    assert f"'{name}'" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("model.safetensors", "not safetensors"),
+        ("config.json", "{"),
+        ("tokenizer.json", "{"),
+        ("modules.json", "{"),
+    ],
+    ids=lambda value: value if "." in value else "",
+)
+def test_a_damaged_file_of_a_checkpoint_is_one_line(checkpoint_copy, out, file, text) -> None:
+    folder = checkpoint_copy("bert")
+    (folder / file).write_text(text)
+    fails(["quantize", folder, "-o", out])
+
+
+def test_weights_of_another_shape_than_the_config_says_are_one_line(checkpoint_copy, out) -> None:
+    folder = checkpoint_copy("bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    fails(["quantize", folder, "-o", out])
+
+
+@pytest.mark.parametrize(
+    ("weight", "named"),
+    [
+        ("bert.encoder.layer.0.output.dense.weight", "Site `bert.encoder.layer."),
+        ("classifier.weight", "classifier-copy"),
+    ],
+    ids=["seen-by-a-site", "seen-by-none"],
+)
+def test_nan_weights_are_refused_wherever_they_stand(checkpoint_copy, out, weight, named) -> None:
+    folder = checkpoint_copy("classifier")
+    damage_weights(folder, lambda name, array: array * np.nan if name == weight else array)
+    message = fails(["quantize", folder, "-o", out, "--calibration-samples", "4"])
+    assert named in message
+    assert "NaN" in message
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def happy(checkpoints, tmp_path_factory) -> tuple[Result, Path]:
+    """One run of `quantize --json`, with texts that are too long and data that is too short."""
+    folder = tmp_path_factory.mktemp("happy")
+    rows = ["text,label", *(f"the cat is {'very ' * (i * 3)}good,{i}" for i in range(12))]
+    (folder / "data.csv").write_text("\n".join(rows))
+    arguments = [
+        *("quantize", checkpoints("classifier"), "-o", folder / "out", "--json"),
+        *("--calibration-data", folder / "data.csv", "--max-length", "16", "--no-benchmark"),
+        *("--target", "onnxruntime", "--calibrator", "percentile", "--embeddings", "float"),
+    ]
+    return runner.invoke(app, [str(argument) for argument in arguments]), folder / "out"
+
+
+def test_json_is_all_that_stands_on_stdout(happy) -> None:
+    result, out = happy
+    assert result.exit_code == 0, result.output
+    report = strict_json(result.stdout)
+    assert report == strict_json((out / "report.json").read_text())
+    assert report["directory"] == str(out)
+    assert report["calibration_texts"] == 12
+    assert report["targets"][0]["fidelity"]["flips_percent"] is not None
+
+
+def test_texts_that_are_cut_are_counted_and_told(happy) -> None:
+    result, _ = happy
+    notices = " ".join(strict_json(result.stdout)["notices"])
+    # By hand: [CLS] the cat is (very x 3i) good [SEP] is 6 + 3i tokens, over 16 from i = 4 on.
+    assert "8 of 12 calibration texts were longer than 16 tokens and were cut." in notices
+    assert "Calibrated on 12 examples; 300 were asked for." in notices
+    assert "built-in sentences instead" in notices
+
+
+def test_the_record_of_a_run_holds_its_options(happy) -> None:
+    _, out = happy
+    record = json.loads((out / "quantization.json").read_text())
+    assert record["max_length"] == 16
+    assert record["embeddings"] == "float"
+    assert record["calibration"]["calibrator"] == "percentile"
+    assert record["calibration"]["percentile"] > 99
+    for words in ("--max-length 16", "--calibrator percentile", "--embeddings float"):
+        assert words in record["command"]
+
+
+def test_progress_stands_on_stderr(happy) -> None:
+    result, _ = happy
+    assert "Calibrating" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["quantize", "missing"], ["benchmark", "missing", "--batch", "one"]],
+    ids=["quantize", "benchmark"],
+)
+def test_an_error_is_json_too_where_json_is_asked_for(arguments) -> None:
+    result = runner.invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 2
+    assert set(strict_json(result.stdout)) == {"error"}
+
+
+def test_evaluate_prints_a_table_or_json(quantized, write_file) -> None:
+    made = quantized("classifier")
+    data = write_file("dev.csv", "text,label\nthe cat,positive\nthe dog,2\nrain,Neutral\n")
+    arguments = ["evaluate", str(made.directory), "--data", str(data)]
+    arguments += ["--reference", str(made.checkpoint)]
+    table, report = (runner.invoke(app, [*arguments, *more]) for more in ([], ["--json"]))
+    assert table.exit_code == 0, table.output
+    assert "accuracy" in table.stdout
+    assert "3 examples" in table.stdout
+    parsed = strict_json(report.stdout)
+    assert parsed["metrics"][0]["name"] == "accuracy"
+    assert parsed["fidelity"]["texts"] == 3
+
+
+def test_evaluating_a_checkpoint_against_itself_is_still_json(checkpoints, write_file) -> None:
+    data = write_file("dev.csv", "text,label\nthe cat,positive\nthe dog,2\n")
+    folder = str(checkpoints("classifier"))
+    result = runner.invoke(
+        app, ["evaluate", folder, "--data", str(data), "--reference", folder, "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert strict_json(result.stdout)["fidelity"]["flips_percent"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "tensorflow"], "`--engine tensorflow` is unknown. Known: onnxruntime"),
+        (["--task", "feature-extraction"], "which was quantized for `text-classification`"),
+        (["--max-examples", "0"], "`max_examples` must be at least 1"),
+        (["--label-column", "stars"], "'stars'` must be a column"),
+    ],
+    ids=["engine", "task", "no-examples", "column"],
+)
+def test_evaluate_refuses_in_one_line(quantized, write_file, arguments, message) -> None:
+    data = write_file("dev.csv", "text,label\nthe cat,positive\n")
+    directory = quantized("classifier").directory
+    assert message in fails(["evaluate", directory, "--data", data, *arguments])
+
+
+def test_an_unknown_label_lists_those_of_the_model(quantized, write_file) -> None:
+    data = write_file("dev.csv", "text,label\nthe cat,excellent\n")
+    message = fails(["evaluate", quantized("classifier").directory, "--data", data])
+    assert "'excellent' is not one of the model's: 0 or 'Negative', 1 or 'Neutral'" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "onnxruntime,tpu"], "`--engine tpu` is unknown"),
+        (["--batch", "one"], "`--batch one` must be whole numbers"),
+        (["--sequence", "0"], "at least 1"),
+        (["--rounds", "0"], "at least 1"),
+        (["--sequence", "4096"], "`--sequence 4096` is more than the"),
+    ],
+    ids=["engine", "batch", "sequence", "rounds", "too-long"],
+)
+def test_benchmark_refuses_in_one_line(quantized, arguments, message) -> None:
+    assert message in fails(["benchmark", quantized("classifier").directory, *arguments])
+
+
+def test_a_graph_file_that_is_not_there_is_refused() -> None:
+    assert "'missing.onnx' does not exist" in fails(["benchmark", "missing.onnx"])
+
+
+def test_benchmark_prints_a_table_or_json(quantized) -> None:
+    arguments = ["benchmark", str(quantized("classifier").directory), "--engine", "onnxruntime"]
+    arguments += ["--batch", "1", "--sequence", "4", "--rounds", "1", "--threads", "1"]
+    result = runner.invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    report = strict_json(result.stdout)
+    assert report["threads"] == 1
+    assert report["speedups"] == [1.0]
+    assert [timing["sequence"] for timing in report["timings"]] == [4]
+
+
+def test_the_interrupt_of_a_person_is_no_traceback(quantize, monkeypatch) -> None:
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qdqbert.quantize", interrupt, raising=False)
+    assert "Interrupted" in fails(quantize, status=130)
+
+
+def test_a_report_is_made_of_plain_values(quantized) -> None:
+    strict_json(json.dumps(dataclasses.asdict(quantized("sentence").report), allow_nan=False))

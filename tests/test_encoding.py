@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoding import encode, make_batches
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoints):
+    return load_checkpoint(str(checkpoints("bert"))).tokenizer
+
+
+@pytest.mark.parametrize("pairs", [None, ["rain on the river", "a"]], ids=["texts", "pairs"])
+def test_rows_are_what_the_tokenizer_gives_for_each_text_alone(tokenizer, pairs) -> None:
+    texts = ["the cat sat", "a dog, far from home"]
+    encoded = encode(tokenizer, texts, pairs, input_names=NAMES, max_length=64)
+    for index, row in enumerate(encoded.rows):
+        alone = tokenizer(texts[index], None if pairs is None else pairs[index])
+        assert {name: values.tolist() for name, values in row.items()} == {
+            name: alone[name] for name in NAMES
+        }
+    assert encoded.truncated == 0
+    assert encoded.lengths == [len(row["input_ids"]) for row in encoded.rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "truncated"), [(3, 0), (4, 1)], ids=["just-fits", "one-too-many"]
+)
+def test_longer_texts_are_cut_and_counted(tokenizer, words, truncated) -> None:
+    # [CLS] and [SEP] take two of five tokens.
+    encoded = encode(tokenizer, [" ".join(["cat"] * words)], input_names=NAMES, max_length=5)
+    assert encoded.lengths == [5]
+    assert encoded.truncated == truncated
+    assert encoded.rows[0]["input_ids"][-1] == tokenizer.sep_token_id
+
+
+def test_a_pair_is_cut_as_a_whole(tokenizer) -> None:
+    encoded = encode(tokenizer, ["cat " * 9], ["dog " * 9], input_names=NAMES, max_length=12)
+    assert encoded.truncated == 1
+    assert encoded.lengths == [12]
+    assert set(encoded.rows[0]["token_type_ids"].tolist()) == {0, 1}
+
+
+def test_many_texts_are_encoded_in_order(tokenizer) -> None:
+    texts = [f"cat {'dog ' * (index % 7)}" for index in range(150)]
+    encoded = encode(tokenizer, texts, input_names=("input_ids",), max_length=6)
+    assert encoded.lengths == [min(6, 3 + index % 7) for index in range(150)]
+    assert encoded.truncated == sum(3 + index % 7 > 6 for index in range(150))
+    assert set(encoded.rows[0]) == {"input_ids"}
+
+
+def test_batches_are_longest_first_and_hold_each_text_once(tokenizer) -> None:
+    texts = [f"{'dog ' * length}" for length in (3, 1, 5, 2, 4)]
+    encoded = encode(tokenizer, texts, input_names=NAMES, max_length=64)
+    batches = make_batches(encoded, batch_size=2)
+    assert [batch.indices for batch in batches] == [(2, 4), (0, 3), (1,)]
+    assert [batch.inputs["input_ids"].shape for batch in batches] == [(2, 7), (2, 5), (1, 3)]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_shorter_rows_are_filled_as_the_tokenizer_would(checkpoints, family) -> None:
+    checkpoint = load_checkpoint(str(checkpoints(family)))
+    texts = ["the cat sat on a tree", "rain"]
+    encoded = encode(checkpoint.tokenizer, texts, input_names=checkpoint.input_names, max_length=64)
+    (batch,) = make_batches(encoded, batch_size=2)
+    expected = checkpoint.tokenizer(texts, padding=True, return_tensors="np")
+    assert set(batch.inputs) == set(checkpoint.input_names)
+    for name, array in batch.inputs.items():
+        assert array.dtype == np.int64
+        np.testing.assert_array_equal(array, expected[name])

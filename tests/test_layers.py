@@ -1,0 +1,133 @@
+"""Data flows down one pipeline: a module imports only from layers before its own."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import qdqbert
+
+SOURCE = Path(qdqbert.__file__).parent
+LAYERS = (
+    "errors",
+    "spec",
+    "recipes",
+    "numerics",
+    "checkpoint",
+    "encoding",
+    "insert",
+    "calibration",
+    "engines",
+    "graph",
+    "targets",
+    "tasks",
+    "evidence",
+    "progress",
+    "artifact",
+    "resources",
+    "verbs",
+    "cli",
+)
+# What a file may name in annotations only, though it comes later.
+FOR_TYPES = {"evidence/tables.py": {"verbs"}}
+# The package's own names live in verbs, whichever way they are asked for.
+ROOT_LAYER = "verbs"
+
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def name_of(path: Path) -> str:
+    parts = ("qdqbert", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def layer_of(module: str) -> str:
+    first = module.removeprefix("qdqbert").removeprefix(".").split(".")[0]
+    return first if first in LAYERS else ROOT_LAYER
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imported(node: ast.AST, *, types: bool, functions: bool = True) -> Iterator[str]:
+    """Names of ours that the code below `node` imports; `types`: those for annotations only."""
+    for child in ast.iter_child_nodes(node):
+        if is_for_types(child):
+            if types:
+                yield from imported(ast.Module(child.body, []), types=False)
+        elif isinstance(child, ast.Import):
+            yield from (name.name for name in child.names if not types)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (f"{child.module}.{name.name}" for name in child.names if not types)
+        elif functions or not isinstance(child, ast.FunctionDef):
+            yield from imported(child, types=types, functions=functions)
+
+
+def imports_of(path: Path, *, types: bool = False, functions: bool = True) -> set[str]:
+    names = imported(ast.parse(path.read_text()), types=types, functions=functions)
+    return {name for name in names if name.split(".")[0] == "qdqbert"}
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_every_file_belongs_to_a_layer() -> None:
+    tops = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in MODULES}
+    assert tops == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_up_the_pipeline(path: Path) -> None:
+    later = LAYERS[LAYERS.index(layer_of(name_of(path))) + 1 :]
+    assert not {name for name in imports_of(path) if layer_of(name) in later}
+    allowed = FOR_TYPES.get(path.relative_to(SOURCE).as_posix(), set())
+    typed = {layer_of(name) for name in imports_of(path, types=True)}
+    assert not (typed & set(later)) - allowed
+
+
+def test_imports_at_the_top_of_files_make_no_cycle() -> None:
+    modules = {name_of(path) for path in MODULES}
+    graph = {
+        name_of(path): {
+            # `from package.module import name` and `from package import module` look alike.
+            name if name in modules else name.rpartition(".")[0]
+            for name in imports_of(path, functions=False)
+        }
+        for path in MODULES
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("module", ["qdqbert", "qdqbert.evidence.worker"])
+def test_import_does_not_load_torch(module) -> None:
+    heavy = run_python(
+        f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    )
+    assert heavy == "[]"
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    assert qdqbert.__all__ == sorted(qdqbert.__all__, key=str.casefold)
+    assert dir(qdqbert) == sorted(qdqbert.__all__)
+    for name in qdqbert.__all__:
+        assert getattr(qdqbert, name).__name__ == name
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    typed = imports_of(SOURCE / "__init__.py", types=True)
+    assert {name.rpartition(".")[2] for name in typed} == set(qdqbert.__all__)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'qdqbert' has no attribute 'quantise'"):
+        qdqbert.quantise  # noqa: B018

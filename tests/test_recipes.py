@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from transformers import BertConfig, BertModel
+
+from qdqbert.checkpoint.families import family_of
+from qdqbert.errors import UserInputError
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.recipes import AFFINE, RECIPES, SYMMETRIC, WEIGHT, build_recipe
+from qdqbert.spec import Site, resolve
+
+# QDQBERT's names, as transformers 4.40's modeling_qdqbert.py has them.
+LINEARS = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+)
+AFTER_NORM = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "intermediate.dense",
+)
+LINEAR_SITES = {
+    f"{linear}.{quantizer}"
+    for linear in LINEARS
+    for quantizer in ("_input_quantizer", "_weight_quantizer")
+}
+QDQBERT_SITES = LINEAR_SITES | {
+    "attention.self.matmul_q_input_quantizer",
+    "attention.self.matmul_k_input_quantizer",
+    "attention.self.matmul_v_input_quantizer",
+    "attention.self.matmul_a_input_quantizer",
+    "attention.output.add_local_input_quantizer",
+    "attention.output.add_residual_input_quantizer",
+    "output.add_local_input_quantizer",
+    "output.add_residual_input_quantizer",
+}
+TABLE_SITES = {
+    f"embeddings.{table}._weight_quantizer"
+    for table in ("word_embeddings", "position_embeddings", "token_type_embeddings")
+}
+
+
+def sites_of_bert(layers: int) -> tuple[Site, ...]:
+    config = BertConfig(
+        vocab_size=11,
+        hidden_size=4,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=6,
+        max_position_embeddings=8,
+    )
+    return insert_quantizers_(BertModel(config), family_of("bert")).sites
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> tuple[Site, ...]:
+    return sites_of_bert(2)
+
+
+def quantized_sites(name: str, sites: tuple[Site, ...], embeddings: str = "int8") -> set[str]:
+    resolved = resolve(build_recipe(name, embeddings=embeddings).rules, sites)
+    return {site for site, spec in resolved.items() if spec is not None}
+
+
+def by_layer(names: set[str]) -> dict[str, set[str]]:
+    layers: dict[str, set[str]] = {}
+    for name in names:
+        if name.startswith("encoder.layer."):
+            index, _, rest = name.removeprefix("encoder.layer.").partition(".")
+            layers.setdefault(index, set()).add(rest)
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("qdqbert", QDQBERT_SITES), ("linear", LINEAR_SITES), ("linear-signed", LINEAR_SITES)],
+    ids=["qdqbert", "linear", "linear-signed"],
+)
+def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, expected, two_layers) -> None:
+    assert len(expected) == (20 if name == "qdqbert" else 12)
+    quantized = quantized_sites(name, two_layers)
+    assert by_layer(quantized) == {"0": expected, "1": expected}
+    assert len(quantized - TABLE_SITES) == 2 * len(expected)
+
+
+def test_qdqbert_puts_240_quantizers_in_12_layers() -> None:
+    quantized = quantized_sites("qdqbert", sites_of_bert(12), embeddings="float")
+    assert Counter(len(names) for names in by_layer(quantized).values()) == {20: 12}
+    assert len(quantized) == 240
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_embeddings_are_quantized_only_as_int8(name, two_layers) -> None:
+    assert quantized_sites(name, two_layers, "int8") >= TABLE_SITES
+    assert not quantized_sites(name, two_layers, "float") & TABLE_SITES
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> None:
+    resolved = resolve(build_recipe(name).rules, two_layers)
+    axes = {site.name: site.channel_axis for site in two_layers}
+    for site, spec in resolved.items():
+        if site.endswith("._weight_quantizer"):
+            assert spec is not None
+            assert (spec.qmin, spec.qmax) == (-127, 127)
+            # Output channels of linears, hidden channels of tables.
+            assert spec.axis == axes[site] == (1 if site in TABLE_SITES else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "affine_inputs"),
+    [
+        ("qdqbert", set()),
+        ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
+        ("linear-signed", {"output.dense._input_quantizer"}),
+    ],
+    ids=["qdqbert", "linear", "linear-signed"],
+)
+def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, two_layers) -> None:
+    resolved = resolve(build_recipe(name).rules, two_layers)
+    specs = {
+        site: spec
+        for site, spec in resolved.items()
+        if spec and not site.endswith("weight_quantizer")
+    }
+    affine = {site for site, spec in specs.items() if spec == AFFINE}
+    assert by_layer(affine) == ({"0": affine_inputs, "1": affine_inputs} if affine_inputs else {})
+    assert all(spec == SYMMETRIC for site, spec in specs.items() if site not in affine)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_smoothing_matches_only_inputs_of_linears_after_a_layer_norm(name, two_layers) -> None:
+    smoothing = build_recipe(name).smoothing
+    matched = {site.name for site in two_layers if smoothing and smoothing.matches(site.name)}
+    after_norm = {f"{linear}._input_quantizer" for linear in AFTER_NORM}
+    assert by_layer(matched) == ({} if name == "qdqbert" else {"0": after_norm, "1": after_norm})
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_recipe_is_known_by_its_own_name(name) -> None:
+    recipe = build_recipe(name)
+    assert recipe.name == name
+    assert recipe.summary
+
+
+def test_constants_are_what_their_names_say() -> None:
+    assert (WEIGHT.qmin, WEIGHT.qmax, WEIGHT.axis) == (-127, 127, 0)
+    assert (SYMMETRIC.qmin, SYMMETRIC.qmax, SYMMETRIC.axis) == (-128, 127, None)
+    assert (AFFINE.qmin, AFFINE.qmax, AFFINE.symmetric) == (0, 255, False)
+
+
+def test_unknown_recipe_lists_those_that_are_known() -> None:
+    with pytest.raises(
+        UserInputError, match=r"'qdq' is unknown\. Known: linear, linear-signed, qd"
+    ):
+        build_recipe("qdq")
