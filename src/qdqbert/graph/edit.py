@@ -22,10 +22,16 @@ def constant_array(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 
 def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
-    """The initializer of that name; one that stands there already is used again."""
-    if name in graph.initializers:
-        return graph.initializers[name]
-    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+    """An initializer of that name; one that holds the same is used again, another is not."""
+    array = np.ascontiguousarray(array)
+    wanted, count = name, 0
+    while name in graph.initializers:
+        there = constant_array(graph.initializers[name])
+        if there is not None and there.dtype == array.dtype and np.array_equal(there, array):
+            return graph.initializers[name]
+        count += 1
+        name = f"{wanted}.{count}"
+    tensor = ir.tensor(array, name=name)
     value = ir.val(name, const_value=tensor)
     graph.register_initializer(value)
     return value

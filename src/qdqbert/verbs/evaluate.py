@@ -65,13 +65,15 @@ def evaluate(
     dataset = read_dataset(data, columns=columns or Columns(), max_examples=max_examples)
     notices = list(dataset.notices)
 
-    def rows(name: str | Path, engine: EngineName | None) -> tuple[_Subject, Rows]:
+    def rows(
+        name: str | Path, task: str | None, engine: EngineName | None, limit: int | None
+    ) -> tuple[_Subject, Rows]:
         with progress.stage(f"Loading {Path(name).name}"):
-            subject = _load(str(name), task, engine, dataset.examples, batch_size)
+            subject = _load(str(name), task, engine, dataset.examples, batch_size, limit)
         with progress.stage("Evaluating", len(subject.encoded.batches)) as advance:
             return subject, rows_of(subject.task, subject.runner, subject.encoded, advance)
 
-    subject, made = rows(model, engine)
+    subject, made = rows(model, task, engine, None)
     if subject.encoded.truncated:
         notices.append(
             f"{subject.encoded.truncated} of {subject.encoded.texts} texts were longer than "
@@ -80,7 +82,7 @@ def evaluate(
     metrics = subject.task.metrics(made, dataset.examples, subject.id2label)
     fidelity = None
     if reference is not None:
-        _, expected = rows(reference, None)
+        _, expected = rows(reference, subject.task.name, None, subject.max_length)
         if expected.shape != made.shape:
             raise UserInputError(
                 f"`--reference {reference}` gives {expected.shape[1]} numbers a text, the model "
@@ -105,7 +107,9 @@ def _load(
     engine: EngineName | None,
     examples: Sequence[Example],
     batch_size: int,
+    limit: int | None,
 ) -> _Subject:
+    """Loads a folder or a checkpoint; `limit` cuts a checkpoint's inputs as a folder's are."""
     if is_artifact(Path(name)):
         return _load_artifact(Path(name), task, engine, examples, batch_size)
     if engine is not None:
@@ -115,6 +119,7 @@ def _load(
         )
     checkpoint = load_checkpoint(name, task=task)
     body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    max_length = min(checkpoint.max_length, limit or checkpoint.max_length)
     return _Subject(
         task=TASKS[checkpoint.task],
         engine="pytorch",
@@ -124,11 +129,11 @@ def _load(
             checkpoint.tokenizer,
             examples,
             input_names=checkpoint.input_names,
-            max_length=checkpoint.max_length,
+            max_length=max_length,
             batch_size=batch_size,
         ),
         id2label=checkpoint.config.id2label,
-        max_length=checkpoint.max_length,
+        max_length=max_length,
     )
 
 

@@ -6,9 +6,9 @@
 
 One int8 product makes the three projections, and no head is ever transposed in memory. Fires
 after `integer_matmul`, where query, key and value read the same codes, nothing but head splits
-stands between, the factor is `d^-0.5`, and the mask depends on the input `attention_mask` alone
-and is broadcast over queries. The kernel adds -10000 at [PAD] where transformers adds float32's
-lowest: both give a probability of exactly 0 unless all scores of a row are below -9900.
+stands between, the factor is `d^-0.5`, and the mask is 0 or very low as the input `attention_mask`
+alone says, and is broadcast over queries. The kernel adds -10000 at [PAD] where transformers adds
+float32's lowest: both give a probability of exactly 0 unless all scores of a row are below -9900.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from qdqbert.graph.edit import (
 )
 
 _MASK = "attention_mask"
+_LOW = -1e4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,12 @@ def _merged_heads(context: ir.Node) -> ir.Node | None:
 
 
 def _is_padding_mask(value: ir.Value | None) -> bool:
-    """Whether a value depends on `attention_mask` alone and is equal for all queries."""
+    """Whether a value is 0 or very low by `attention_mask` alone, and equal for all queries."""
     if value is None or value.shape is None or len(value.shape) != 4 or value.shape[2] != 1:
+        return False
+    chosen = producer_of(value, "Where")
+    low, zero = (constant_array(each) for each in chosen.inputs[1:]) if chosen else (None, None)
+    if low is None or zero is None or low.max() > _LOW or zero.any():
         return False
     inputs, stack = set(), [value]
     while stack:
