@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--test", required=True)
     parser.add_argument("--calibration")
+    parser.add_argument("--only", default="", help="cases whose name or calibrator has this")
     arguments = parser.parse_args()
     model = str(demo_checkpoint()) if arguments.model == "demo" else arguments.model
     checkpoint = load_checkpoint(model)
@@ -94,6 +95,8 @@ def main() -> None:
     print(f"| recipe | calibrator | {metric.name} | cosine mean / worst | flips % | SQNR dB |")
     print("|---|---|---|---|---|---|")
     for name, recipe, calibrator in CASES:
+        if arguments.only not in f"{name} {calibrator}":
+            continue
         specs = plan_specs(recipe, sited.sites)
         calibration = calibrate(
             sited,

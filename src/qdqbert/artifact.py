@@ -141,6 +141,7 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises:
         OutputExistsError: See `check_output`.
     """
+    directory = directory.absolute()
     check_output(directory, overwrite=overwrite)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

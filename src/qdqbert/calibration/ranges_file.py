@@ -30,6 +30,7 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
     }
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     save_file(tensors, path, metadata={"format": _FORMAT})
+    path.chmod(0o644)  # safetensors makes it private; the rest of the folder is not
 
 
 def read_ranges(path: Path) -> Calibration:

@@ -96,6 +96,11 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
     family = family_of(config.model_type)
     _check_config(config)
     chosen = _choose_task(task, config)
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise CheckpointError(
+            f"Checkpoint {name!r} is a multi-label classifier, which is not supported yet: "
+            "flips and accuracy would be of its largest label only."
+        )
     auto_class = getattr(transformers, _AUTO_CLASSES[chosen])
     model, info = _call(
         name,

@@ -24,6 +24,7 @@ from qdqbert.insert.sited import SitedModel
 WANTED_DB = 40.0
 """Layers that agree to 40 dB differ by rounding ties; a wrong scale or bias is below 20 dB."""
 
+_LEAST_DB = 25.0
 _LAST_BITS = 1e-6
 # Relative size of the noise that stands for another order of the same float32 sums.
 
@@ -54,7 +55,12 @@ class LoweringCheck:
     @property
     def is_exact(self) -> bool:
         """Whether every layer agrees, but for what rounding ties alone explain."""
-        return self.worst_layer_db >= min(WANTED_DB, self.ties_db - 3)
+        return self.worst_layer_db >= self.wanted_db
+
+    @property
+    def wanted_db(self) -> float:
+        """What is asked for: 40 dB, or 3 dB below what ties alone give, but never under 25 dB."""
+        return max(_LEAST_DB, min(WANTED_DB, self.ties_db - 3))
 
     @property
     def saturates(self) -> bool:

@@ -114,7 +114,8 @@ class BenchmarkReport:
 
     Attributes:
         timings: One for each shape, model and engine, shapes outermost.
-        speedups: For each timing, how many times faster it is than the first model at its shape.
+        speedups: For each timing, how many times faster it is than the first model on its
+            engine at its shape.
         threads: Threads of one inference; `None` if each engine chose.
     """
 

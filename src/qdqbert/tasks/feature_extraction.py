@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Example
-from qdqbert.tasks.metrics import pearson, spearman
-from qdqbert.tasks.scores import scores_of
+from qdqbert.tasks.scores import correlations
 from qdqbert.tasks.task import Metric, Rows, Task
 
 
@@ -39,15 +38,11 @@ def _metrics(rows: Rows, examples: Sequence[Example], id2label: Mapping[int, str
             "Embeddings are scored on pairs of texts with a score; the data has one text a row. "
             "Name the second with `--text-pair-column`."
         )
-    scores = scores_of(examples)
     first, second = rows[: len(examples)].astype(np.float64), rows[len(examples) :]
     cosines = (first * second).sum(axis=1) / (
         np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     )
-    return [
-        Metric(name="spearman", value=spearman(cosines, scores), examples=len(examples)),
-        Metric(name="pearson", value=pearson(cosines, scores), examples=len(examples)),
-    ]
+    return correlations(cosines, examples)
 
 
 FEATURE_EXTRACTION = Task(

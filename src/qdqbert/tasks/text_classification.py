@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Example
-from qdqbert.tasks.metrics import accuracy, pearson, spearman
-from qdqbert.tasks.scores import scores_of
+from qdqbert.tasks.metrics import accuracy
+from qdqbert.tasks.scores import correlations
 from qdqbert.tasks.task import Metric, Rows, Task
 
 
@@ -29,11 +29,7 @@ def _rows(
 
 def _metrics(rows: Rows, examples: Sequence[Example], id2label: Mapping[int, str]) -> list[Metric]:
     if rows.shape[1] == 1:
-        scores = scores_of(examples)
-        return [
-            Metric(name="spearman", value=spearman(rows[:, 0], scores), examples=len(examples)),
-            Metric(name="pearson", value=pearson(rows[:, 0], scores), examples=len(examples)),
-        ]
+        return correlations(rows[:, 0], examples)
     labels = [_class_of(example, id2label) for example in examples]
     return [
         Metric(name="accuracy", value=accuracy(rows.argmax(axis=1), labels), examples=len(labels))

@@ -13,7 +13,7 @@ from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.record import BenchmarkReport
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, export_sited
@@ -36,7 +36,7 @@ def benchmark(
     seconds: float = 0.5,
     progress: Progress | None = None,
 ) -> BenchmarkReport:
-    """Times models against each other; the first is what the others are compared with.
+    """Times models against each other; on each engine the first is the others' measure.
 
     Args:
         models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx and
@@ -71,6 +71,10 @@ def benchmark(
             with progress.stage(f"Loading {Path(model).name}"):
                 candidates += _candidates(str(model), engines, scratch / f"{index}.onnx", sequences)
         shapes = [(batch, sequence) for batch in batches for sequence in sequences]
+        if not candidates:
+            raise UserInputError(
+                f"No installed engine runs {', '.join(map(str, models))}. Name one with `--engine`."
+            )
         total = len(candidates) * len(shapes) * rounds
         with progress.stage("Timing", total) as advance:
             timings = time_candidates(
@@ -81,11 +85,14 @@ def benchmark(
                 seconds=seconds,
                 advance=advance,
             )
-    count = len(candidates)
+    first: dict[tuple[str, int, int], Timing] = {}
+    for timing in timings:
+        first.setdefault((timing.engine, timing.batch, timing.sequence), timing)
     return BenchmarkReport(
         timings=tuple(timings),
         speedups=tuple(
-            speedup(timings[index - index % count], timing) for index, timing in enumerate(timings)
+            speedup(first[timing.engine, timing.batch, timing.sequence], timing)
+            for timing in timings
         ),
         threads=threads,
     )

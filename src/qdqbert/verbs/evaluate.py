@@ -61,6 +61,8 @@ def evaluate(
     Raises:
         UserInputError: Something that was named cannot be used.
     """
+    if batch_size < 1:
+        raise UserInputError(f"`--batch-size` must be at least 1, got {batch_size}.")
     progress = progress or Silent()
     dataset = read_dataset(data, columns=columns or Columns(), max_examples=max_examples)
     notices = list(dataset.notices)

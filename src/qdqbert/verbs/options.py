@@ -37,6 +37,11 @@ class QuantizeOptions:
     benchmark: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.targets, str):
+            object.__setattr__(self, "targets", (self.targets,))
+        for name in ("model", "output", "calibration_data"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else str(value))
         for name, least in (("calibration_samples", 1), ("batch_size", 1), ("max_length", 3)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -59,6 +59,7 @@ class Evidence:
         heldout: Texts that were not calibrated on.
         float_rows: The float model's answers to them.
         float_model: File of the float graph.
+        max_length: Longest input in tokens.
     """
 
     checkpoint: Checkpoint
@@ -69,6 +70,7 @@ class Evidence:
     heldout: EncodedExamples
     float_rows: Rows
     float_model: Path
+    max_length: int
 
 
 def prove(
@@ -138,7 +140,7 @@ def _time(
         )
         for name, engine, model in models
     ]
-    longest = evidence.checkpoint.max_length
+    longest = evidence.max_length
     shapes = list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
     total = len(candidates) * len(shapes) * _ROUNDS
     with progress.stage("Timing float and INT8", total) as advance:
@@ -171,7 +173,6 @@ def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     ]
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    chosen = chosen or batches
     with quantizing(evidence.sited, plan.specs, calibration.ranges, calibration.scales):
         return make_references(evidence.sited, evidence.body, evidence.graph, layers, chosen)
 
@@ -183,8 +184,8 @@ def _warnings(report: TargetReport) -> list[str]:
     if not lowering.is_exact:
         warnings.append(
             f"On {report.engine} the graph differs from the fake-quantized PyTorch model: "
-            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where 40 dB is "
-            f"expected (rounding ties alone give {lowering.ties_db:.1f} dB)."
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where "
+            f"{lowering.wanted_db:.1f} dB is expected."
         )
     if lowering.saturates:
         warnings.append(

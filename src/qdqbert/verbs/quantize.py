@@ -95,7 +95,9 @@ class _Run:
             raise UserInputError(
                 f"{options.model!r} is quantized already; expected a float checkpoint."
             )
-        with writing(output, overwrite=options.overwrite or is_demo) as folder:
+        # The demo may replace its own folder, not one that was named with MODEL forgotten.
+        overwrite = options.overwrite or (is_demo and options.output is None)
+        with writing(output, overwrite=overwrite) as folder:
             with self.progress.stage("Loading the checkpoint"):
                 source = str(demo_checkpoint()) if options.model is None else options.model
                 checkpoint = load_checkpoint(source, task=options.task)
@@ -135,6 +137,7 @@ class _Run:
                     heldout=heldout_batches,
                     float_rows=float_rows,
                     float_model=float_model,
+                    max_length=self._max_length(checkpoint),
                 )
                 reports = prove(
                     written,
