@@ -275,3 +275,11 @@ def test_the_digest_is_that_of_the_texts_that_were_used(quantized, write_file, t
     everything = digest_examples(Example(text=text) for text in texts)
     assert len(texts) > record["calibration"]["examples"]
     assert record["calibration"]["examples_sha256"] != everything
+
+
+def test_the_folder_one_stands_in_can_be_the_output(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with writing(Path("."), overwrite=False) as folder:
+        (folder / "a").write_text("b")
+    assert (tmp_path / "a").read_text() == "b"
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}*"))

@@ -93,3 +93,9 @@ def test_other_safetensors_are_named(tmp_path: Path, tensors) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CalibrationError, match=r"model\.safetensors' is no ranges file"):
         read_ranges(tmp_path / "model.safetensors")
+
+
+def test_everybody_may_read_the_file(tmp_path) -> None:
+    path = tmp_path / "ranges.safetensors"
+    write_ranges(Calibration(ranges={}, scales={}), path)
+    assert path.stat().st_mode & 0o777 == 0o644

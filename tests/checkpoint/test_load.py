@@ -153,3 +153,12 @@ def test_a_folder_without_a_tokenizer_is_refused(checkpoint_copy) -> None:
         path.unlink()
     with pytest.raises(CheckpointError, match=r"bert-copy.*tokenizer"):
         load_checkpoint(str(folder))
+
+
+def test_a_multi_label_classifier_is_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    config = json.loads((folder / "config.json").read_text())
+    config["problem_type"] = "multi_label_classification"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="multi-label"):
+        load_checkpoint(str(folder))

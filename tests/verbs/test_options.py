@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqbert.errors import UserInputError
+from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
+from qdqbert.verbs.options import QuantizeOptions
+
+
+def test_paths_and_a_lone_target_are_taken_as_words() -> None:
+    options = QuantizeOptions(
+        model=Path("m"), output=Path("o"), calibration_data=Path("d.csv"), targets="portable"
+    )
+    assert options.command() == (
+        "qdqbert quantize m --output o --calibration-data d.csv --target portable"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("max", Max()), ("mse", Mse()), ("entropy", Entropy()), ("percentile", Percentile(99.99))],
+    ids=["max", "mse", "entropy", "percentile"],
+)
+def test_each_word_makes_its_calibrator(name, expected) -> None:
+    assert QuantizeOptions(calibrator=name).make_calibrator() == expected
+
+
+def test_a_model_without_an_output_is_refused() -> None:
+    with pytest.raises(UserInputError, match="`--output` is missing"):
+        QuantizeOptions(model="m")
