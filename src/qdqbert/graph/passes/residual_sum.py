@@ -3,7 +3,7 @@
     LayerNormalization(Add(x, y))  ->  LayerNormalization(Sum(x, y))
 
 When it loads a graph, onnxruntime joins Add and LayerNormalization to SkipLayerNormalization.
-That CPU kernel sums in a scalar loop and takes about five times as long as the vectorised
+That CPU kernel sums in a scalar loop and takes several times as long as the vectorised
 LayerNormalization and the add together (`benchmarks/layer_norm.py`); no fusion knows Sum. Fires
 only where the LayerNormalization is the add's one reader.
 """
