@@ -22,7 +22,7 @@ from qdqbert.graph.export import GraphBody
 from qdqbert.insert.sited import SitedModel
 
 WANTED_DB = 40.0
-"""Layers that agree to 40 dB differ by rounding ties; a wrong scale or bias is below 20 dB."""
+"""Layers that agree to 40 dB differ by rounding ties; a misplaced scale or bias falls far below."""
 
 _LEAST_DB = 25.0
 _LAST_BITS = 1e-6

@@ -60,9 +60,9 @@ def layer_inputs(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]
 def teacher_forced(model: ir.Model, values: Sequence[str]) -> ir.Model:
     """A graph that is given the listed values instead of using its own, which it returns.
 
-    Rounding turns a difference in the last bit into a whole step now and then, and every layer
-    multiplies such steps: over six layers two right implementations part at about 30 dB. Given
-    the same input, each layer can be compared alone, and only real differences are left.
+    Rounding turns a difference in the last bit into a whole step now and then, and such steps grow
+    from layer to layer until two right implementations look apart. Given the same input, each
+    layer can be compared alone, and only real differences are left.
 
     Args:
         model: A finished graph; not changed.
