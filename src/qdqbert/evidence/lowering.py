@@ -18,7 +18,7 @@ from qdqbert.encoding import Batch
 from qdqbert.engines.runner import EngineName, Runner, open_runner
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
-from qdqbert.graph.export import GraphBody
+from qdqbert.graph.export import GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 
 WANTED_DB = 40.0
@@ -147,8 +147,7 @@ def _run(
     finally:
         for each in hooks:
             each.remove()
-    named = zip(body.output_names, (output.numpy() for output in outputs), strict=True)
-    return states, dict(named)
+    return states, to_numpy(outputs, body.output_names)
 
 
 def check_lowering(

@@ -11,7 +11,7 @@ import torch
 
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.engines.runner import Runner
-from qdqbert.graph.export import GraphBody
+from qdqbert.graph.export import GraphBody, to_numpy
 from qdqbert.tasks.data import Example
 from qdqbert.tasks.task import Rows, Task
 
@@ -67,9 +67,7 @@ class TorchRunner:
         """One forward pass."""
         with torch.inference_mode():
             outputs = self._body(**{k: torch.from_numpy(v) for k, v in inputs.items()})
-        return {
-            name: output.numpy() for name, output in zip(self.output_names, outputs, strict=True)
-        }
+        return to_numpy(outputs, self.output_names)
 
 
 def rows_of(
