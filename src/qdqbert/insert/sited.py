@@ -63,7 +63,7 @@ def insert_quantizers_(model: nn.Module, family: Family) -> SitedModel:
     Raises:
         CheckpointError: The model holds no encoder layer of this family.
     """
-    layers = [name for name, _ in model.named_modules() if family.is_layer(name)]
+    layers = encoder_layers(model, family)
     if not layers:
         raise CheckpointError(
             f"The model ({type(model).__name__}) holds no encoder layer of family "
@@ -82,6 +82,11 @@ def insert_quantizers_(model: nn.Module, family: Family) -> SitedModel:
         if isinstance(module, TensorQuantizer)
     }
     return SitedModel(model=model.eval(), quantizers=quantizers)
+
+
+def encoder_layers(model: nn.Module, family: Family) -> list[str]:
+    """Paths of the encoder layers, in order."""
+    return [name for name, _ in model.named_modules() if family.is_layer(name)]
 
 
 def _insert_in_layer_(model: nn.Module, layer: str, family: Family) -> None:

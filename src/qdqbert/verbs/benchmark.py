@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
@@ -16,7 +14,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.record import BenchmarkReport
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import GraphBody, export_sited
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.progress import Progress, Silent
@@ -140,14 +138,8 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
     _check_length(model, checkpoint.max_length, sequences)
     body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    example = {
-        name: torch.ones((2, 8), dtype=torch.int64)
-        if name != "token_type_ids"
-        else torch.zeros((2, 8), dtype=torch.int64)
-        for name in checkpoint.input_names
-    }
-    example["attention_mask"][1, -1] = 0
-    save_graph(float_graph(export_sited(sited, body, example)), path)
+    sited_graph = export_sited(sited, body, example_inputs(checkpoint.input_names))
+    save_graph(float_graph(sited_graph), path)
     return int(checkpoint.config.vocab_size)
 
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from qdqbert.calibration.session import Calibration
+from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.numerics.affine import parameters_of
 from qdqbert.targets.target import Plan
@@ -46,7 +47,7 @@ def quantization_json(
         "command": options.command(),
         "seed": options.seed,
         "checkpoint": {
-            "name": options.model or "all-MiniLM-L6-v2",
+            "name": options.model or DEMO_NAME,
             "task": checkpoint.task,
             "model_type": checkpoint.family.model_type,
             "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),

@@ -17,7 +17,7 @@ from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
 from qdqbert.evidence.record import LatencyReport, TargetReport
 from qdqbert.graph.export import GraphBody
-from qdqbert.insert.sited import SitedModel, quantizing
+from qdqbert.insert.sited import SitedModel, encoder_layers, quantizing
 from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan
 from qdqbert.tasks import TASKS
@@ -92,19 +92,23 @@ def prove(
     """
     jobs = [(each, engine) for each in written for engine in _engines(each.plan, notices)]
     timings = _time(jobs, evidence, progress) if benchmark else []
+    references: dict[str, list[Reference]] = {}
     reports = []
     for each, engine in jobs:
-        title = f"Checking {each.plan.target.name} on {engine}"
+        target = each.plan.target.name
+        title = f"Checking {target} on {engine}"
         with progress.stage(title, len(evidence.heldout.batches)) as advance:
             task = TASKS[evidence.checkpoint.task]
+            if target not in references:  # the same on every engine
+                references[target] = _references(each.plan, evidence)
             rows = rows_of(task, open_runner(engine, each.path), evidence.heldout, advance)
             report = TargetReport(
-                target=each.plan.target.name,
+                target=target,
                 engine=engine,
                 recipe=each.plan.recipe.name,
                 model=each.name,
                 fidelity=compare(evidence.float_rows, rows, kind=task.kind(rows)),
-                lowering=check_lowering(each.model, _references(each.plan, evidence), engine),
+                lowering=check_lowering(each.model, references[target], engine),
                 size_bytes=size_bytes(each.path),
                 size_ratio=size_bytes(each.path) / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
@@ -168,9 +172,7 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
 def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     """What PyTorch computes under a plan, on batches of different lengths."""
     checkpoint, calibration = evidence.checkpoint, evidence.calibration
-    layers = [
-        name for name, _ in checkpoint.model.named_modules() if checkpoint.family.is_layer(name)
-    ]
+    layers = encoder_layers(checkpoint.model, checkpoint.family)
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
     with quantizing(evidence.sited, plan.specs, calibration.ranges, calibration.scales):

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
 from qdqbert import resources
 from qdqbert.artifact import (
@@ -25,12 +24,12 @@ from qdqbert.artifact import (
 )
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.calibration.session import Calibration, calibrate
-from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.record import QuantizeReport, json_ready
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import GraphBody, export_sited
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import SitedModel, insert_quantizers_
 from qdqbert.progress import Progress, Silent
@@ -69,11 +68,7 @@ def quantize(
         UserInputError: Something that was named cannot be used; nothing was written.
         CalibrationError: A site saw no usable value; nothing was written.
     """
-    chosen = QuantizeOptions(
-        model=None if model is None else str(model),
-        output=None if output is None else str(output),
-        **options,
-    )
+    chosen = QuantizeOptions(model=model, output=output, **options)  # type: ignore[arg-type]
     return _Run(chosen, progress or Silent()).run()
 
 
@@ -90,7 +85,7 @@ class _Run:
         is_demo = options.model is None
         names = options.targets or (("onnxruntime", "openvino") if is_demo else ("portable",))
         targets = [target_named(name) for name in dict.fromkeys(names)]
-        output = Path(options.output or "qdqbert-all-MiniLM-L6-v2")
+        output = Path(options.output or f"qdqbert-{DEMO_NAME}")
         if options.model is not None and is_artifact(Path(options.model)):
             raise UserInputError(
                 f"{options.model!r} is quantized already; expected a float checkpoint."
@@ -103,8 +98,9 @@ class _Run:
                 checkpoint = load_checkpoint(source, task=options.task)
             task = TASKS[checkpoint.task]
             used, heldout = self._examples()
-            calibration_batches = self._encode(checkpoint, used, "calibration")
-            heldout_batches = self._encode(checkpoint, heldout, "held-out")
+            limit = self._max_length(checkpoint)
+            calibration_batches = self._encode(checkpoint, used, "calibration", limit)
+            heldout_batches = self._encode(checkpoint, heldout, "held-out", limit)
             body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
             float_rows = self._float_rows(task, body, heldout_batches, checkpoint)
 
@@ -121,10 +117,9 @@ class _Run:
                     "values. Check its weights."
                 )
             with self.progress.stage("Exporting the graph"):
-                example = _example_inputs(heldout_batches)
-                graph = export_sited(sited, body, example)
+                graph = export_sited(sited, body, example_inputs(checkpoint.input_names))
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
-            self._write_inputs(folder, checkpoint, calibration, written, used, body)
+            self._write_inputs(folder, checkpoint, calibration, written, used, body, limit)
             with tempfile.TemporaryDirectory() as scratch:
                 float_model = Path(scratch) / MODEL
                 save_graph(float_graph(graph), float_model)
@@ -137,7 +132,7 @@ class _Run:
                     heldout=heldout_batches,
                     float_rows=float_rows,
                     float_model=float_model,
-                    max_length=self._max_length(checkpoint),
+                    max_length=limit,
                 )
                 reports = prove(
                     written,
@@ -148,7 +143,7 @@ class _Run:
                 )
                 report = QuantizeReport(
                     directory=str(output),
-                    checkpoint=checkpoint.name if options.model else "all-MiniLM-L6-v2",
+                    checkpoint=options.model or DEMO_NAME,
                     task=checkpoint.task,
                     calibration_texts=calibration_batches.texts,
                     heldout_texts=heldout_batches.texts,
@@ -190,9 +185,8 @@ class _Run:
         return dataset
 
     def _encode(
-        self, checkpoint: Checkpoint, examples: Sequence[Example], what: str
+        self, checkpoint: Checkpoint, examples: Sequence[Example], what: str, limit: int
     ) -> EncodedExamples:
-        limit = self._max_length(checkpoint)
         encoded = encode_examples(
             TASKS[checkpoint.task],
             checkpoint.tokenizer,
@@ -275,6 +269,7 @@ class _Run:
         written: Sequence[Written],
         used: Sequence[Example],
         body: GraphBody,
+        limit: int,
     ) -> None:
         checkpoint.config.save_pretrained(folder)
         checkpoint.tokenizer.save_pretrained(folder)
@@ -286,17 +281,7 @@ class _Run:
             {each.plan.target.name: each.name for each in written},
             [each.plan for each in written],
             used,
-            max_length=self._max_length(checkpoint),
+            max_length=limit,
             output_names=body.output_names,
         )
         write_json(folder / QUANTIZATION, content)
-
-
-def _example_inputs(encoded: EncodedExamples) -> dict[str, torch.Tensor]:
-    """Two short texts, one with padding, for the exporter to trace."""
-    inputs = {
-        name: torch.from_numpy(array[:1]).repeat(2, 1)
-        for name, array in encoded.batches[-1].inputs.items()
-    }
-    inputs["attention_mask"][1, -1] = 0
-    return inputs
