@@ -51,5 +51,9 @@ class CalibrationError(QdqBertError, RuntimeError):
     """A quantizer has no usable range."""
 
 
+class UncalibratedError(CalibrationError, AssertionError):
+    """A quantizer saw no data. An assertion in pytorch-quantization, so that both are caught."""
+
+
 class GraphError(QdqBertError, RuntimeError):
     """An exported graph is not what the next step needs."""

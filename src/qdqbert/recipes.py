@@ -7,10 +7,13 @@ to the residual adds.
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self, get_args
 
-from qdqbert.errors import UserInputError
-from qdqbert.spec import Recipe, Rule, Smoothing, TensorSpec
+from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.spec import Range, Recipe, Rule, Site, Smoothing, TensorSpec, input_site_of
 
 WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
 """[-127, 127], one scale per output channel: the paper's weights."""
@@ -98,6 +101,209 @@ def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
     if name not in RECIPES:
         raise UserInputError(f"Recipe {name!r} is unknown. Known: {', '.join(sorted(RECIPES))}.")
     return RECIPES[name](embeddings)
+
+
+CalibratorName = Literal["max", "percentile", "mse", "entropy"]
+
+_LAYER_MODULE = r"layers?\.\d+\."
+_FUSED = ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Switches:
+    """The quantization switches of QDQBERT's SQuAD example, as one value that is stored.
+
+    Patterns are regular expressions, searched in the names of quantizers and of the linears that
+    these belong to. Disables come first, then `quant_enable_layer_module`: with `quant_disable` it
+    names all that is quantized.
+
+    Attributes:
+        wprec: Bits of weights.
+        aprec: Bits of activations.
+        quant_per_tensor: One scale a weight instead of one per output channel.
+        quant_disable: Leave everything in float.
+        quant_disable_keyword: Leave what a pattern finds in float.
+        quant_disable_layer_module: The same in every layer: the pattern follows `layer.N.`.
+        quant_enable_layer_module: Quantize what the pattern finds in every layer after all.
+        calibrator: Which rule takes ranges from what was seen.
+        percentile: Share of magnitudes to cover; for the calibrator `"percentile"`, and needed.
+        fuse_qkv: One range for the attention products' query, key and value, as engines with a
+            fused product want; with `quant_per_tensor` one for their weights too.
+        clip_gelu: Highest value that a GELU's output, the FFN's second input, can take.
+        recalibrate_weights: Take weights' ranges from the weights, though some are stored.
+
+    Source: transformers' `quantization-qdqbert` example, `quant_trainer.py`. Mended: switches work
+    in any order and while calibrating, `mse` and `entropy` run, a pattern that finds nothing is an
+    error, and what was set is stored with the checkpoint.
+    """
+
+    wprec: int = 8
+    aprec: int = 8
+    quant_per_tensor: bool = False
+    quant_disable: bool = False
+    quant_disable_keyword: tuple[str, ...] = ()
+    quant_disable_layer_module: str | None = None
+    quant_enable_layer_module: str | None = None
+    calibrator: CalibratorName = "max"
+    percentile: float | None = None
+    fuse_qkv: bool = False
+    clip_gelu: float | None = None
+    recalibrate_weights: bool = False
+
+    def __post_init__(self) -> None:
+        keywords = self.quant_disable_keyword
+        object.__setattr__(
+            self,
+            "quant_disable_keyword",
+            (keywords,) if isinstance(keywords, str) else tuple(keywords),
+        )
+        for name in ("wprec", "aprec"):
+            if not 2 <= getattr(self, name) <= 8:
+                raise SpecError(f"`{name}` must be between 2 and 8, got {getattr(self, name)}.")
+        if self.calibrator not in get_args(CalibratorName):
+            known = ", ".join(get_args(CalibratorName))
+            raise SpecError(f"Invalid calibrator {self.calibrator!r}. Known: {known}.")
+        if self.calibrator == "percentile" and self.percentile is None:
+            raise SpecError("Specify `percentile` when using the percentile calibrator.")
+        if self.percentile is not None and self.calibrator != "percentile":
+            raise SpecError(
+                f"`percentile={self.percentile}` needs `calibrator='percentile'`, got "
+                f"{self.calibrator!r}."
+            )
+        if self.percentile is not None and not 0 < self.percentile <= 100:
+            raise SpecError(f"`percentile` must be above 0 and at most 100, got {self.percentile}.")
+        if self.clip_gelu is not None and not self.clip_gelu > 0:
+            raise SpecError(f"`clip_gelu` must be above 0, got {self.clip_gelu}.")
+        for pattern in (
+            *self.quant_disable_keyword,
+            self.quant_disable_layer_module,
+            self.quant_enable_layer_module,
+        ):
+            if pattern is None:
+                continue
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise SpecError(f"{pattern!r} is no regular expression: {error}.") from error
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The switches that `to_dict` wrote.
+
+        Raises:
+            SpecError: A switch is unknown.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise SpecError(f"Unknown switches {unknown}. Known: {', '.join(sorted(known))}.")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Switches that are not at their default, as plain values."""
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+
+    def apply(
+        self, specs: Mapping[str, TensorSpec | None], sites: Iterable[Site]
+    ) -> dict[str, TensorSpec | None]:
+        """What a recipe's specs become.
+
+        Args:
+            specs: By site name, for every site: as the recipe says.
+            sites: All sites.
+
+        Raises:
+            UnmatchedRuleError: A pattern finds nothing.
+        """
+        sites = list(sites)
+        wanted = {site.name: self._precision(specs[site.name], site) for site in sites}
+        on = dict.fromkeys(wanted, not self.quant_disable)
+        for switch, pattern, value in self._patterns():
+            found = [site.name for site in sites if _finds(pattern, site)]
+            if not found:
+                raise UnmatchedRuleError(
+                    f"`{switch}` {pattern!r} matches none of {len(wanted)} quantizers, such as "
+                    f"`{next(iter(wanted), '')}`. Check its spelling."
+                )
+            on.update(dict.fromkeys(found, value))
+        return {name: spec if on[name] else None for name, spec in wanted.items()}
+
+    def adjust(self, ranges: Mapping[str, Range]) -> dict[str, Range]:
+        """What calibrated ranges become: clipped behind GELUs, shared by query, key and value."""
+        adjusted = dict(ranges)
+        if self.clip_gelu is not None:
+            for name in adjusted:
+                if is_gelu_output(name):
+                    adjusted[name] = _clipped(adjusted[name], self.clip_gelu)
+        if self.fuse_qkv:
+            for names in fused_groups(adjusted, _FUSED):
+                shared = _hull([adjusted[name] for name in names])
+                adjusted.update(dict.fromkeys(names, shared))
+        return adjusted
+
+    def _precision(self, spec: TensorSpec | None, site: Site) -> TensorSpec | None:
+        if spec is None:
+            return None
+        if site.kind == "activation":
+            return dataclasses.replace(spec, bits=self.aprec)
+        # Tables are read by row; they are no linears, and none of QDQBERT's.
+        per_tensor = self.quant_per_tensor and site.channel_axis == 0
+        return dataclasses.replace(spec, bits=self.wprec, axis=None if per_tensor else spec.axis)
+
+    def _patterns(self) -> list[tuple[str, str, bool]]:
+        found = [("quant_disable_keyword", word, False) for word in self.quant_disable_keyword]
+        if self.quant_disable_layer_module is not None:
+            pattern = _LAYER_MODULE + self.quant_disable_layer_module
+            found.append(("quant_disable_layer_module", pattern, False))
+        if self.quant_enable_layer_module is not None:
+            pattern = _LAYER_MODULE + self.quant_enable_layer_module
+            found.append(("quant_enable_layer_module", pattern, True))
+        return found
+
+
+def is_gelu_output(name: str) -> bool:
+    """Whether a site is the input of an FFN's second linear."""
+    return name.endswith("output.dense._input_quantizer") and not name.endswith(
+        "attention.output.dense._input_quantizer"
+    )
+
+
+def fused_groups(names: Iterable[str], members: tuple[str, ...]) -> list[list[str]]:
+    """Names that end in one of `members` and share what comes before, where all are there."""
+    known = set(names)
+    first = members[0]
+    groups = []
+    for name in names:
+        if name.endswith(f".{first}"):
+            base = name.removesuffix(first)
+            group = [base + member for member in members]
+            if known.issuperset(group):
+                groups.append(group)
+    return groups
+
+
+def _finds(pattern: str, site: Site) -> bool:
+    owner = site.name.rpartition(".")[0]
+    of_linear = site.name in (input_site_of(site.name), f"{owner}._weight_quantizer")
+    return bool(re.search(pattern, site.name) or (of_linear and re.search(pattern, owner)))
+
+
+def _clipped(chosen: Range, limit: float) -> Range:
+    return Range(
+        amax=min(chosen.amax, limit), low=max(chosen.low, -limit), high=min(chosen.high, limit)
+    )
+
+
+def _hull(ranges: list[Range]) -> Range:
+    return Range(
+        amax=max(chosen.amax for chosen in ranges),
+        low=min(chosen.low for chosen in ranges),
+        high=max(chosen.high for chosen in ranges),
+    )
 
 
 def _embedding_rule(embeddings: Embeddings) -> Rule:

@@ -11,6 +11,14 @@ from typing import Literal
 from qdqbert.errors import SpecError, UnmatchedRuleError
 
 
+def code_bounds(bits: int, *, signed: bool, narrow: bool = False) -> tuple[int, int]:
+    """Lowest and highest code of that many bits; `narrow` drops the lowest signed one."""
+    if not signed:
+        return 0, (1 << bits) - 1
+    highest = (1 << (bits - 1)) - 1
+    return -highest - int(not narrow), highest
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorSpec:
     """How one tensor is quantized.
@@ -65,12 +73,12 @@ class TensorSpec:
     @property
     def qmin(self) -> int:
         """Lowest code."""
-        return -(1 << (self.bits - 1)) + int(self.narrow) if self.signed else 0
+        return code_bounds(self.bits, signed=self.signed, narrow=self.narrow)[0]
 
     @property
     def qmax(self) -> int:
         """Highest code."""
-        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+        return code_bounds(self.bits, signed=self.signed, narrow=self.narrow)[1]
 
     def __str__(self) -> str:
         sign = "int" if self.signed else "uint"

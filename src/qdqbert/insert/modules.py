@@ -10,8 +10,9 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from qdqbert.insert.quantizer import TensorQuantizer
+from qdqbert.nn import QuantLinear, TensorQuantizer
 from qdqbert.spec import Site
+from qdqbert.tensor_quant import QuantDescriptor
 
 ATTENTION = "qdqbert"
 """Name of our attention function in transformers' attention interface."""
@@ -21,37 +22,16 @@ MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
 head_dim)`, k is transposed, a holds the probabilities `(batch, heads, seq, seq)`."""
 
 
-class QuantLinear(nn.Linear):
-    """A linear with a quantizer on its input and one on its weight.
-
-    Attributes:
-        _input_quantizer: Sees the input, `(batch, seq, in)`.
-        _weight_quantizer: Sees the weight, `(out, in)`.
-    """
-
-    _input_quantizer: TensorQuantizer
-    _weight_quantizer: TensorQuantizer
-
-    @classmethod
-    def from_float(cls, linear: nn.Linear, *, name: str) -> Self:
-        """A linear at path `name` that shares the parameters of `linear`."""
-        new = cls(
-            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
-        )
-        new.weight, new.bias = linear.weight, linear.bias
-        new._input_quantizer = TensorQuantizer(
-            Site(name=f"{name}._input_quantizer", kind="activation", sequence_axes=(1,))
-        )
-        new._weight_quantizer = TensorQuantizer(
-            Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=0)
-        )
-        return new.train(linear.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(batch, seq, in)` to `(batch, seq, out)`."""
-        return functional.linear(
-            self._input_quantizer(x), self._weight_quantizer(self.weight), self.bias
-        )
+def sited_linear(linear: nn.Linear, *, name: str) -> QuantLinear:
+    """A quantized linear for path `name` that shares the parameters of `linear`."""
+    new = QuantLinear.from_float(linear)
+    new._input_quantizer.site = Site(
+        name=f"{name}._input_quantizer", kind="activation", sequence_axes=(1,)
+    )
+    new._weight_quantizer.site = Site(
+        name=f"{name}._weight_quantizer", kind="weight", channel_axis=0
+    )
+    return new
 
 
 class QuantEmbedding(nn.Embedding):
@@ -69,8 +49,11 @@ class QuantEmbedding(nn.Embedding):
             device="meta",
         )
         new.weight = embedding.weight
+        # The paper leaves tables in float: only a recipe quantizes them.
         new._weight_quantizer = TensorQuantizer(
-            Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=1)
+            QuantDescriptor(axis=1, narrow_range=True),
+            disabled=True,
+            site=Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=1),
         )
         return new.train(embedding.training)
 
@@ -93,7 +76,7 @@ class QuantResidualOutput(nn.Module):
         parts = dict(output.named_children())
         dense = parts["dense"]
         assert isinstance(dense, nn.Linear)
-        self.dense = QuantLinear.from_float(dense, name=f"{name}.dense")
+        self.dense = sited_linear(dense, name=f"{name}.dense")
         self.dropout = parts["dropout"]
         self.LayerNorm = parts["LayerNorm"]
         self.add_local_input_quantizer = _hidden_quantizer(f"{name}.add_local_input_quantizer")
@@ -114,7 +97,7 @@ def add_matmul_quantizers_(attention: nn.Module, *, name: str) -> None:
     for letter, axes in MATMUL_SEQUENCE_AXES.items():
         attribute = f"matmul_{letter}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=axes)
-        attention.add_module(attribute, TensorQuantizer(site))
+        attention.add_module(attribute, _activation_quantizer(site))
 
 
 def register_attention() -> None:
@@ -166,4 +149,9 @@ def quantized_attention(
 
 
 def _hidden_quantizer(name: str) -> TensorQuantizer:
-    return TensorQuantizer(Site(name=name, kind="activation", sequence_axes=(1,)))
+    return _activation_quantizer(Site(name=name, kind="activation", sequence_axes=(1,)))
+
+
+def _activation_quantizer(site: Site) -> TensorQuantizer:
+    # As QDQBERT: quantizers that belong to no linear are made as those of linears' inputs.
+    return TensorQuantizer(QuantLinear.default_quant_desc_input, site=site)

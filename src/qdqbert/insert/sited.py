@@ -21,12 +21,14 @@ from qdqbert.errors import CalibrationError, CheckpointError
 from qdqbert.insert.modules import (
     ATTENTION,
     QuantEmbedding,
-    QuantLinear,
     QuantResidualOutput,
     add_matmul_quantizers_,
     register_attention,
+    sited_linear,
 )
-from qdqbert.insert.quantizer import Action, TensorQuantizer, mark
+from qdqbert.nn import TensorQuantizer
+from qdqbert.nn.export import mark
+from qdqbert.nn.tensor_quantizer import Action
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     fake_quantize,
@@ -54,11 +56,18 @@ class SitedModel:
         return tuple(quantizer.site for quantizer in self.quantizers.values())
 
 
-def insert_quantizers_(model: nn.Module, family: Family) -> SitedModel:
+def insert_quantizers_(
+    model: nn.Module, family: Family, *, tables: bool = True
+) -> SitedModel:
     """Puts a quantizer at every site of a post-LayerNorm encoder; changes `model` in place.
 
     Per layer: 6 linears x (input, weight) + 4 inputs of the attention products + 2 residual
-    adds x 2 = 20, as QDQBERT; and one for each embedding table.
+    adds x 2 = 20, as QDQBERT; and one for each embedding table. All are disabled.
+
+    Args:
+        model: A transformers model.
+        family: Where its sites stand.
+        tables: Whether embedding tables are sites too.
 
     Raises:
         CheckpointError: The model holds no encoder layer of this family.
@@ -74,14 +83,24 @@ def insert_quantizers_(model: nn.Module, family: Family) -> SitedModel:
     for name in layers:
         _insert_in_layer_(model, name, family)
     for name, module in list(model.named_modules()):
-        if family.is_embedding_table(name) and isinstance(module, nn.Embedding):
+        if tables and family.is_embedding_table(name) and isinstance(module, nn.Embedding):
             model.set_submodule(name, QuantEmbedding.from_float(module, name=name))
-    quantizers = {
-        module.site.name: module
-        for module in model.modules()
-        if isinstance(module, TensorQuantizer)
-    }
-    return SitedModel(model=model.eval(), quantizers=quantizers)
+    sited = sited_model(model.eval())
+    for quantizer in sited.quantizers.values():
+        quantizer.disable()
+    return sited
+
+
+def sited_model(model: nn.Module) -> SitedModel:
+    """A model that carries quantizers already."""
+    return SitedModel(
+        model=model,
+        quantizers={
+            module.site.name: module
+            for module in model.modules()
+            if isinstance(module, TensorQuantizer) and module.site is not None
+        },
+    )
 
 
 def encoder_layers(model: nn.Module, family: Family) -> list[str]:
@@ -94,7 +113,7 @@ def _insert_in_layer_(model: nn.Module, layer: str, family: Family) -> None:
         name = f"{layer}.{path}"
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear), name
-        model.set_submodule(name, QuantLinear.from_float(linear, name=name))
+        model.set_submodule(name, sited_linear(linear, name=name))
     name = f"{layer}.{family.attention}"
     add_matmul_quantizers_(model.get_submodule(name), name=name)
     for path in family.residual_outputs:

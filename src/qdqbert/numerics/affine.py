@@ -9,6 +9,7 @@ Pure functions: no state, no modules, no in-place writes to an argument.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -131,36 +132,116 @@ def fake_quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpe
         parameters: Of the same tensor.
         spec: Of the same tensor.
 
-    Source: straight-through estimator with clipping, Bengio et al. 2013, arXiv:1308.3432;
-    pytorch-quantization's `fake_tensor_quant`.
+    Source: straight-through estimator with clipping, Bengio et al. 2013, arXiv:1308.3432.
     """
-    result: Tensor = _FakeQuantize.apply(x, parameters, spec)  # type: ignore[no-untyped-call]
+    scale, zero_point = _along(parameters, x, spec.axis)
+    zero = None if spec.symmetric else zero_point
+    return round_trip(x, scale, spec.qmin, spec.qmax, zero_point=zero)
+
+
+def round_trip(
+    x: Tensor,
+    scale: Tensor,
+    qmin: int,
+    qmax: int,
+    *,
+    zero_point: Tensor | None = None,
+    inverse: Tensor | None = None,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
+) -> Tensor:
+    """Quantizes and dequantizes: `(clamp(round(x / scale) + zero_point) - zero_point) * scale`.
+
+    Every fake quantization of this package ends here, so all round alike: to even, after a
+    division, as ONNX's QuantizeLinear. In place on one buffer: torch's own fake-quantize kernels
+    are several times slower on CPUs (`benchmarks/fake_quant.py`).
+
+    Args:
+        x: Any shape, floating point. Half precisions are computed in float32 and cast back.
+        scale: Real value of a step, above 0, broadcasts to `x`.
+        qmin: Lowest code.
+        qmax: Highest code.
+        zero_point: Code of real 0, broadcasts to `x`; 0 if `None`.
+        inverse: Codes are divided by it instead of multiplied by `scale`: pytorch-quantization's
+            way to go back, which differs in the last bit.
+        low: Smallest value whose gradient passes, broadcasts to `x`. Without `low` and `high` it
+            passes wherever the code did not saturate.
+        high: Largest value whose gradient passes.
+    """
+    result: Tensor = _RoundTrip.apply(  # type: ignore[no-untyped-call]
+        x, scale, qmin, qmax, zero_point, inverse, low, high
+    )
     return result
 
 
-class _FakeQuantize(torch.autograd.Function):
-    """Quantize then dequantize, with a straight-through gradient."""
+class _RoundTrip(torch.autograd.Function):
+    """Quantize then dequantize, with a straight-through gradient inside of the range."""
 
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx,
         x: Tensor,
-        parameters: QuantizationParameters,
-        spec: TensorSpec,
+        scale: Tensor,
+        qmin: int,
+        qmax: int,
+        zero_point: Tensor | None,
+        inverse: Tensor | None,
+        low: Tensor | None,
+        high: Tensor | None,
     ) -> Tensor:
-        scale, zero_point = _along(parameters, x, spec.axis)
-        unclamped = torch.round(x.to(torch.float32) / scale) + zero_point
-        codes = unclamped.clamp(spec.qmin, spec.qmax)
-        if x.requires_grad:
-            ctx.save_for_backward(codes == unclamped)
-        return ((codes - zero_point) * scale).to(x.dtype)
+        real = widened(x)
+        codes = torch.round(real / scale)
+        if zero_point is not None:
+            codes += zero_point
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            if low is None or high is None:
+                inside = (codes >= qmin) & (codes <= qmax)
+            else:
+                inside = (real >= low) & (real <= high)
+            ctx.save_for_backward(inside)
+        codes = codes.clamp_(qmin, qmax)
+        if zero_point is not None:
+            codes -= zero_point
+        reals = codes.mul_(scale) if inverse is None else codes.div_(inverse)
+        return reals.to(x.dtype)
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         (inside,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad * inside, None, None
+        return grad * inside, None, None, None, None, None, None, None
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in at least float32, in which half precisions are quantized."""
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def reduce_amax(
+    x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = True
+) -> Tensor:
+    """Largest magnitude over some axes, without a gradient.
+
+    Args:
+        x: Any shape.
+        axis: Axes that are reduced; all of them if `None`.
+        keepdims: Keep reduced axes with size 1, unless one value is left, which is a scalar.
+
+    Raises:
+        ValueError: More axes are named than `x` has.
+
+    Source: pytorch-quantization's `utils.reduce_amax`.
+    """
+    with torch.no_grad():
+        if axis is None:
+            return x.abs().amax()
+        axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        if len(axes) > x.dim():
+            raise ValueError("Cannot reduce more axes than tensor's dim.")
+        # torch takes no axes for all axes
+        amax = torch.amax(x.abs(), dim=axes, keepdim=keepdims) if axes else x.abs()
+        return amax.squeeze() if amax.numel() == 1 else amax
 
 
 def _rows(weight: Tensor, axis: int) -> Tensor:

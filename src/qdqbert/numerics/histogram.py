@@ -1,6 +1,6 @@
 """Streaming statistics of one tensor: fixed size, one pass, exactly mergeable.
 
-Counts live on a grid of `2 * BINS` bins over `(-2^e, 2^e)`, where `2^e` is the smallest power of
+Counts live on a grid of `2 * bins` bins over `(-2^e, 2^e)`, where `2^e` is the smallest power of
 two above the largest magnitude seen. A larger value doubles the range: neighbouring bins are
 summed. Bin edges are dyadic, so `floor(x / width)` is exact in floating point and halving it is
 too: the counts depend on the multiset of values only, not on batches, their order, or on how
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 BINS = 4096
-"""Bins on each side of zero; between half and all of them lie below the largest magnitude."""
+"""Bins on each side of zero; between half and all of them lie below the largest magnitude. Other
+numbers have to be powers of two as well."""
 
 _LOWEST_EXPONENT = -100
 # The grid gets no finer than this: `BINS / 2^exponent` has to be a float32.
@@ -34,7 +35,7 @@ class Histogram:
     Attributes:
         exponent: The grid covers `(-2^exponent, 2^exponent)`.
         positive: How many values `x >= 0` fell in each bin `[k, k + 1) * width`. Shape
-            `(BINS,)`, int64: it cannot saturate before 9e18 values.
+            `(bins,)`, int64: it cannot saturate before 9e18 values.
         negative: The same for `-x` of values `x < 0`.
         low: Smallest value seen, exact; `inf` before the first.
         high: Largest value seen, exact; `-inf` before the first.
@@ -59,49 +60,55 @@ class Histogram:
     @property
     def width(self) -> float:
         """Width of a bin, a power of two, real units."""
-        return math.ldexp(1.0, self.exponent) / BINS
+        return math.ldexp(1.0, self.exponent) / self.bins
+
+    @property
+    def bins(self) -> int:
+        """Bins on each side of zero."""
+        return self.positive.numel()
 
     def magnitudes(self) -> Tensor:
-        """Counts of magnitudes: both sides folded. Shape `(BINS,)`, int64."""
+        """Counts of magnitudes: both sides folded. Shape `(bins,)`, int64."""
         return self.positive + self.negative
 
 
-def empty() -> Histogram:
-    """The histogram of no values."""
+def empty(bins: int = BINS) -> Histogram:
+    """The histogram of no values, with so many bins on each side: a power of two."""
     return Histogram(
         exponent=_LOWEST_EXPONENT,
-        positive=torch.zeros(BINS, dtype=torch.int64),
-        negative=torch.zeros(BINS, dtype=torch.int64),
+        positive=torch.zeros(bins, dtype=torch.int64),
+        negative=torch.zeros(bins, dtype=torch.int64),
         low=math.inf,
         high=-math.inf,
     )
 
 
-def summarise(x: Tensor) -> Histogram:
+def summarise(x: Tensor, bins: int = BINS) -> Histogram:
     """Histogram of the values of one tensor.
 
     Args:
         x: Any shape and device, floating point.
+        bins: Bins on each side of zero: a power of two.
 
     Raises:
         ValueError: A value is NaN or infinite.
     """
     flat = x.detach().reshape(-1).to(torch.float32)
     if flat.numel() == 0:
-        return empty()
+        return empty(bins)
     low, high = (float(end) for end in torch.aminmax(flat))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError("values must be finite")
     amax = max(high, -low)
     exponent = max(math.frexp(amax)[1] if amax > 0 else _LOWEST_EXPONENT, _LOWEST_EXPONENT)
-    counts = torch.zeros(2 * BINS, dtype=torch.int64, device=flat.device)
+    counts = torch.zeros(2 * bins, dtype=torch.int64, device=flat.device)
     # Scaling by a power of two is exact, so bin edges are hit exactly as well.
-    to_bins = math.ldexp(BINS, -exponent)
+    to_bins = math.ldexp(bins, -exponent)
     for chunk in torch.split(flat, _CHUNK):
         index = (chunk.abs() * to_bins).to(torch.int64)
-        index += BINS * (chunk < 0)
-        counts += torch.bincount(index, minlength=2 * BINS)
-    positive, negative = counts.cpu().view(2, BINS)
+        index += bins * (chunk < 0)
+        counts += torch.bincount(index, minlength=2 * bins)
+    positive, negative = counts.cpu().view(2, bins)
     return Histogram(exponent=exponent, positive=positive, negative=negative, low=low, high=high)
 
 
@@ -123,7 +130,8 @@ def _coarsen(counts: Tensor, doublings: int) -> Tensor:
     """Counts on a range doubled so many times: neighbouring bins are summed."""
     if doublings == 0:
         return counts
-    group = min(2**doublings, BINS)
+    bins = counts.numel()
+    group = min(2**doublings, bins)
     coarse = torch.zeros_like(counts)
-    coarse[: BINS // group] = counts.view(-1, group).sum(dim=1)
+    coarse[: bins // group] = counts.view(-1, group).sum(dim=1)
     return coarse

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.errors import CalibrationError, SpecError
-from qdqbert.numerics.histogram import BINS, Histogram
+from qdqbert.numerics.histogram import Histogram
 from qdqbert.spec import Range
 
 _CANDIDATES = 128
@@ -62,12 +62,13 @@ class Entropy:
 Calibrator = Max | Percentile | Mse | Entropy
 
 
-def choose_range(histogram: Histogram, calibrator: Calibrator) -> Range:
+def choose_range(histogram: Histogram, calibrator: Calibrator, *, bits: int = 8) -> Range:
     """The range that a calibrator takes from what was seen.
 
     Args:
         histogram: At least one value.
         calibrator: The rule.
+        bits: Width of the codes, which `Mse` and `Entropy` weigh.
 
     Raises:
         CalibrationError: The histogram is empty.
@@ -78,14 +79,14 @@ def choose_range(histogram: Histogram, calibrator: Calibrator) -> Range:
         case Max():
             amax, low, high = histogram.amax, histogram.low, histogram.high
         case Percentile(percentile):
-            amax = _percentile(histogram.magnitudes(), histogram, percentile)
+            amax = percentile_amax(histogram, percentile)
             low, high = _affine_percentile(histogram, percentile)
         case Mse():
-            amax = _mse_symmetric(histogram)
-            low, high = _mse_affine(histogram)
+            amax = mse_amax(histogram, _fractions() * histogram.amax, qmax=(1 << (bits - 1)) - 1)
+            low, high = _mse_affine(histogram, steps=(1 << bits) - 1)
         case Entropy():
-            amax = _entropy(histogram, levels=128)
-            threshold = _entropy(histogram, levels=256)
+            amax = entropy_amax(histogram, levels=1 << (bits - 1))
+            threshold = entropy_amax(histogram, levels=1 << bits)
             low, high = max(histogram.low, -threshold), min(histogram.high, threshold)
     # No rule covers more than was seen, and real 0 is always a code.
     return Range(
@@ -95,12 +96,17 @@ def choose_range(histogram: Histogram, calibrator: Calibrator) -> Range:
     )
 
 
-def _percentile(magnitudes: Tensor, histogram: Histogram, percentile: float) -> float:
-    """Right edge of the bin in which the share is reached (upstream: the left edge)."""
-    cumulative = magnitudes.cumsum(0).to(torch.float64)
+def percentile_amax(histogram: Histogram, percentile: float) -> float:
+    """What covers `percentile` % of all magnitudes, to within a bin.
+
+    Source: pytorch-quantization's `_compute_amax_percentile`, which takes the left edge of the
+    bin in which the share is reached; this takes the right one, that does cover it.
+    """
+    cumulative = histogram.magnitudes().cumsum(0).to(torch.float64)
     # A tolerance of one part in 1e12: 100 % must not ask for more than all of float64's sum.
     wanted = cumulative[-1] * (percentile / 100) * (1 - 1e-12)
-    return (int(torch.searchsorted(cumulative, wanted)) + 1) * histogram.width
+    edge = (int(torch.searchsorted(cumulative, wanted)) + 1) * histogram.width
+    return min(edge, histogram.amax)
 
 
 def _affine_percentile(histogram: Histogram, percentile: float) -> tuple[float, float]:
@@ -110,19 +116,33 @@ def _affine_percentile(histogram: Histogram, percentile: float) -> tuple[float, 
     from_below, from_above = ordered.cumsum(0), ordered.flip(0).cumsum(0)
     bins_below = int((from_below <= tail).sum())
     bins_above = int((from_above <= tail).sum())
-    return (bins_below - BINS) * histogram.width, (BINS - bins_above) * histogram.width
+    return (bins_below - histogram.bins) * histogram.width, (
+        histogram.bins - bins_above
+    ) * histogram.width
 
 
-def _mse_symmetric(histogram: Histogram) -> float:
-    """Best `amax` of int8 codes, among fractions of the largest magnitude."""
+def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int) -> float:
+    """Of some ranges `[-amax, amax]`, the one with the least mean squared error.
+
+    Args:
+        histogram: At least one value.
+        candidates: The `amax` to try, `(candidates,)`; of equals the first is taken.
+        qmax: Highest code; `amax` is given it.
+
+    Source: pytorch-quantization's `_compute_amax_mse`, which needs a GPU.
+    """
     values, counts = _points(histogram)
-    amax = _fractions() * histogram.amax
-    error = _squared_error(values, counts, scale=amax / 127, qmin=-amax, qmax=amax)
-    return float(amax[error.argmin()])
+    error = torch.cat(
+        [
+            _squared_error(values, counts, scale=amax / qmax, qmin=-amax, qmax=amax)
+            for amax in candidates.double().split(_CANDIDATES)
+        ]
+    )
+    return float(candidates[error.argmin()])
 
 
-def _mse_affine(histogram: Histogram) -> tuple[float, float]:
-    """Best ends of uint8 codes: each end in turn, the other held, until neither moves."""
+def _mse_affine(histogram: Histogram, *, steps: int) -> tuple[float, float]:
+    """Best ends of affine codes: each end in turn, the other held, until neither moves."""
     values, counts = _points(histogram)
     low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
     for _ in range(4):
@@ -134,7 +154,7 @@ def _mse_affine(histogram: Histogram) -> tuple[float, float]:
             )
             lows, highs = lows.double() + 0 * highs, highs.double() + 0 * lows
             error = _squared_error(
-                values, counts, scale=(highs - lows) / 255, qmin=lows, qmax=highs
+                values, counts, scale=(highs - lows) / steps, qmin=lows, qmax=highs
             )
             best = int(error.argmin())
             low, high = float(lows[best]), float(highs[best])
@@ -150,7 +170,7 @@ def _fractions() -> Tensor:
 
 def _points(histogram: Histogram) -> tuple[Tensor, Tensor]:
     """Centres and counts of the bins that hold anything. Shapes `(used,)`, float64."""
-    centres = (torch.arange(BINS, dtype=torch.float64) + 0.5) * histogram.width
+    centres = (torch.arange(histogram.bins, dtype=torch.float64) + 0.5) * histogram.width
     values = torch.cat([-centres, centres])
     counts = torch.cat([histogram.negative, histogram.positive]).double()
     used = counts > 0
@@ -167,8 +187,16 @@ def _squared_error(
     return ((rounded - values) ** 2 * counts).sum(dim=1)
 
 
-def _entropy(histogram: Histogram, *, levels: int) -> float:
+def entropy_amax(
+    histogram: Histogram, *, levels: int, start_bin: int | None = None, stride: int = 1
+) -> float:
     """Threshold with the least KL(seen || quantized), all candidates at once.
+
+    Args:
+        histogram: At least one value.
+        levels: Groups that the bins are split in: how many magnitudes the codes can tell apart.
+        start_bin: Bins of the smallest threshold that is tried; `levels` if `None`.
+        stride: Bins from one threshold to the next.
 
     For a threshold of `i` bins the `i` counts are split in `levels` groups; each non-empty bin
     is replaced by the mean of its group's non-empty bins, and all that lies beyond is added to
@@ -184,22 +212,23 @@ def _entropy(histogram: Histogram, *, levels: int) -> float:
     """
     used = int(histogram.amax / histogram.width) + 1
     counts = histogram.magnitudes()[:used].double()
-    if counts.numel() <= levels:
+    start = levels if start_bin is None else max(start_bin, 1)
+    if counts.numel() <= start:
         return histogram.amax
     counts[0] = counts[1]  # zeros cost no error in any range; as upstream, they carry no weight
-    divergence = _divergences(counts, levels)
+    thresholds = torch.arange(start, counts.numel() + 1, stride)
+    divergence = _divergences(counts, thresholds, levels)
     best = int(divergence.numel() - 1 - divergence.flip(0).argmin())
-    return (best + levels) * histogram.width
+    return min(int(thresholds[best]) * histogram.width, histogram.amax)
 
 
-def _divergences(counts: Tensor, levels: int) -> Tensor:
-    """KL divergence for each threshold of `levels .. bins` bins. Shape `(bins - levels + 1,)`."""
+def _divergences(counts: Tensor, thresholds: Tensor, levels: int) -> Tensor:
+    """KL divergence for each threshold, given in bins. Shape of `thresholds`."""
     total = counts.sum()
     cumulative = _cumulative(counts)
     occupied = _cumulative((counts > 0).double())
     self_information = _cumulative(torch.special.xlogy(counts, counts))
 
-    thresholds = torch.arange(levels, counts.numel() + 1)
     groups = torch.arange(levels + 1)
     edges = -(-groups * thresholds[:, None] // levels)  # ceil: bin j is in group j * levels // i
     mass = cumulative[edges].diff(dim=1)

@@ -1,0 +1,75 @@
+"""Lets code written for pytorch-quantization run on this package, on any device.
+
+    import qdqbert.compat
+    qdqbert.compat.install()
+
+    from pytorch_quantization import nn as quant_nn          # ours, unless the real one is there
+
+All that is global in that toolkit stays in this room: the swapped names of `torch.nn`, and the
+names in `sys.modules`.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+import types
+
+PACKAGE = "pytorch_quantization"
+
+
+def install(*, force: bool = False) -> bool:
+    """Makes `import pytorch_quantization`, and all of its submodules, resolve to this package.
+
+    Args:
+        force: Also take the place of a real pytorch-quantization that is installed.
+
+    Returns:
+        Whether ours stand there now; `False` if the real one is installed and was left alone.
+
+    Harmless to repeat.
+    """
+    from qdqbert.compat import layout
+
+    present = sys.modules.get(PACKAGE)
+    if present is not None and getattr(present, "__qdqbert__", False):
+        return True
+    if not force and _is_installed():
+        return False
+    uninstall()
+    modules = {relative: _module(relative, names) for relative, names in layout.NAMES.items()}
+    for relative, module in modules.items():
+        parent, _, last = relative.rpartition(".")
+        # The function `utils.reduce_amax` keeps its place before the module of that name.
+        if relative and last not in layout.NAMES[parent]:
+            setattr(modules[parent], last, module)
+        for name, target in layout.MODULE_ATTRIBUTES.get(relative, {}).items():
+            setattr(module, name, modules[target])
+        sys.modules[module.__name__] = module
+    return True
+
+
+def uninstall() -> None:
+    """Takes the names out of `sys.modules` again."""
+    for name in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def _is_installed() -> bool:
+    if PACKAGE in sys.modules:
+        return True
+    # The stub on PyPI has no such package, so that finding one means the real one.
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def _module(relative: str, names: dict[str, object]) -> types.ModuleType:
+    full = f"{PACKAGE}.{relative}" if relative else PACKAGE
+    module = types.ModuleType(full, "Names of pytorch-quantization; the code is qdqbert's.")
+    vars(module).update(names)
+    public = [name for name in names if not name.startswith("_")]
+    vars(module).update(
+        __all__=public, __qdqbert__=True, __spec__=importlib.machinery.ModuleSpec(full, None)
+    )
+    module.__file__, module.__path__ = __file__, []
+    return module

@@ -1,0 +1,123 @@
+"""Which of our names stand under which module of pytorch-quantization: data, no code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from qdqbert import nn as quant_nn
+from qdqbert import tensor_quant as tensor_quant_module
+from qdqbert.compat import helper, quant_modules
+from qdqbert.nn import conv, functional, mixins, rnn
+from qdqbert.nn.clip import Clip
+from qdqbert.numerics import calibrators
+from qdqbert.numerics.affine import reduce_amax
+
+VERSION = "2.2.1"
+"""The version of pytorch-quantization whose names these are."""
+
+_DIMS = ("1d", "2d", "3d")
+_CONVS = [f"{kind}{dims}" for kind in ("Conv", "ConvTranspose") for dims in _DIMS]
+_POOLS = [f"{kind}{dims}" for kind in ("MaxPool", "AvgPool", "AdaptiveAvgPool") for dims in _DIMS]
+_NORMS = [f"QuantInstanceNorm{dims}" for dims in _DIMS]
+
+
+def _aliased(names: list[str]) -> dict[str, Any]:
+    """Classes under their own name and under torch's: the same objects."""
+    found = {f"Quant{name}": getattr(quant_nn, f"Quant{name}") for name in names}
+    return {**found, **{name.removeprefix("Quant"): value for name, value in found.items()}}
+
+
+def _public(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("__")}
+
+
+_TENSOR_QUANT = {
+    name: value
+    for name, value in _public(tensor_quant_module).items()
+    if name.startswith("QUANT_DESC")
+    or name in ("QuantDescriptor", "ScaledQuantDescriptor")
+    or (callable(value) and getattr(value, "__module__", "") == tensor_quant_module.__name__)
+}
+_UTILS = {
+    "QuantInputMixin": mixins.QuantInputMixin,
+    "QuantMixin": mixins.QuantMixin,
+    "QuantDescriptor": tensor_quant_module.QuantDescriptor,
+    "QUANT_DESC_8BIT_PER_TENSOR": tensor_quant_module.QUANT_DESC_8BIT_PER_TENSOR,
+    "pop_quant_desc_in_kwargs": mixins.pop_quant_desc_in_kwargs,
+}
+_QUANTIZER = {"TensorQuantizer": quant_nn.TensorQuantizer}
+_CALIB = {
+    "MaxCalibrator": calibrators.MaxCalibrator,
+    "HistogramCalibrator": calibrators.HistogramCalibrator,
+    "calibrate_weights": calibrators.calibrate_weights,
+}
+_SWITCHES = {
+    name: getattr(quant_modules, name) for name in ("initialize", "deactivate", "enable_onnx_export")
+}
+_INSTANCE_NORM = {name: getattr(quant_nn, name) for name in _NORMS}
+_CONV = {
+    **_aliased(_CONVS),
+    "_QuantConvNd": conv._QuantConvNd,
+    "_ConvNd": conv._QuantConvNd,
+    "_QuantConvTransposeNd": conv._QuantConvTransposeNd,
+}
+_NN = {
+    **_QUANTIZER,
+    **_aliased([*_CONVS, "Linear", *_POOLS, "LSTM", "LSTMCell"]),
+    **_INSTANCE_NORM,
+    "Clip": Clip,
+}
+
+NAMES: dict[str, dict[str, Any]] = {
+    "": {"__version__": VERSION, **_SWITCHES},
+    "version": {"__version__": VERSION},
+    "tensor_quant": {**_TENSOR_QUANT, "np": np, "torch": torch},
+    "quant_modules": _public(quant_modules),
+    "calib": _CALIB,
+    "calib.calibrator": {"_Calibrator": calibrators.Calibrator},
+    "calib.max": {"MaxCalibrator": calibrators.MaxCalibrator, "_Calibrator": calibrators.Calibrator},
+    "calib.histogram": {
+        "HistogramCalibrator": calibrators.HistogramCalibrator,
+        "calibrate_weights": calibrators.calibrate_weights,
+        "_Calibrator": calibrators.Calibrator,
+    },
+    "nn": _NN,
+    "nn.functional": {"clip": functional.clip, "ClipFunction": functional.ClipFunction},
+    "nn.modules": {},
+    "nn.modules._utils": _UTILS,
+    "nn.modules.tensor_quantizer": {
+        **_QUANTIZER,
+        **{
+            name: _TENSOR_QUANT[name]
+            for name in ("QuantDescriptor", "tensor_quant", "fake_tensor_quant", "scaled_e4m3")
+        },
+        "Clip": Clip,
+    },
+    "nn.modules.quant_linear": {**_aliased(["Linear"])},
+    "nn.modules.quant_conv": _CONV,
+    "nn.modules.quant_pooling": _aliased(_POOLS),
+    "nn.modules.quant_instancenorm": _INSTANCE_NORM,
+    "nn.modules.quant_rnn": {
+        **_aliased(["LSTM", "LSTMCell"]),
+        "quantized_lstm_step": rnn.quantized_lstm_step,
+    },
+    "nn.modules.clip": {"Clip": Clip},
+    "optim": {},
+    "optim.helper": _public(helper),
+    "utils": {"reduce_amax": reduce_amax},
+    "utils.reduce_amax": {"reduce_amax": reduce_amax},
+}
+"""Names by module, relative to `pytorch_quantization`. `utils.reduce_amax` is both a module and, as
+an attribute of `utils`, the function: so it is upstream."""
+
+MODULE_ATTRIBUTES = {
+    "nn.modules.quant_conv": {"_utils": "nn.modules._utils", "tensor_quant": "tensor_quant"},
+    "nn.modules.quant_linear": {"_utils": "nn.modules._utils", "tensor_quant": "tensor_quant"},
+    "nn.modules.quant_pooling": {"_utils": "nn.modules._utils", "tensor_quant": "tensor_quant"},
+    "nn.modules.quant_instancenorm": {"_utils": "nn.modules._utils"},
+    "nn.modules.tensor_quantizer": {"calib": "calib", "quant_utils": "utils"},
+}
+"""Modules that users reach through others: `quant_conv._utils`."""

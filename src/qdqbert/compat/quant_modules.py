@@ -1,0 +1,136 @@
+"""Swaps modules of `torch.nn` for quantized ones while a model is built.
+
+Source: pytorch-quantization's `quant_modules`. Mended: originals come back whatever was asked for
+in between, and the export switch is put back when an export fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from qdqbert import nn as quant_nn
+from qdqbert.nn import TensorQuantizer
+
+_quant_entry = namedtuple("_quant_entry", "orig_mod mod_name replace_mod")
+
+_DEFAULT_QUANT_MAP = [
+    _quant_entry(torch.nn, name, getattr(quant_nn, f"Quant{name}"))
+    for name in (
+        "Conv1d",
+        "Conv2d",
+        "Conv3d",
+        "ConvTranspose1d",
+        "ConvTranspose2d",
+        "ConvTranspose3d",
+        "Linear",
+        "LSTM",
+        "LSTMCell",
+        "AvgPool1d",
+        "AvgPool2d",
+        "AvgPool3d",
+        "AdaptiveAvgPool1d",
+        "AdaptiveAvgPool2d",
+        "AdaptiveAvgPool3d",
+    )
+]
+
+
+class QuantModuleReplacementHelper:
+    """What is to be swapped, and what stood there before.
+
+    Attributes:
+        orginal_func_map: What stood there; spelt as upstream.
+        quant_map: What is put there.
+        default_quant_map: The toolkit's own list.
+    """
+
+    def __init__(self) -> None:
+        self.orginal_func_map: set[Any] = set()
+        self.default_quant_map = _DEFAULT_QUANT_MAP
+        self.quant_map: set[Any] = set()
+
+    def prepare_state(
+        self,
+        float_module_list: Sequence[str] | None = None,
+        custom_map: Sequence[Any] | None = None,
+    ) -> None:
+        """Decides what is swapped.
+
+        Args:
+            float_module_list: Names that stay float.
+            custom_map: More of `(module, name, replacement)`; these are always swapped.
+
+        Raises:
+            ValueError: `float_module_list` names nothing that would be swapped.
+        """
+        floats = set(float_module_list or ())
+        unknown = floats - {entry.mod_name for entry in self.default_quant_map}
+        if unknown:
+            known = ", ".join(entry.mod_name for entry in self.default_quant_map)
+            raise ValueError(
+                f"float_module_list names {sorted(unknown)}, which is not swapped. Known: {known}."
+            )
+        custom = [_quant_entry(*entry) for entry in custom_map or ()]
+        taken = {(id(entry.orig_mod), entry.mod_name) for entry in custom}
+        for entry in [*self.default_quant_map, *custom]:
+            is_custom = any(entry is one for one in custom)
+            shadowed = (id(entry.orig_mod), entry.mod_name) in taken
+            if not is_custom and (shadowed or entry.mod_name in floats):
+                continue
+            original = getattr(entry.orig_mod, entry.mod_name)
+            self.orginal_func_map.add(_quant_entry(entry.orig_mod, entry.mod_name, original))
+            self.quant_map.add(entry)
+
+    def apply_quant_modules(self) -> None:
+        """Swaps."""
+        for entry in self.quant_map:
+            setattr(entry.orig_mod, entry.mod_name, entry.replace_mod)
+
+    def restore_float_modules(self) -> None:
+        """Puts back what stood there."""
+        for entry in self.orginal_func_map:
+            setattr(entry.orig_mod, entry.mod_name, entry.replace_mod)
+        self.orginal_func_map.clear()
+        self.quant_map.clear()
+
+
+_quant_module_helper_object = QuantModuleReplacementHelper()
+
+
+def initialize(
+    float_module_list: Sequence[str] | None = None,
+    custom_quant_modules: Sequence[Any] | None = None,
+) -> None:
+    """Makes `torch.nn.Linear` and others quantized for models built from now on.
+
+    Args:
+        float_module_list: Names, as `"Conv2d"`, that stay float.
+        custom_quant_modules: More of `(module, name, replacement)`.
+    """
+    _quant_module_helper_object.restore_float_modules()
+    _quant_module_helper_object.prepare_state(float_module_list, custom_quant_modules)
+    _quant_module_helper_object.apply_quant_modules()
+
+
+def deactivate() -> None:
+    """Puts torch's own modules back."""
+    _quant_module_helper_object.restore_float_modules()
+
+
+@contextlib.contextmanager
+def enable_onnx_export() -> Iterator[None]:
+    """The context in which pytorch-quantization 2.2 exports; put back when an export fails.
+
+    Q/DQ nodes are written in any ONNX export; this only keeps code that uses it running.
+    """
+    before = TensorQuantizer._enable_onnx_export
+    TensorQuantizer._enable_onnx_export = True
+    try:
+        yield
+    finally:
+        TensorQuantizer._enable_onnx_export = before

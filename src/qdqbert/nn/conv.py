@@ -1,0 +1,143 @@
+"""Quantized convolutions, plain and transposed, in one to three dimensions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
+from qdqbert.tensor_quant import (
+    QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL,
+    QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
+    QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL,
+    QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL,
+    QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL,
+    QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL,
+    QuantDescriptor,
+)
+
+_TORCH_ARGUMENTS = ("device", "dtype")
+
+
+class _QuantConvNd(QuantMixin):
+    """What the convolutions share; comes before a convolution of torch in the list of bases.
+
+    Source: pytorch-quantization's `_QuantConvNd`. Mended: every `padding_mode` and `padding="same"`
+    do what torch does.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        mine = {key: kwargs.pop(key) for key in list(kwargs) if key.startswith("quant_desc_")}
+        quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **mine)
+        _check_arguments(type(self), kwargs)
+        super().__init__(*args, **kwargs)
+        self.init_quantizer(quant_desc_input, quant_desc_weight)
+
+    def _quant(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and weight as their quantizers leave them."""
+        return self._input_quantizer(input), self._weight_quantizer(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As the convolution of torch."""
+        quant_input, quant_weight = self._quant(input)
+        result: Tensor = self._conv_forward(quant_input, quant_weight, self.bias)  # type: ignore[attr-defined]
+        return result
+
+
+class QuantConv1d(_QuantConvNd, nn.Conv1d):
+    """`torch.nn.Conv1d` with quantizers on input and weight."""
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL
+
+
+class QuantConv2d(_QuantConvNd, nn.Conv2d):
+    """`torch.nn.Conv2d` with quantizers on input and weight."""
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL
+
+
+class QuantConv3d(_QuantConvNd, nn.Conv3d):
+    """`torch.nn.Conv3d` with quantizers on input and weight."""
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL
+
+
+class _QuantConvTransposeNd(_QuantConvNd):
+    """What the transposed convolutions share."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Torch refuses other padding modes when it builds one; upstream when it runs one.
+        super().__init__(*args, **kwargs)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """As the transposed convolution of torch."""
+        dims = len(self.kernel_size)  # type: ignore[attr-defined]
+        if self.padding_mode != "zeros":  # type: ignore[attr-defined]
+            raise ValueError(
+                f"Only `zeros` padding mode is supported for QuantConvTranspose{dims}d"
+            )
+        output_padding = self._output_padding(  # type: ignore[attr-defined]
+            input,
+            output_size,
+            self.stride,  # type: ignore[attr-defined]
+            self.padding,  # type: ignore[attr-defined]
+            self.kernel_size,  # type: ignore[attr-defined]
+            dims,
+            self.dilation,  # type: ignore[attr-defined]
+        )
+        quant_input, quant_weight = self._quant(input)
+        function = getattr(torch.nn.functional, f"conv_transpose{dims}d")
+        result: Tensor = function(
+            quant_input,
+            quant_weight,
+            self.bias,
+            self.stride,  # type: ignore[attr-defined]
+            self.padding,  # type: ignore[attr-defined]
+            output_padding,
+            self.groups,  # type: ignore[attr-defined]
+            self.dilation,  # type: ignore[attr-defined]
+        )
+        return result
+
+
+class QuantConvTranspose1d(_QuantConvTransposeNd, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d` with quantizers on input and weight."""
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = (
+        QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL
+    )
+
+
+class QuantConvTranspose2d(_QuantConvTransposeNd, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` with quantizers on input and weight."""
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = (
+        QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL
+    )
+
+
+class QuantConvTranspose3d(_QuantConvTransposeNd, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d` with quantizers on input and weight."""
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = (
+        QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL
+    )
+
+
+def _check_arguments(cls: type, kwargs: dict[str, Any]) -> None:
+    """Refuses what torch's module does not take, in upstream's words."""
+    import inspect
+
+    known: set[str] = set(_TORCH_ARGUMENTS)
+    for base in cls.__mro__:
+        if base.__module__.startswith("torch.nn.modules") and base is not nn.Module:
+            known |= set(inspect.signature(base.__init__).parameters)  # type: ignore[misc]
+            break
+    unused = {key: value for key, value in kwargs.items() if key not in known}
+    if unused:
+        raise TypeError(f"Unused keys: {unused.keys()}")

@@ -1,0 +1,153 @@
+"""Nodes that quantizers leave in a graph that is being exported.
+
+Both exporters of `torch.onnx.export` are served: dynamo's by `torch.onnx.ops.symbolic`,
+TorchScript's by an autograd function with a `symbolic`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from qdqbert.numerics.affine import widened
+from qdqbert.tensor_quant import DEAD_AMAX, E4M3_MAX
+
+CODE_TYPES = {True: torch.uint8, False: torch.int8}
+
+
+def is_exporting() -> bool:
+    """Whether a call is being turned into an ONNX graph."""
+    return torch.onnx.is_in_onnx_export()
+
+
+def mark(x: Tensor, name: str) -> Tensor:
+    """Passes `x` on; in an exported graph, a `qdqbert::Site` node stands there and tells the name.
+
+    Only for use under `torch.onnx.export(dynamo=True)`.
+    """
+    marked = torch.onnx.ops.symbolic(
+        "qdqbert::Site", (x,), {"site": name}, dtype=x.dtype, shape=x.shape, version=1
+    )
+    assert isinstance(marked, Tensor)
+    return marked
+
+
+@contextlib.contextmanager
+def on_real_tensors() -> Iterator[None]:
+    """Computes now, on values, though a call is being exported."""
+    with _disable_current_modes(), torch.no_grad(), quiet_tracer():
+        yield
+
+
+@contextlib.contextmanager
+def quiet_tracer() -> Iterator[None]:
+    """Where values are meant to become constants, TorchScript's tracer need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        yield
+
+
+def quantize_dequantize(
+    x: Tensor, amax: Tensor, *, qmax: int, unsigned: bool, axis: int | None, clip: bool
+) -> Tensor:
+    """`DequantizeLinear(QuantizeLinear(x))`, in float32 whatever the dtype of `x`.
+
+    Scales of half precision need opset 19, so half precisions are cast and cast back.
+
+    Args:
+        x: Any shape.
+        amax: Largest magnitude of the codes, with one value or one per index of `axis`.
+        qmax: Highest code.
+        unsigned: uint8 codes instead of int8.
+        axis: Axis of the scales; `None` for one scale.
+        clip: Clip to `[-amax, amax]` first, since QuantizeLinear keeps to the limits of its
+            type: for fewer than 8 bits, or a narrow range that can be exceeded.
+    """
+    real = widened(x)
+    bound = widened(amax.detach())
+    if clip:
+        # A shape that broadcasts, whatever shape the range came in.
+        along = bound.reshape(-1 if axis is None else [1] * axis + [-1] + [1] * (x.dim() - axis - 1))
+        real = torch.minimum(torch.maximum(real, along * 0 if unsigned else -along), along)
+    # A dead range becomes a step so small that all of it is 0 but for 6e-8, and still readable.
+    scale = bound.clamp_min(DEAD_AMAX) / qmax
+    scale = scale.reshape(()) if axis is None else scale.reshape(-1)
+    if torch.jit.is_tracing():
+        size = list(scale.shape)
+        reals = _TorchScriptPair.apply(real, scale, size, unsigned, axis)  # type: ignore[no-untyped-call]
+    else:
+        zero_point = torch.zeros(scale.shape, dtype=CODE_TYPES[unsigned])
+        attributes = {} if axis is None else {"axis": axis}
+        reals = _pair(real, scale, zero_point, attributes)
+    return reals.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def quantize_dequantize_e4m3(x: Tensor, scale: Tensor) -> Tensor:
+    """The same with float8 codes. `scale` has one value: `amax / 448`.
+
+    Dynamo's graph has ONNX's own nodes, of opset 19; TorchScript's, which knows no float8, has
+    TensorRT's `trt::TRT_FP8QuantizeLinear`, as upstream.
+    """
+    real, limit = widened(x), widened(scale).reshape(())
+    if torch.jit.is_tracing():
+        reals = _TorchScriptE4M3Pair.apply(real, limit)  # type: ignore[no-untyped-call]
+    else:
+        zero_point = torch.zeros((), dtype=torch.float8_e4m3fn)
+        reals = _pair(real, limit, zero_point, {})
+    return reals.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _pair(x: Tensor, scale: Tensor, zero_point: Tensor, attributes: dict[str, int]) -> Tensor:
+    codes = torch.onnx.ops.symbolic(
+        "QuantizeLinear", (x, scale, zero_point), attributes, dtype=zero_point.dtype, shape=x.shape
+    )
+    reals = torch.onnx.ops.symbolic(
+        "DequantizeLinear", (codes, scale, zero_point), attributes, dtype=x.dtype, shape=x.shape
+    )
+    assert isinstance(reals, Tensor)
+    return reals
+
+
+class _TorchScriptPair(torch.autograd.Function):
+    """The pair for the TorchScript exporter, which asks `symbolic` for nodes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, size: list[int], unsigned: bool, axis: int | None
+    ) -> Tensor:
+        del ctx, size
+        qmin, qmax = (0, 255) if unsigned else (-128, 127)
+        step = scale if axis is None else scale.view([-1] + [1] * (x.dim() - axis - 1))
+        return torch.round(x / step).clamp(qmin, qmax) * step
+
+    @staticmethod
+    def symbolic(
+        g: Any, x: Any, scale: Any, size: list[int], unsigned: bool, axis: int | None
+    ) -> Any:
+        zero = torch.zeros(size, dtype=CODE_TYPES[unsigned])
+        zero_point = g.op("Constant", value_t=zero)
+        attributes = {} if axis is None else {"axis_i": axis}
+        codes = g.op("QuantizeLinear", x, scale, zero_point, **attributes)
+        return g.op("DequantizeLinear", codes, scale, zero_point, **attributes).setType(x.type())
+
+
+class _TorchScriptE4M3Pair(torch.autograd.Function):
+    """TensorRT's float8 pair."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        del ctx
+        codes = (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        return codes.to(x.dtype) * scale
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, scale: Any) -> Any:
+        codes = g.op("trt::TRT_FP8QuantizeLinear", x, scale)
+        codes.setType(x.type().with_dtype(torch.uint8))
+        return g.op("trt::TRT_FP8DequantizeLinear", codes, scale).setType(x.type())

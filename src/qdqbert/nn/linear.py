@@ -1,0 +1,48 @@
+"""The quantized linear."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
+from qdqbert.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, QuantDescriptor
+
+
+class QuantLinear(QuantMixin, nn.Linear):
+    """A linear with a quantizer on its input and one on its weight.
+
+    Attributes:
+        _input_quantizer: Sees the input, `(..., in)`.
+        _weight_quantizer: Sees the weight, `(out, in)`.
+
+    Source: pytorch-quantization's `QuantLinear`.
+    """
+
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, **kwargs: Any
+    ) -> None:
+        """As `torch.nn.Linear`, with `quant_desc_input` and `quant_desc_weight`."""
+        factory = {key: kwargs.pop(key) for key in ("device", "dtype") if key in kwargs}
+        quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **kwargs)
+        super().__init__(in_features, out_features, bias, **factory)
+        self.init_quantizer(quant_desc_input, quant_desc_weight)
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear) -> Self:
+        """A quantized linear that shares the parameters of `linear`."""
+        new = cls(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
+        )
+        new.weight, new.bias = linear.weight, linear.bias
+        return new.train(linear.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(..., in)` to `(..., out)`."""
+        quant_input = self._input_quantizer(input)
+        quant_weight = self._weight_quantizer(self.weight)
+        return functional.linear(quant_input, quant_weight, self.bias)
