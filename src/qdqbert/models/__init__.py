@@ -1,0 +1,34 @@
+"""The QDQBERT family of transformers 4.40, on transformers 5's own BERT.
+
+Importing this makes it known to `AutoModel`, `AutoModelFor...`, `AutoConfig` and `pipeline`.
+"""
+
+from qdqbert.models.configuration import QDQBertConfig
+from qdqbert.models.modeling import (
+    QDQBertForMaskedLM,
+    QDQBertForMultipleChoice,
+    QDQBertForNextSentencePrediction,
+    QDQBertForQuestionAnswering,
+    QDQBertForSequenceClassification,
+    QDQBertForTokenClassification,
+    QDQBertLMHeadModel,
+    QDQBertModel,
+    QDQBertPreTrainedModel,
+    register,
+)
+
+__all__ = [
+    "QDQBertConfig",
+    "QDQBertForMaskedLM",
+    "QDQBertForMultipleChoice",
+    "QDQBertForNextSentencePrediction",
+    "QDQBertForQuestionAnswering",
+    "QDQBertForSequenceClassification",
+    "QDQBertForTokenClassification",
+    "QDQBertLMHeadModel",
+    "QDQBertModel",
+    "QDQBertPreTrainedModel",
+    "register",
+]
+
+register()

@@ -1,0 +1,162 @@
+"""The state of a model's quantizers: made from switches, written to a config, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from qdqbert.errors import CheckpointError
+from qdqbert.insert.sited import SitedModel, weight_of
+from qdqbert.nn import TensorQuantizer
+from qdqbert.numerics.affine import reduce_amax
+from qdqbert.numerics.calibrators import (
+    Calibrator,
+    HistogramCalibrator,
+    MaxCalibrator,
+    reduced_axes,
+)
+from qdqbert.recipes import Switches, fused_groups, is_gelu_output
+from qdqbert.spec import Site, TensorSpec
+
+_VERSION = 1
+_FLAGS = {
+    "num_bits": 8,
+    "unsigned": False,
+    "narrow_range": False,
+    "scale_amax": None,
+    "disabled": False,
+    "if_quant": True,
+}
+_QKV = ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer")
+_QKV_WEIGHTS = ("query._weight_quantizer", "key._weight_quantizer", "value._weight_quantizer")
+
+
+def configure_(sited: SitedModel, switches: Switches) -> None:
+    """Sets bits, axes and switches of all quantizers, and gives them the calibrator asked for.
+
+    What calibration gave is kept where it still fits.
+
+    Raises:
+        UnmatchedRuleError: A pattern finds nothing.
+    """
+    base: dict[str, TensorSpec | None] = {
+        site.name: TensorSpec(axis=site.channel_axis if site.kind == "weight" else None)
+        for site in sited.sites
+    }
+    specs = switches.apply(base, sited.sites)
+    for name, quantizer in sited.quantizers.items():
+        spec = specs[name]
+        if spec is None:
+            quantizer.disable()
+            continue
+        quantizer.enable()
+        quantizer._num_bits = spec.bits
+        if quantizer._axis != spec.axis:
+            quantizer._axis = spec.axis
+            forget_range_(quantizer)
+        quantizer._calibrator = _calibrator(quantizer, switches)
+    if switches.recalibrate_weights:
+        calibrate_weights_(sited)
+    adjust_(sited, switches)
+
+
+def calibrate_weights_(sited: SitedModel) -> None:
+    """Sets the range of each weight to that of its values now."""
+    for name, quantizer in sited.quantizers.items():
+        if _site(quantizer).kind == "weight" and not quantizer._disabled:
+            weight = weight_of(sited.model, name)
+            amax = reduce_amax(weight, axis=reduced_axes(quantizer.axis, weight.dim()))
+            forget_range_(quantizer)
+            quantizer.amax = amax
+
+
+def adjust_(sited: SitedModel, switches: Switches) -> None:
+    """Clips and shares the ranges that are there, as `clip_gelu` and `fuse_qkv` say."""
+    ranges = {
+        name: quantizer.amax
+        for name, quantizer in sited.quantizers.items()
+        if quantizer.amax is not None
+    }
+    if switches.clip_gelu is not None:
+        for name, amax in ranges.items():
+            if is_gelu_output(name):
+                amax.clamp_(max=switches.clip_gelu)
+    if switches.fuse_qkv:
+        groups = fused_groups(ranges, _QKV)
+        if switches.quant_per_tensor:
+            groups += fused_groups(ranges, _QKV_WEIGHTS)
+        for group in groups:
+            shared = torch.stack([ranges[name] for name in group]).amax(dim=0)
+            for name in group:
+                ranges[name].copy_(shared)
+
+
+def forget_range_(quantizer: TensorQuantizer) -> None:
+    """Makes a quantizer dynamic again."""
+    if quantizer.amax is not None:
+        del quantizer._amax
+
+
+def stored_state(sited: SitedModel) -> dict[str, Any]:
+    """What `restore_` needs beside the tensors: shapes of ranges, and all that is not the default.
+
+    Returns:
+        Plain values: `amax` and `pre_quant_scale` map names to shapes such as `"768,1"`;
+        `changed` maps names to attributes.
+    """
+    changed: dict[str, dict[str, Any]] = {}
+    shapes: dict[str, dict[str, str]] = {"amax": {}, "pre_quant_scale": {}}
+    for name, quantizer in sited.quantizers.items():
+        defaults = {**_FLAGS, "axis": _site(quantizer).channel_axis}
+        values = {key: getattr(quantizer, f"_{key}") for key in defaults}
+        different = {key: value for key, value in values.items() if value != defaults[key]}
+        if different:
+            changed[name] = different
+        for buffer, known in shapes.items():
+            tensor = getattr(quantizer, buffer)
+            if tensor is not None:
+                known[name] = ",".join(str(size) for size in tensor.shape)
+    return {"version": _VERSION, **shapes, "changed": changed}
+
+
+def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
+    """Makes the quantizers of a new model those of a stored one; their ranges are still to load.
+
+    Raises:
+        CheckpointError: The state is of another version, or names a quantizer that is not there.
+    """
+    if stored.get("version") != _VERSION:
+        raise CheckpointError(
+            f"`quantizers` of config.json has version {stored.get('version')!r}; this version of "
+            f"qdqbert reads {_VERSION}. Save the checkpoint again, or update."
+        )
+    named = {name for part in ("amax", "pre_quant_scale", "changed") for name in stored[part]}
+    unknown = sorted(named - set(sited.quantizers))
+    if unknown:
+        raise CheckpointError(
+            f"config.json tells of {len(unknown)} quantizers that the model has not, among them "
+            f"`{unknown[0]}`."
+        )
+    for name, quantizer in sited.quantizers.items():
+        values = {**_FLAGS, "axis": _site(quantizer).channel_axis}
+        for key, value in {**values, **stored["changed"].get(name, {})}.items():
+            setattr(quantizer, f"_{key}", tuple(value) if isinstance(value, list) else value)
+        for buffer in ("amax", "pre_quant_scale"):
+            shape = stored[buffer].get(name)
+            if shape is not None:
+                sizes = [int(size) for size in shape.split(",") if size]
+                quantizer.register_buffer(f"_{buffer}", torch.full(sizes, torch.nan))
+
+
+def _calibrator(quantizer: TensorQuantizer, switches: Switches) -> Calibrator:
+    kind = _site(quantizer).kind
+    if kind == "weight" or switches.calibrator == "max":
+        return MaxCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)
+    return HistogramCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)
+
+
+def _site(quantizer: TensorQuantizer) -> Site:
+    assert quantizer.site is not None
+    return quantizer.site
