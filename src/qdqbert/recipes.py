@@ -2,7 +2,8 @@
 
 The names of sites are QDQBERT's, so the globs below read as its paper does: `._input_quantizer`
 and `._weight_quantizer` belong to linears, `matmul_*` to the two attention products and `add_*`
-to the residual adds.
+to the residual adds. What differs among families is not named: a site says what a linear's input
+is, whatever the linear is called.
 """
 
 from __future__ import annotations
@@ -22,15 +23,7 @@ AFFINE = TensorSpec(bits=8, signed=False, symmetric=False)
 """[0, 255] with a zero point: GELU's outputs start at -0.17 and go past 20, so that symmetric
 codes leave half of the range unused."""
 
-LAYER_NORM_OUTPUTS = Smoothing(
-    sites=(
-        "*.query._input_quantizer",
-        "*.key._input_quantizer",
-        "*.value._input_quantizer",
-        "*.intermediate.dense._input_quantizer",
-    ),
-    alpha=0.7,
-)
+LAYER_NORM_OUTPUTS = Smoothing(sites=("*._input_quantizer",), source="norm", alpha=0.7)
 """BERT's wide channels are those of its LayerNorms' outputs. `benchmarks/recipes.py` compares."""
 
 Embeddings = Literal["int8", "float"]
@@ -54,7 +47,7 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
     """As `linear`, but signed symmetric inputs wherever values fall on both sides of zero.
 
     For engines that pay for a zero point. GELU's outputs, which hardly go below zero, stay
-    affine: signed codes would leave half of the range unused.
+    affine: signed codes would leave half of the range unused. A gate has them on both sides.
     """
     return Recipe(
         name="linear-signed",
@@ -62,8 +55,7 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
         rules=(
             _embedding_rule(embeddings),
             Rule(site="*._weight_quantizer", spec=WEIGHT),
-            Rule(site="*.attention.output.dense._input_quantizer", spec=SYMMETRIC),
-            Rule(site="*.output.dense._input_quantizer", spec=AFFINE),
+            Rule(site="*._input_quantizer", source="activation", spec=AFFINE),
             Rule(site="*._input_quantizer", spec=SYMMETRIC),
         ),
         smoothing=LAYER_NORM_OUTPUTS,
@@ -71,13 +63,13 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
 
 
 def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
-    """The paper's 20 quantizers a layer: linears, attention products and residual adds.
+    """The paper's quantizers, 20 a layer of BERT: linears, attention products, residual adds.
 
     Source: Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`.
     """
     return Recipe(
         name="qdqbert",
-        summary="linears, attention products and residual adds, symmetric: 20 sites a layer",
+        summary="linears, attention products and residual adds, symmetric: every site",
         rules=(
             _embedding_rule(embeddings),
             Rule(site="*._weight_quantizer", spec=WEIGHT),
