@@ -58,7 +58,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
 
     rules = {"max": Max(), "percentile": Percentile(), "mse": Mse(), "entropy": Entropy()}
     checkpoint = load_checkpoint(str(demo_checkpoint()) if model == "demo" else model)
-    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     texts = resources.calibration_examples()[:64] * (count // 64)
     encoded = encode_examples(

@@ -85,7 +85,7 @@ def main() -> None:
         )
 
     calibration_batches, encoded = encode(texts[:300], 8).batches, encode(test, 32)
-    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    body = GraphBody.of(checkpoint)
     runner = TorchRunner(body, checkpoint.input_names)
     expected = rows_of(task, runner, encoded)
     labels = checkpoint.config.id2label

@@ -157,7 +157,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     encoded = encode(test)
     from qdqbert.graph.export import GraphBody
 
-    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    body = GraphBody.of(checkpoint)
     expected = rows_of(task, TorchRunner(body, checkpoint.input_names), encoded)
     id2label = checkpoint.config.id2label
     results = []

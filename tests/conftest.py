@@ -61,7 +61,37 @@ SIZES = {
     # transformers' 0.02 leaves a model this narrow almost linear.
     "initializer_range": 0.2,
 }
-FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+# What a config of each family says besides; `POSITIONS` tokens are the longest text of all.
+ROBERTA = {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {"num_hidden_layers": 2},
+    "camembert": ROBERTA,
+    "deberta-v2": {
+        # As v3 has it, with buckets small enough that texts reach past them.
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "share_att_key": True,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "num_hidden_layers": 2,
+    },
+    "distilbert": {"hidden_dim": 64},
+    "electra": {"embedding_size": 16},
+    # The second layer attends to 4 tokens on either side.
+    "modernbert": {
+        "num_hidden_layers": 2,
+        "local_attention": 8,
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), 0),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
+    },
+    "mpnet": {"max_position_embeddings": POSITIONS + 2},
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+}
+# Their tokenizers make `token_type_ids`; not all of their models read them.
+WITH_SEGMENTS = ("bert", "deberta-v2", "distilbert", "electra")
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
 FLAT_POOLING = {
     "word_embedding_dimension": 32,
@@ -148,28 +178,28 @@ def make_tokenizer(special: tuple[str, ...]) -> Any:
 
 
 def make_config(model_type: str, **changes: Any) -> Any:
-    usual: dict[str, Any] = {"max_position_embeddings": POSITIONS}
-    if model_type not in ("bert", "electra"):
-        # Rows 0 and 1 of the position table are for [PAD].
-        usual = {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}
-    if model_type != "bert":
-        usual["num_hidden_layers"] = 1  # Exporting takes seconds a layer.
-    if model_type == "electra":
-        usual["embedding_size"] = 16
-    return transformers.AutoConfig.for_model(model_type, **{**SIZES, **usual, **changes})
+    usual: dict[str, Any] = {"max_position_embeddings": POSITIONS, "num_hidden_layers": 1}
+    special = BERT_SPECIAL if model_type in WITH_SEGMENTS else ROBERTA_SPECIAL
+    usual |= {"pad_token_id": special.index("[PAD]" if special is BERT_SPECIAL else "<pad>")}
+    family = FAMILIES[model_type]
+    return transformers.AutoConfig.for_model(model_type, **{**SIZES, **usual, **family, **changes})
+
+
+def spread(model: Any) -> Any:
+    """Makes biases and LayerNorms of a new model random too."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name.lower():
+                parameter += 0.2 * torch.randn_like(parameter)
+    return model.eval()
 
 
 def save_checkpoint(folder: Path, auto_class: Any, config: Any, *, seed: int = 0) -> Path:
-    """Saves a model with random weights, biases and LayerNorms, and a tokenizer beside it."""
+    """Saves a model with random weights and a tokenizer beside it."""
     torch.manual_seed(seed)
-    model = auto_class.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "LayerNorm" in name:
-                parameter += 0.2 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    is_bert = config.model_type in ("bert", "electra")
-    make_tokenizer(BERT_SPECIAL if is_bert else ROBERTA_SPECIAL).save_pretrained(folder)
+    spread(auto_class.from_config(config)).save_pretrained(folder)
+    has_segments = config.model_type in WITH_SEGMENTS
+    make_tokenizer(BERT_SPECIAL if has_segments else ROBERTA_SPECIAL).save_pretrained(folder)
     return folder
 
 
@@ -206,7 +236,7 @@ def export_example(input_names: tuple[str, ...]) -> dict[str, torch.Tensor]:
 @functools.cache
 def prepare_checkpoint(folder: Path) -> Prepared:
     checkpoint = load_checkpoint(str(folder))
-    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     encoded = encode(
         checkpoint.tokenizer,
@@ -258,6 +288,30 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
             transformers.AutoModelForSequenceClassification,
             make_config("bert", **heads[name]),
         )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def save_tiny() -> Callable[..., Path]:
+    """Saves a checkpoint of a family to a folder, with changes to its config."""
+
+    def save(
+        folder: Path, model_type: str, auto_class: Any = transformers.AutoModel, **changes: Any
+    ) -> Path:
+        return save_checkpoint(folder, auto_class, make_config(model_type, **changes))
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Any]:
+    """Makes a seeded float model of a family, with changes to its config."""
+
+    def make(model_type: str, auto_class: Any = transformers.AutoModel, **changes: Any) -> Any:
+        torch.manual_seed(0)
+        config = make_config(model_type, **changes)
+        return spread(auto_class.from_config(config, attn_implementation="eager"))
 
     return make
 

@@ -159,7 +159,7 @@ def test_an_unknown_family_is_told_the_known_ones(write_file, out, tmp_path) -> 
     write_file("model.safetensors", "")
     message = fails(["quantize", tmp_path, "-o", out])
     assert "type `gpt2` are not supported" in message
-    assert "bert, camembert, electra, roberta, xlm-roberta" in message
+    assert "Supported families: bert, camembert, deberta-v2, distilbert, electra" in message
 
 
 def test_pickled_weights_are_refused_with_the_way_out(checkpoint_copy, out) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from transformers import BertConfig, BertModel
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 from qdqbert.checkpoint.families import family_of
 from qdqbert.errors import UserInputError
@@ -57,6 +57,48 @@ def sites_of_bert(layers: int) -> tuple[Site, ...]:
         max_position_embeddings=8,
     )
     return insert_quantizers_(BertModel(config), family_of("bert")).sites
+
+
+# Linears by what they read: a LayerNorm, GELU, anything else.
+OTHER_FAMILIES = {
+    "deberta-v2": (
+        {
+            "attention.self.query_proj",
+            "attention.self.key_proj",
+            "attention.self.value_proj",
+            "intermediate.dense",
+        },
+        {"output.dense"},
+        {"attention.output.dense"},
+    ),
+    "distilbert": (
+        {"attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"},
+        {"ffn.lin2"},
+        {"attention.out_lin"},
+    ),
+    # GELU's output times a gate falls on both sides of zero.
+    "modernbert": ({"attn.Wqkv", "mlp.Wi"}, set(), {"attn.Wo", "mlp.Wo"}),
+    "mpnet": (
+        {"attention.attn.q", "attention.attn.k", "attention.attn.v", "intermediate.dense"},
+        {"output.dense"},
+        {"attention.attn.o"},
+    ),
+}
+
+
+def sites_of_family(model_type: str, **changes: object) -> tuple[Site, ...]:
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 11}
+    config = AutoConfig.for_model(model_type, **sizes, pad_token_id=0, **changes)
+    return insert_quantizers_(AutoModel.from_config(config), family_of(model_type)).sites
+
+
+def inputs_of_a_layer(names: set[str]) -> set[str]:
+    """Linears whose inputs are among these sites, by their path in the layer."""
+    return {
+        name.partition(".0.")[2].removesuffix("._input_quantizer")
+        for name in names
+        if name.endswith("._input_quantizer")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +180,39 @@ def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_smoothing_matches_only_inputs_of_linears_after_a_layer_norm(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
-    matched = {site.name for site in two_layers if smoothing and smoothing.matches(site.name)}
+    matched = {site.name for site in two_layers if smoothing and smoothing.matches(site)}
     after_norm = {f"{linear}._input_quantizer" for linear in AFTER_NORM}
     assert by_layer(matched) == ({} if name == "qdqbert" else {"0": after_norm, "1": after_norm})
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("family", sorted(OTHER_FAMILIES))
+def test_other_families_are_quantized_alike(name, family) -> None:
+    sites = sites_of_family(family)
+    recipe = build_recipe(name)
+    resolved = resolve(recipe.rules, sites)
+    left = {site for site, spec in resolved.items() if spec is None}
+    assert all(".matmul_" in site or ".add_" in site for site in left)
+    assert bool(left) is (name != "qdqbert")
+    after_norm, activated, others = OTHER_FAMILIES[family]
+    smoothed = {site.name for site in sites if recipe.smoothing and recipe.smoothing.matches(site)}
+    assert inputs_of_a_layer(smoothed) == (set() if name == "qdqbert" else after_norm)
+    affine = {site for site, spec in resolved.items() if spec == AFFINE}
+    assert (
+        inputs_of_a_layer(affine)
+        == {
+            "qdqbert": set(),
+            "linear": after_norm | activated | others,
+            "linear-signed": activated,
+        }[name]
+    )
+
+
+def test_keys_and_values_of_another_model_are_not_smoothed() -> None:
+    sites = sites_of_family("bert", is_decoder=True, add_cross_attention=True)
+    smoothing = build_recipe("linear").smoothing
+    smoothed = {site.name for site in sites if smoothing.matches(site) and ".cross" in site.name}
+    assert inputs_of_a_layer(smoothed) == {"crossattention.self.query"}
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -126,9 +127,17 @@ def test_smoothing_refuses_shares_outside_of_0_to_1(alpha) -> None:
 
 def test_smoothing_matches_by_any_of_its_globs() -> None:
     smoothing = Smoothing(sites=("*.query._input_quantizer", "*.key.*"), alpha=0.5)
-    assert smoothing.matches("encoder.layer.0.attention.self.query._input_quantizer")
-    assert smoothing.matches("encoder.layer.0.attention.self.key._input_quantizer")
-    assert not smoothing.matches("encoder.layer.0.attention.self.query._weight_quantizer")
+    key_input = Site(name="encoder.layer.0.attention.self.key._input_quantizer", kind="activation")
+    assert smoothing.matches(QUERY_INPUT)
+    assert smoothing.matches(key_input)
+    assert not smoothing.matches(QUERY_WEIGHT)
+
+
+def test_smoothing_by_source_leaves_other_inputs_alone() -> None:
+    smoothing = Smoothing(sites=("*",), source="norm", alpha=0.5)
+    assert smoothing.matches(dataclasses.replace(QUERY_INPUT, source="norm"))
+    assert not smoothing.matches(dataclasses.replace(QUERY_INPUT, source="activation"))
+    assert not smoothing.matches(QUERY_INPUT)
 
 
 def test_first_rule_that_matches_decides() -> None:
@@ -160,6 +169,27 @@ def test_shadowed_rule_names_the_glob() -> None:
     rules = [Rule(site="*", spec=INT8), Rule(site="*.query.*", spec=None)]
     with pytest.raises(UnmatchedRuleError, match=r"Rule 1 \('\*\.query\.\*'\).*shadows it"):
         resolve(rules, [QUERY_INPUT, QUERY_WEIGHT])
+
+
+def test_a_rule_by_source_decides_only_inputs_of_that_kind() -> None:
+    after_norm = dataclasses.replace(QUERY_INPUT, source="norm")
+    rules = [Rule(site="*", source="norm", spec=UINT8), Rule(site="*", spec=INT8)]
+    assert resolve(rules, [after_norm, QUERY_WEIGHT]) == {
+        QUERY_INPUT.name: UINT8,
+        QUERY_WEIGHT.name: INT8,
+    }
+
+
+def test_a_rule_for_a_source_that_no_site_has_is_not_missed() -> None:
+    rules = [Rule(site="*", source="activation", spec=UINT8), Rule(site="*", spec=INT8)]
+    assert resolve(rules, [QUERY_INPUT]) == {QUERY_INPUT.name: INT8}
+
+
+@pytest.mark.parametrize("glob", ["*.qeury.*", "*.query.*"], ids=["misspelt", "shadowed"])
+def test_a_rule_for_a_source_that_is_there_has_to_decide_a_site(glob) -> None:
+    rules = [Rule(site="*.query.*", spec=INT8), Rule(site=glob, source="norm", spec=UINT8)]
+    with pytest.raises(UnmatchedRuleError, match="Rule 1 "):
+        resolve(rules, [dataclasses.replace(QUERY_INPUT, source="norm")])
 
 
 def test_per_channel_axis_comes_from_the_site() -> None:

@@ -2,7 +2,8 @@
 
 The names of sites are QDQBERT's, so the globs below read as its paper does: `._input_quantizer`
 and `._weight_quantizer` belong to linears, `matmul_*` to the two attention products and `add_*`
-to the residual adds.
+to the residual adds. What differs among families is not named: a site says what a linear's input
+is, whatever the linear is called.
 """
 
 from __future__ import annotations
@@ -25,15 +26,7 @@ AFFINE = TensorSpec(bits=8, signed=False, symmetric=False)
 """[0, 255] with a zero point: GELU's outputs start at -0.17 and go past 20, so that symmetric
 codes leave half of the range unused."""
 
-LAYER_NORM_OUTPUTS = Smoothing(
-    sites=(
-        "*.query._input_quantizer",
-        "*.key._input_quantizer",
-        "*.value._input_quantizer",
-        "*.intermediate.dense._input_quantizer",
-    ),
-    alpha=0.7,
-)
+LAYER_NORM_OUTPUTS = Smoothing(sites=("*._input_quantizer",), source="norm", alpha=0.7)
 """BERT's wide channels are those of its LayerNorms' outputs. `benchmarks/recipes.py` compares."""
 
 Embeddings = Literal["int8", "float"]
@@ -57,7 +50,7 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
     """As `linear`, but signed symmetric inputs wherever values fall on both sides of zero.
 
     For engines that pay for a zero point. GELU's outputs, which hardly go below zero, stay
-    affine: signed codes would leave half of the range unused.
+    affine: signed codes would leave half of the range unused. A gate has them on both sides.
     """
     return Recipe(
         name="linear-signed",
@@ -65,8 +58,7 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
         rules=(
             _embedding_rule(embeddings),
             Rule(site="*._weight_quantizer", spec=WEIGHT),
-            Rule(site="*.attention.output.dense._input_quantizer", spec=SYMMETRIC),
-            Rule(site="*.output.dense._input_quantizer", spec=AFFINE),
+            Rule(site="*._input_quantizer", source="activation", spec=AFFINE),
             Rule(site="*._input_quantizer", spec=SYMMETRIC),
         ),
         smoothing=LAYER_NORM_OUTPUTS,
@@ -74,13 +66,13 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
 
 
 def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
-    """The paper's 20 quantizers a layer: linears, attention products and residual adds.
+    """The paper's quantizers, 20 a layer of BERT: linears, attention products, residual adds.
 
     Source: Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`.
     """
     return Recipe(
         name="qdqbert",
-        summary="linears, attention products and residual adds, symmetric: 20 sites a layer",
+        summary="linears, attention products and residual adds, symmetric: every site",
         rules=(
             _embedding_rule(embeddings),
             Rule(site="*._weight_quantizer", spec=WEIGHT),
@@ -106,7 +98,20 @@ def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
 CalibratorName = Literal["max", "percentile", "mse", "entropy"]
 
 _LAYER_MODULE = r"layers?\.\d+\."
-_FUSED = ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer")
+
+QKV_PRODUCTS = (
+    ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer"),
+)
+QKV_WEIGHTS = tuple(
+    tuple(f"{linear}._weight_quantizer" for linear in linears)
+    for linears in (
+        ("query", "key", "value"),
+        ("query_proj", "key_proj", "value_proj"),
+        ("q_lin", "k_lin", "v_lin"),
+        ("q", "k", "v"),
+    )
+)
+"""What `fuse_qkv` gives one range: names that share the path before them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,15 +237,14 @@ class Switches:
             on.update(dict.fromkeys(found, value))
         return {name: spec if on[name] else None for name, spec in wanted.items()}
 
-    def adjust(self, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    def adjust(self, ranges: Mapping[str, Range], sites: Iterable[Site]) -> dict[str, Range]:
         """What calibrated ranges become: clipped behind GELUs, shared by query, key and value."""
         adjusted = dict(ranges)
-        if self.clip_gelu is not None:
-            for name in adjusted:
-                if is_gelu_output(name):
-                    adjusted[name] = _clipped(adjusted[name], self.clip_gelu)
+        for site in sites:
+            if self.clip_gelu is not None and site.source == "activation" and site.name in adjusted:
+                adjusted[site.name] = _clipped(adjusted[site.name], self.clip_gelu)
         if self.fuse_qkv:
-            for names in fused_groups(adjusted, _FUSED):
+            for names in fused_groups(adjusted, QKV_PRODUCTS):
                 shared = _hull([adjusted[name] for name in names])
                 adjusted.update(dict.fromkeys(names, shared))
         return adjusted
@@ -265,24 +269,14 @@ class Switches:
         return found
 
 
-def is_gelu_output(name: str) -> bool:
-    """Whether a site is the input of an FFN's second linear."""
-    return name.endswith("output.dense._input_quantizer") and not name.endswith(
-        "attention.output.dense._input_quantizer"
-    )
-
-
-def fused_groups(names: Iterable[str], members: tuple[str, ...]) -> list[list[str]]:
-    """Names that end in one of `members` and share what comes before, where all are there."""
+def fused_groups(names: Iterable[str], members: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Names that end in the members of one tuple and share what comes before, if all are there."""
     known = set(names)
-    first = members[0]
     groups = []
-    for name in names:
-        if name.endswith(f".{first}"):
-            base = name.removesuffix(first)
-            group = [base + member for member in members]
-            if known.issuperset(group):
-                groups.append(group)
+    for endings in members:
+        bases = [name.removesuffix(endings[0]) for name in known if name.endswith(f".{endings[0]}")]
+        candidates = [tuple(base + ending for ending in endings) for base in sorted(bases)]
+        groups += [group for group in candidates if known.issuperset(group)]
     return groups
 
 

@@ -112,6 +112,11 @@ class Range:
             raise SpecError(f"A range must hold `0 <= amax` and `low <= 0 <= high`, got {self}.")
 
 
+Source = Literal["norm", "attention", "activation", "gate", "encoder"]
+"""What the input of a linear is: a LayerNorm's output, the attention's, an activation function's,
+that times a gate, or the states of an encoder that a decoder attends to."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
     """A named place where a tensor can be quantized.
@@ -123,20 +128,33 @@ class Site:
         sequence_axes: Axes of an activation that run over token positions, for leaving out
             [PAD]. Axis 0 is the batch. Empty for a weight.
         channel_axis: Axis of a weight that keeps one scale per index.
+        source: What the input of a linear is; `None` elsewhere.
     """
 
     name: str
     kind: Literal["weight", "activation"]
     sequence_axes: tuple[int, ...] = ()
     channel_axis: int | None = None
+    source: Source | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Binds a spec to the sites whose name matches the glob; `spec=None` leaves them in float."""
+    """Binds a spec to the sites whose name matches the glob; `spec=None` leaves them in float.
+
+    Attributes:
+        site: Glob over names of sites.
+        spec: How they are quantized.
+        source: Binds only inputs of linears that are this; `None` binds whatever matches.
+    """
 
     site: str
     spec: TensorSpec | None
+    source: Source | None = None
+
+    def matches(self, site: Site) -> bool:
+        """Whether the rule is about a site."""
+        return self.source in (None, site.source) and fnmatch.fnmatchcase(site.name, self.site)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,18 +164,21 @@ class Smoothing:
     Attributes:
         sites: Globs over names of sites.
         alpha: Share of the difficulty that moves into the weights, 0 to 1.
+        source: Smooths only inputs that are this; `None` smooths whatever matches.
     """
 
     sites: tuple[str, ...]
     alpha: float
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise SpecError(f"`alpha` must be between 0 and 1, got {self.alpha}.")
 
-    def matches(self, name: str) -> bool:
+    def matches(self, site: Site) -> bool:
         """Whether a site is smoothed."""
-        return any(fnmatch.fnmatchcase(name, glob) for glob in self.sites)
+        named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
+        return named and self.source in (None, site.source)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,24 +199,27 @@ class Recipe:
 
 
 def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:
-    """Gives every site the spec of the first rule that matches its name; no match means float.
+    """Gives every site the spec of the first rule that matches it; no match means float.
 
     A spec with per-channel weights takes the axis from the site, which knows its layout.
 
     Raises:
-        UnmatchedRuleError: A rule decided no site: a typo, or a shadowed rule.
+        UnmatchedRuleError: A rule decided no site: a typo, or a shadowed rule. A rule for a
+            source that no site has is neither: not every family has each.
     """
     resolved: dict[str, TensorSpec | None] = {}
     used: set[int] = set()
+    sources: set[Source | None] = {None}
     for site in sites:
         resolved[site.name] = None
+        sources.add(site.source)
         for index, rule in enumerate(rules):
-            if fnmatch.fnmatchcase(site.name, rule.site):
+            if rule.matches(site):
                 resolved[site.name] = _at_site(rule.spec, site)
                 used.add(index)
                 break
     for index, rule in enumerate(rules):
-        if index not in used:
+        if index not in used and rule.source in sources:
             raise UnmatchedRuleError(
                 f"Rule {index} ({rule.site!r}) decided none of {len(resolved)} sites. "
                 "Check its spelling, or move it before the rule that shadows it."

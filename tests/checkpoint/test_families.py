@@ -21,6 +21,14 @@ def test_a_layer_is_known_by_its_path(path, expected) -> None:
     assert family_of("bert").is_layer(path) is expected
 
 
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_example_of_a_layer_is_one_with_or_without_a_head(name) -> None:
+    family = family_of(name)
+    assert family.is_layer(family.layer_example)
+    assert family.is_layer(f"model.{family.layer_example}")
+    assert not family.is_layer(f"{family.layer_example}.attention")
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -37,7 +45,9 @@ def test_a_table_is_known_by_its_path(path, expected) -> None:
 
 
 def test_an_unknown_family_lists_the_known_ones() -> None:
-    known = "bert, camembert, electra, roberta, xlm-roberta"
+    known = (
+        "bert, camembert, deberta-v2, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta"
+    )
     with pytest.raises(CheckpointError, match=f"type `t5` are not supported.*{known}"):
         family_of("t5")
 

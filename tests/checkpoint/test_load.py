@@ -25,13 +25,19 @@ def test_an_encoder_of_each_family_is_loaded_to_be_run(checkpoints, family) -> N
     assert checkpoint.task == "feature-extraction"
     assert not checkpoint.model.training
     assert {parameter.dtype for parameter in checkpoint.model.parameters()} == {torch.float32}
+    # The tokenizers of DistilBERT and DeBERTa make segments too, which these models do not read.
     segments = ("token_type_ids",) if family in ("bert", "electra") else ()
     assert checkpoint.input_names == ("input_ids", "attention_mask", *segments)
-    # All tables have room for 64 tokens; RoBERTa's have two rows more that no token can use.
+    # All have room for 64 tokens; RoBERTa's and MPNet's tables have two rows more for no token.
     assert checkpoint.max_length == 64
 
 
-@pytest.mark.parametrize("family", ["roberta", "bert"])
+def test_a_model_with_a_table_of_segments_reads_them(tmp_path, save_tiny) -> None:
+    folder = save_tiny(tmp_path / "deberta", "deberta-v2", type_vocab_size=2)
+    assert load_checkpoint(str(folder)).input_names[-1] == "token_type_ids"
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_longest_input_can_be_run(checkpoints, family) -> None:
     checkpoint = load_checkpoint(str(checkpoints(family)))
     states = checkpoint.model(torch.full((1, checkpoint.max_length), 9)).last_hidden_state
@@ -89,7 +95,7 @@ def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "distilbert"}, "`distilbert` are not supported. Supported families: bert"),
+        ({"model_type": "albert"}, "`albert` are not supported. Supported families: bert"),
         ({"position_embedding_type": "relative_key"}, "`position_embedding_type='relative_key'`"),
         ({"is_decoder": True}, "`is_decoder=True` is not supported"),
     ],
@@ -127,6 +133,16 @@ def test_a_config_without_architectures_is_an_encoder(checkpoint_copy) -> None:
 def test_a_missing_head_is_not_filled_with_random_numbers(checkpoints) -> None:
     with pytest.raises(CheckpointError, match=r"lacks 2 weights .* `classifier\.bias`"):
         load_checkpoint(str(checkpoints("bert")), task="text-classification")
+
+
+def test_a_missing_pooler_is_not_filled_for_a_head_that_reads_it(tmp_path, save_tiny) -> None:
+    auto = transformers.AutoModelForSequenceClassification
+    folder = save_tiny(tmp_path / "deberta", "deberta-v2", auto_class=auto)
+    model = auto.from_pretrained(folder)
+    kept = {key: value for key, value in model.state_dict().items() if "pooler" not in key}
+    model.save_pretrained(folder, state_dict=kept)
+    with pytest.raises(CheckpointError, match=r"lacks 2 weights .*`pooler\.dense\.bias`"):
+        load_checkpoint(str(folder))
 
 
 def test_missing_weights_of_the_encoder_are_named(checkpoint_copy) -> None:

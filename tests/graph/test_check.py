@@ -62,3 +62,10 @@ def test_layer_inputs_are_found_in_the_order_of_the_layers(prepared) -> None:
     assert made.index(names[0]) < made.index(names[1])
     by_name = {value.name: value for node in each.graph.graph for value in node.outputs}
     assert {by_name[name].producer().op_type for name in names} == {"LayerNormalization"}
+
+
+def test_a_layer_that_normalises_first_is_entered_before_its_norm(prepared) -> None:
+    each = prepared("modernbert")
+    names = layer_inputs(each.sited, each.graph, each.layers)
+    by_name = {value.name: value for node in each.graph.graph for value in node.outputs}
+    assert [by_name[name].producer().op_type for name in names] == ["LayerNormalization", "Add"]

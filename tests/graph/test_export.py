@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from qdqbert.checkpoint.families import FAMILIES
@@ -76,6 +77,22 @@ def test_the_float_graph_computes_what_pytorch_does_at_any_shape(
     )
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_mask_that_a_family_is_given_means_what_the_tokenizers_does(
+    prepared, checkpoints, family
+) -> None:
+    each = prepared(family)
+    original = transformers.AutoModel.from_pretrained(checkpoints(family)).eval()
+    arrays = random_inputs(each.checkpoint.input_names, (4, 24))
+    inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    inputs["attention_mask"][3, 5:] = 0
+    with torch.inference_mode():
+        expected = original(**inputs).last_hidden_state
+        states = each.body(**inputs)[0]
+    text = inputs["attention_mask"].bool()
+    torch.testing.assert_close(states[text], expected[text], atol=FLOAT_TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs"),
     [
@@ -97,8 +114,9 @@ def test_inputs_and_outputs_have_the_names_of_transformers(prepared, name, input
         assert [str(size) for size in value.shape] == ["batch", "sequence"]
 
 
-def test_every_site_is_one_node_of_the_graph(prepared) -> None:
-    each = prepared("bert")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_site_is_one_node_of_the_graph(prepared, family) -> None:
+    each = prepared(family)
     marked = [node.attributes["site"].as_string() for node in sites_of(each.graph)]
     assert sorted(marked) == sorted(site.name for site in each.sited.sites)
 
@@ -126,7 +144,7 @@ def test_pooling_in_pytorch_and_in_a_graph_is_that_of_numpy(
     torch.manual_seed(0)
     head = SentenceHead(pooling=pooling, normalize=normalize, max_length=None)
     model = States().eval()
-    body = GraphBody(model, task="feature-extraction", head=head)
+    body = GraphBody(model, task="feature-extraction", head=head, mask="additive")
     inputs = random_inputs(("input_ids", "attention_mask"), (4, 6))
     inputs["input_ids"] %= 50
     mask = inputs["attention_mask"]
@@ -172,7 +190,7 @@ def test_each_pooling_is_that_of_sentence_transformers(
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
     each = prepared("sentence")
     head = SentenceHead(pooling=pooling, normalize=True, max_length=None)
-    body = GraphBody(each.checkpoint.model, task="feature-extraction", head=head)
+    body = GraphBody(each.checkpoint.model, task="feature-extraction", head=head, mask="additive")
     texts = ["the cat sat on the book", "rain"]
     expected = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
     with torch.inference_mode():

@@ -173,16 +173,35 @@ def test_a_graph_computes_layer_by_layer_what_pytorch_does(bert, engine, recipe,
     assert check.is_exact
 
 
-@pytest.mark.parametrize("name", ["electra", "roberta"])
-def test_other_families_compute_layer_by_layer_what_pytorch_does(prepared, name) -> None:
+@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize(
+    "name", ["deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
+)
+def test_other_families_compute_layer_by_layer_what_pytorch_does(
+    prepared, engine, target, name
+) -> None:
+    if engine not in TARGETS[target].engines:
+        pytest.skip(f"{target} graphs do not run on {engine}")
     each = prepared(name)
-    plan = each.plan("onnxruntime")
+    plan = each.plan(target)
     chosen = each.calibration(plan)
     with quantizing(each.sited, plan.specs, chosen.ranges, chosen.scales):
         references = make_references(
             each.sited, each.body, each.graph, each.layers, each.batches[-2:]
         )
-    check = check_lowering(lowered(each, "onnxruntime"), references, "onnxruntime")
+    check = check_lowering(lowered(each, target), references, engine)
+    assert check.worst_layer_db >= 40
+
+
+@pytest.mark.parametrize("name", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
+def test_other_families_lower_every_site_of_the_paper(prepared, name) -> None:
+    each = prepared(name)
+    plan = each.plan("portable", "qdqbert")
+    with quantizing(each.sited, plan.specs, each.plain.ranges):
+        references = make_references(
+            each.sited, each.body, each.graph, each.layers, each.batches[-2:]
+        )
+    check = check_lowering(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
     assert check.worst_layer_db >= 40
 
 

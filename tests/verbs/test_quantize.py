@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
 import qdqbert
 from qdqbert.engines.runner import is_installed
 from qdqbert.errors import UserInputError
+from qdqbert.targets import TARGETS
 
 
 @pytest.mark.demo
@@ -46,6 +48,33 @@ def test_each_target_is_proven_on_each_engine_that_runs_it(quantized) -> None:
         assert each.size_bytes == (Path(report.directory) / each.model).stat().st_size
         assert each.size_ratio == each.size_bytes / report.float_size_bytes
         assert each.latency == ()
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "text-classification"])
+@pytest.mark.parametrize("family", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
+def test_other_families_are_quantized_for_each_target(
+    save_tiny, write_file, tmp_path, family, task
+) -> None:
+    auto = {
+        "feature-extraction": transformers.AutoModel,
+        "text-classification": transformers.AutoModelForSequenceClassification,
+    }
+    folder = save_tiny(tmp_path / "float", family, auto_class=auto[task])
+    text = "the cat sat on the book in the night and the dog had been to the river, "
+    texts = [(3 * text)[i : 5 * i + 9] for i in range(40)]
+    report = qdqbert.quantize(
+        str(folder),
+        tmp_path / "int8",
+        targets=tuple(TARGETS),
+        calibration_data=str(write_file("texts.txt", "\n".join(texts))),
+        calibration_samples=20,
+        benchmark=False,
+    )
+    assert report.task == task
+    assert {each.target for each in report.targets} >= {"portable", "onnxruntime"}
+    for each in report.targets:
+        assert each.lowering.is_exact
+        assert each.fidelity.sqnr_db > 15
 
 
 def test_calibration_and_held_out_texts_are_different_ones(quantized) -> None:

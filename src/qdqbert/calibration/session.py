@@ -57,7 +57,9 @@ def calibrate(
     """
     scales: dict[str, Tensor] = {}
     if smoothing is not None:
-        channels = ChannelCollector([name for name in sites if smoothing.matches(name)])
+        channels = ChannelCollector(
+            [name for name in sites if smoothing.matches(sited.quantizers[name].site)]
+        )
         _run(sited, forward, batches, channels, scales, advance)
         scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
     collector = Collector(sites)

@@ -1,42 +1,153 @@
-"""The encoder families of transformers whose sites we know, as one table."""
+"""The encoder families of transformers whose sites we know, as one table.
+
+LayerNorms, softmax, activation functions, poolers and heads stay in float in all of them. Besides:
+
+* `mpnet`: the table of relative positions, 32 rows of a bias to the scores.
+* `deberta-v2`: whatever is relative in position: its table, its projections and both products with
+  it. Checkpoints that share projections (v3) project positions by the float weights of query and
+  key, which the graph holds beside the int8 ones. Also `embed_proj` and the convolution of v2.
+* `modernbert`: the rotation of query and key, and the product with the gate.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Literal
 
 from qdqbert.errors import CheckpointError
+from qdqbert.spec import Source
+
+MaskKind = Literal["additive", "plain"]
+"""What a family's models take as `attention_mask`: what is added to the scores, ready-made as
+`(batch, 1, 1, seq)`, or nothing but the tokenizer's own `(batch, seq)`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSites:
+    """Where the sites of a layer, or of the cross-attention in it, stand. Paths are in a layer.
+
+    Attributes:
+        linears: Paths of all linears by what their inputs are.
+        attention: Path of the module that computes the attention products.
+        residual_outputs: Paths of modules of the form
+            `LayerNorm(dropout(dense(x)) + residual)`.
+        branches: Paths of modules whose output is added to a residual by the module around them.
+    """
+
+    linears: Mapping[Source, tuple[str, ...]]
+    attention: str
+    residual_outputs: tuple[str, ...] = ()
+    branches: tuple[str, ...] = ()
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether key and value are made of another model's states: cross-attention."""
+        return "encoder" in self.linears
+
+
+BERT_LAYER = LayerSites(
+    linears={
+        "norm": (
+            "attention.self.query",
+            "attention.self.key",
+            "attention.self.value",
+            "intermediate.dense",
+        ),
+        "attention": ("attention.output.dense",),
+        "activation": ("output.dense",),
+    },
+    attention="attention.self",
+    residual_outputs=("attention.output", "output"),
+)
+"""20 sites: 6 linears x (input, weight), 4 inputs of attention products, 2 residual adds x 2."""
+
+BERT_CROSS_ATTENTION = LayerSites(
+    linears={
+        "norm": ("crossattention.self.query",),
+        "encoder": ("crossattention.self.key", "crossattention.self.value"),
+        "attention": ("crossattention.output.dense",),
+    },
+    attention="crossattention.self",
+    residual_outputs=("crossattention.output",),
+)
+"""14 sites: 4 linears x 2, 4 inputs of attention products, 1 residual add x 2."""
+
+DISTILBERT_LAYER = LayerSites(
+    linears={
+        "norm": ("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"),
+        "attention": ("attention.out_lin",),
+        "activation": ("ffn.lin2",),
+    },
+    attention="attention",
+    branches=("attention", "ffn"),
+)
+"""20 sites, as `BERT_LAYER`."""
+
+MPNET_LAYER = LayerSites(
+    linears={
+        "norm": ("attention.attn.q", "attention.attn.k", "attention.attn.v", "intermediate.dense"),
+        "attention": ("attention.attn.o",),
+        "activation": ("output.dense",),
+    },
+    attention="attention.attn",
+    residual_outputs=("output",),
+    branches=("attention.attn",),
+)
+"""20 sites, as `BERT_LAYER`."""
+
+DEBERTA_LAYER = LayerSites(
+    linears={
+        "norm": (
+            "attention.self.query_proj",
+            "attention.self.key_proj",
+            "attention.self.value_proj",
+            "intermediate.dense",
+        ),
+        "attention": ("attention.output.dense",),
+        "activation": ("output.dense",),
+    },
+    attention="attention.self",
+    residual_outputs=("attention.output", "output"),
+)
+"""20 sites, as `BERT_LAYER`; the attention products are those of content with content."""
+
+MODERNBERT_LAYER = LayerSites(
+    linears={
+        "norm": ("attn.Wqkv", "mlp.Wi"),
+        "attention": ("attn.Wo",),
+        "gate": ("mlp.Wo",),
+    },
+    attention="attn",
+    branches=("attn", "mlp"),
+)
+"""16 sites: 4 linears x 2, 4 inputs of attention products, 2 residual adds x 2."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the parts of a post-LayerNorm encoder stand, relative to the model or to a layer.
+    """Where the parts of an encoder stand, and what its models take.
 
     Attributes:
         model_type: transformers' name for it, as in `config.json`.
-        layer: Regular expression that ends the path of an encoder layer.
+        layer: Regular expression that ends the path of a layer.
         layer_example: Such a path, for people.
-        attention: Path in a layer of the module that calls the attention interface.
-        linears: Paths in a layer of linears other than those in `residual_outputs`.
-        residual_outputs: Paths in a layer of modules of the form
-            `LayerNorm(dropout(dense(x)) + residual)`.
+        sites: What stands in each layer.
+        cross_attention: What stands in a layer of a decoder besides, if it has cross-attention.
         tables: Names of the embedding tables.
         reserved_positions: How many rows of the position table no token can use.
+        mask: What its models take as `attention_mask`.
     """
 
     model_type: str
     layer: str = r"(^|\.)encoder\.layer\.\d+$"
     layer_example: str = "encoder.layer.0"
-    attention: str = "attention.self"
-    linears: tuple[str, ...] = (
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-        "intermediate.dense",
-    )
-    residual_outputs: tuple[str, ...] = ("attention.output", "output")
+    sites: LayerSites = BERT_LAYER
+    cross_attention: LayerSites | None = None
     tables: tuple[str, ...] = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     reserved_positions: int = 0
+    mask: MaskKind = "additive"
 
     def is_layer(self, path: str) -> bool:
         """Whether a module's path is that of an encoder layer."""
@@ -47,15 +158,34 @@ class Family:
         return path.rpartition(".")[2] in self.tables
 
 
-# RoBERTa numbers positions from pad_token_id + 1 = 2.
+# RoBERTa and MPNet number positions from pad_token_id + 1 = 2.
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family(model_type="bert"),
-        Family(model_type="camembert", reserved_positions=2),
-        Family(model_type="electra"),
-        Family(model_type="roberta", reserved_positions=2),
-        Family(model_type="xlm-roberta", reserved_positions=2),
+        Family(model_type="bert", cross_attention=BERT_CROSS_ATTENTION),
+        Family(model_type="camembert", cross_attention=BERT_CROSS_ATTENTION, reserved_positions=2),
+        Family(model_type="deberta-v2", sites=DEBERTA_LAYER, mask="plain"),
+        Family(
+            model_type="distilbert",
+            layer=r"(^|\.)transformer\.layer\.\d+$",
+            layer_example="transformer.layer.0",
+            sites=DISTILBERT_LAYER,
+        ),
+        Family(model_type="electra", cross_attention=BERT_CROSS_ATTENTION),
+        Family(
+            model_type="modernbert",
+            layer=r"(^|\.)layers\.\d+$",
+            layer_example="layers.0",
+            sites=MODERNBERT_LAYER,
+            tables=("tok_embeddings",),
+            # Its sliding windows are cut out of the tokenizer's mask.
+            mask="plain",
+        ),
+        Family(model_type="mpnet", sites=MPNET_LAYER, reserved_positions=2),
+        Family(model_type="roberta", cross_attention=BERT_CROSS_ATTENTION, reserved_positions=2),
+        Family(
+            model_type="xlm-roberta", cross_attention=BERT_CROSS_ATTENTION, reserved_positions=2
+        ),
     )
 }
 

@@ -130,12 +130,15 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
         tokenizer=tokenizer,
         head=head if chosen == "feature-extraction" else None,
         max_length=int(min(limits)),
-        input_names=tuple(
-            wanted
-            for wanted in ("input_ids", "attention_mask", "token_type_ids")
-            if wanted in tokenizer.model_input_names
-        ),
+        input_names=_input_names(tokenizer, config),
     )
+
+
+def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
+    """What the tokenizer makes and the model reads: not each model has a table of segments."""
+    segments = ("token_type_ids",) if getattr(config, "type_vocab_size", 0) else ()
+    known = ("input_ids", "attention_mask", *segments)
+    return tuple(name for name in known if name in tokenizer.model_input_names)
 
 
 def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +235,8 @@ def _choose_task(task: str | None, config: Any) -> Task:
 
 def _check_loaded(name: str, task: Task, info: dict[str, Any]) -> None:
     # transformers fills what a checkpoint lacks with random numbers. An unused pooler may lack.
-    missing = [key for key in sorted(info["missing_keys"]) if not key.startswith("pooler.")]
+    unused = "pooler." if task == "feature-extraction" else ()
+    missing = [key for key in sorted(info["missing_keys"]) if not key.startswith(unused)]
     if missing:
         raise CheckpointError(
             f"Checkpoint {name!r} lacks {len(missing)} weights that task `{task}` needs, among "

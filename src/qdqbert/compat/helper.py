@@ -1,7 +1,8 @@
 """Groups and freezes parameters by regular expressions, quantizes weights in place.
 
 Source: pytorch-quantization's `optim.helper`. Mended: groups hold lists, which can be read more
-than once, and a parameter is in a group once; a pattern of a group, or of what is frozen, that matches nothing is an error.
+than once, and a parameter is in a group once; a pattern of a group, or of what is frozen, that
+matches nothing is an error.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ _CALIB = {
     "calibrate_weights": calibrators.calibrate_weights,
 }
 _SWITCHES = {
-    name: getattr(quant_modules, name) for name in ("initialize", "deactivate", "enable_onnx_export")
+    name: getattr(quant_modules, name)
+    for name in ("initialize", "deactivate", "enable_onnx_export")
 }
 _INSTANCE_NORM = {name: getattr(quant_nn, name) for name in _NORMS}
 _CONV = {
@@ -78,7 +79,10 @@ NAMES: dict[str, dict[str, Any]] = {
     "quant_modules": _public(quant_modules),
     "calib": _CALIB,
     "calib.calibrator": {"_Calibrator": calibrators.Calibrator},
-    "calib.max": {"MaxCalibrator": calibrators.MaxCalibrator, "_Calibrator": calibrators.Calibrator},
+    "calib.max": {
+        "MaxCalibrator": calibrators.MaxCalibrator,
+        "_Calibrator": calibrators.Calibrator,
+    },
     "calib.histogram": {
         "HistogramCalibrator": calibrators.HistogramCalibrator,
         "calibrate_weights": calibrators.calibrate_weights,

@@ -38,7 +38,8 @@ def save_graph(model: ir.Model, path: Path) -> None:
 def layer_inputs(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]) -> list[str]:
     """Names of the values that enter the encoder layers at the given paths, in order.
 
-    They are the values that the first activation site of each layer reads.
+    They are what the first residual add of each layer adds to. Its first linear may read a
+    LayerNorm of that.
     """
     sources = {
         node.attributes["site"].as_string(): node.inputs[0] for node in sites_of(sited_graph)
@@ -48,7 +49,8 @@ def layer_inputs(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]
         first = next(
             site
             for site in sited.sites
-            if site.name.startswith(f"{layer}.") and site.kind == "activation"
+            if site.name.startswith(f"{layer}.")
+            and site.name.endswith(".add_residual_input_quantizer")
         )
         source = sources[first.name]
         assert source is not None

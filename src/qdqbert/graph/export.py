@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import onnx_ir as ir
 import torch
@@ -19,6 +19,8 @@ from onnx_ir.passes import common
 from torch import Tensor, nn
 from torch.nn import functional
 
+from qdqbert.checkpoint.families import MaskKind
+from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.insert.sited import SitedModel, marking
 
@@ -31,6 +33,11 @@ OUTPUTS = {"feature-extraction": "last_hidden_state", "text-classification": "lo
 SENTENCE_EMBEDDING = "sentence_embedding"
 """Name of the pooled output of sentence-transformers folders."""
 
+_EXPORTER_LOGGERS = (
+    "torch.onnx._internal.exporter._registration",
+    "onnxscript.optimizer._constant_folding",
+)
+
 
 class GraphBody(nn.Module):
     """A transformers model that takes and returns plain tensors, pooled if it has a head.
@@ -39,20 +46,32 @@ class GraphBody(nn.Module):
         output_names: Names of what `forward` returns, in order.
     """
 
-    def __init__(self, model: nn.Module, *, task: str, head: SentenceHead | None) -> None:
+    def __init__(
+        self, model: nn.Module, *, task: str, head: SentenceHead | None, mask: MaskKind
+    ) -> None:
         super().__init__()
         self.model = model
         self.head = head
+        self.mask = mask
         self.output_names = (OUTPUTS[task], *([SENTENCE_EMBEDDING] if head else []))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Self:
+        """The body of a checkpoint's model."""
+        return cls(
+            checkpoint.model,
+            task=checkpoint.task,
+            head=checkpoint.head,
+            mask=checkpoint.family.mask,
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """All inputs `(batch, seq)`, int64. Returns `output_names`."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        outputs = self.model(
-            input_ids=input_ids, attention_mask=additive_mask(attention_mask), **segments
-        )
+        mask = additive_mask(attention_mask) if self.mask == "additive" else attention_mask
+        outputs = self.model(input_ids=input_ids, attention_mask=mask, **segments)
         main: Tensor = outputs[self.output_names[0]]
         return (main, pool(main, attention_mask, self.head)) if self.head else (main,)
 
@@ -144,16 +163,18 @@ def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tenso
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silences the exporter's notes on its own deprecations and on torchvision."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silences the exporter's notes on its own deprecations, torchvision and constant folding."""
+    loggers = [logging.getLogger(name) for name in _EXPORTER_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from qdqbert.nn import QuantLinear, TensorQuantizer
-from qdqbert.spec import Site
+from qdqbert.spec import Site, Source
 from qdqbert.tensor_quant import QuantDescriptor
 
 ATTENTION = "qdqbert"
@@ -21,17 +22,8 @@ MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
 """Which axes of the attention products' inputs run over tokens: q and v are `(batch, heads, seq,
 head_dim)`, k is transposed, a holds the probabilities `(batch, heads, seq, seq)`."""
 
-
-def sited_linear(linear: nn.Linear, *, name: str) -> QuantLinear:
-    """A quantized linear for path `name` that shares the parameters of `linear`."""
-    new = QuantLinear.from_float(linear)
-    new._input_quantizer.site = Site(
-        name=f"{name}._input_quantizer", kind="activation", sequence_axes=(1,)
-    )
-    new._weight_quantizer.site = Site(
-        name=f"{name}._weight_quantizer", kind="weight", channel_axis=0
-    )
-    return new
+CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
+"""The same for cross-attention, whose keys and values run over another text."""
 
 
 class QuantEmbedding(nn.Embedding):
@@ -66,7 +58,7 @@ class QuantResidualOutput(nn.Module):
     """Dense, dropout, residual add and LayerNorm, with a quantizer on either input of the add.
 
     Takes the place of transformers' `BertSelfOutput` and `BertOutput` and of their twins in
-    other post-LayerNorm families; the names of parameters stay.
+    other post-LayerNorm families, once `dense` is quantized; the names of parameters stay.
 
     Source: transformers 4.40, `modeling_qdqbert.py`, `QDQBertSelfOutput`.
     """
@@ -74,29 +66,67 @@ class QuantResidualOutput(nn.Module):
     def __init__(self, output: nn.Module, *, name: str) -> None:
         super().__init__()
         parts = dict(output.named_children())
-        dense = parts["dense"]
-        assert isinstance(dense, nn.Linear)
-        self.dense = sited_linear(dense, name=f"{name}.dense")
+        self.dense = parts["dense"]
         self.dropout = parts["dropout"]
         self.LayerNorm = parts["LayerNorm"]
-        self.add_local_input_quantizer = _hidden_quantizer(f"{name}.add_local_input_quantizer")
-        self.add_residual_input_quantizer = _hidden_quantizer(
-            f"{name}.add_residual_input_quantizer"
-        )
+        add_residual_quantizers_(self, name=name)
         self.train(output.training)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """The local branch `(batch, seq, in)` and the residual, to `(batch, seq, hidden)`."""
-        local = self.add_local_input_quantizer(self.dropout(self.dense(hidden_states)))
-        normed: Tensor = self.LayerNorm(local + self.add_residual_input_quantizer(input_tensor))
+        local = self.dropout(self.dense(hidden_states))
+        normed: Tensor = self.LayerNorm(residual_sum(self, local, input_tensor))
         return normed
 
 
-def add_matmul_quantizers_(attention: nn.Module, *, name: str) -> None:
-    """Hangs QDQBERT's four `matmul_*_input_quantizer` on a self-attention module."""
-    for letter, axes in MATMUL_SEQUENCE_AXES.items():
+def quantized_linear(
+    linear: nn.Linear, *, name: str, source: Source, over_tokens: bool = True
+) -> QuantLinear:
+    """A linear at path `name` with sites that know what its input is.
+
+    Args:
+        linear: The float one, whose parameters are shared.
+        name: Its path.
+        source: What its input is.
+        over_tokens: Whether the input's axis 1 runs over the tokens of the model's own text.
+    """
+    new = QuantLinear.from_float(linear)
+    new._input_quantizer.site = Site(
+        name=f"{name}._input_quantizer",
+        kind="activation",
+        sequence_axes=(1,) if over_tokens else (),
+        source=source,
+    )
+    new._weight_quantizer.site = Site(
+        name=f"{name}._weight_quantizer", kind="weight", channel_axis=0
+    )
+    return new
+
+
+def add_residual_quantizers_(branch: nn.Module, *, name: str) -> None:
+    """Hangs QDQBERT's two `add_*_input_quantizer` on the module that makes the local branch."""
+    for side in ("local", "residual"):
+        attribute = f"add_{side}_input_quantizer"
+        site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=(1,))
+        branch.add_module(attribute, _activation_quantizer(site))
+
+
+def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
+    """Adds what `branch` made to a residual, with its quantizers; all `(batch, seq, hidden)`."""
+    quantizers: Any = branch
+    total: Tensor = quantizers.add_local_input_quantizer(
+        local
+    ) + quantizers.add_residual_input_quantizer(residual)
+    return total
+
+
+def add_matmul_quantizers_(
+    attention: nn.Module, *, name: str, axes: Mapping[str, tuple[int, ...]] = MATMUL_SEQUENCE_AXES
+) -> None:
+    """Hangs QDQBERT's four `matmul_*_input_quantizer` on an attention module."""
+    for letter, sequence_axes in axes.items():
         attribute = f"matmul_{letter}_input_quantizer"
-        site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=axes)
+        site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=sequence_axes)
         attention.add_module(attribute, _activation_quantizer(site))
 
 
@@ -119,10 +149,10 @@ def quantized_attention(
     """Eager attention with the quantizers of `module` on the inputs of both products.
 
     Args:
-        module: A self-attention module after `add_matmul_quantizers_`.
-        query: `(batch, heads, seq, head_dim)`; `key` and `value` the same.
-        key: See `query`.
-        value: See `query`.
+        module: An attention module after `add_matmul_quantizers_`.
+        query: `(batch, heads, seq, head_dim)`.
+        key: The same; `seq` is another one in cross-attention and with a cache.
+        value: As `key`.
         attention_mask: Added to the scores, broadcast to `(batch, heads, seq, seq)`.
         scaling: Factor of the scores; `head_dim ** -0.5` if not given.
         dropout: Probability, in training only.
@@ -146,10 +176,6 @@ def quantized_attention(
     probabilities = quantizers.matmul_a_input_quantizer(probabilities)
     context = torch.matmul(probabilities, quantizers.matmul_v_input_quantizer(value))
     return context.transpose(1, 2).contiguous(), probabilities
-
-
-def _hidden_quantizer(name: str) -> TensorQuantizer:
-    return _activation_quantizer(Site(name=name, kind="activation", sequence_axes=(1,)))
 
 
 def _activation_quantizer(site: Site) -> TensorQuantizer:

@@ -16,15 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor, nn
 
-from qdqbert.checkpoint.families import Family
+from qdqbert.checkpoint.families import Family, LayerSites
 from qdqbert.errors import CalibrationError, CheckpointError
+from qdqbert.insert.blocks import BLOCKS, quantized_block
 from qdqbert.insert.modules import (
     ATTENTION,
+    CROSS_SEQUENCE_AXES,
+    MATMUL_SEQUENCE_AXES,
     QuantEmbedding,
     QuantResidualOutput,
     add_matmul_quantizers_,
+    add_residual_quantizers_,
+    quantized_linear,
     register_attention,
-    sited_linear,
 )
 from qdqbert.nn import TensorQuantizer
 from qdqbert.nn.export import mark
@@ -53,16 +57,15 @@ class SitedModel:
     @property
     def sites(self) -> tuple[Site, ...]:
         """All sites, in order."""
-        return tuple(quantizer.site for quantizer in self.quantizers.values())
+        return tuple(site_of(quantizer) for quantizer in self.quantizers.values())
 
 
-def insert_quantizers_(
-    model: nn.Module, family: Family, *, tables: bool = True
-) -> SitedModel:
-    """Puts a quantizer at every site of a post-LayerNorm encoder; changes `model` in place.
+def insert_quantizers_(model: nn.Module, family: Family, *, tables: bool = True) -> SitedModel:
+    """Puts a quantizer at every site of a family's layers; changes `model` in place.
 
-    Per layer: 6 linears x (input, weight) + 4 inputs of the attention products + 2 residual
-    adds x 2 = 20, as QDQBERT; and one for each embedding table. All are disabled.
+    In a layer of BERT: 6 linears x (input, weight) + 4 inputs of the attention products + 2
+    residual adds x 2 = 20, as QDQBERT; other families: `qdqbert.checkpoint.families`. And one for
+    each embedding table. Names of parameters stay. All quantizers are disabled.
 
     Args:
         model: A transformers model.
@@ -91,6 +94,12 @@ def insert_quantizers_(
     return sited
 
 
+def site_of(quantizer: TensorQuantizer) -> Site:
+    """Where a quantizer of a sited model stands."""
+    assert quantizer.site is not None
+    return quantizer.site
+
+
 def sited_model(model: nn.Module) -> SitedModel:
     """A model that carries quantizers already."""
     return SitedModel(
@@ -109,16 +118,38 @@ def encoder_layers(model: nn.Module, family: Family) -> list[str]:
 
 
 def _insert_in_layer_(model: nn.Module, layer: str, family: Family) -> None:
-    for path in family.linears:
-        name = f"{layer}.{path}"
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear), name
-        model.set_submodule(name, sited_linear(linear, name=name))
-    name = f"{layer}.{family.attention}"
-    add_matmul_quantizers_(model.get_submodule(name), name=name)
-    for path in family.residual_outputs:
+    _insert_at_(model, layer, family.sites)
+    cross = family.cross_attention
+    if cross is not None and _has(model, f"{layer}.{cross.attention}"):
+        _insert_at_(model, layer, cross)
+    for path, module in list(model.get_submodule(layer).named_modules()):
+        if type(module) in BLOCKS:
+            model.set_submodule(f"{layer}.{path}".removesuffix("."), quantized_block(module))
+
+
+def _insert_at_(model: nn.Module, layer: str, sites: LayerSites) -> None:
+    for source, paths in sites.linears.items():
+        for path in paths:
+            name = f"{layer}.{path}"
+            linear = model.get_submodule(name)
+            assert isinstance(linear, nn.Linear), name
+            new = quantized_linear(
+                linear, name=name, source=source, over_tokens=source != "encoder"
+            )
+            model.set_submodule(name, new)
+    name = f"{layer}.{sites.attention}"
+    axes = CROSS_SEQUENCE_AXES if sites.reads_encoder else MATMUL_SEQUENCE_AXES
+    add_matmul_quantizers_(model.get_submodule(name), name=name, axes=axes)
+    for path in sites.residual_outputs:
         name = f"{layer}.{path}"
         model.set_submodule(name, QuantResidualOutput(model.get_submodule(name), name=name))
+    for path in sites.branches:
+        name = f"{layer}.{path}"
+        add_residual_quantizers_(model.get_submodule(name), name=name)
+
+
+def _has(model: nn.Module, path: str) -> bool:
+    return any(name == path for name, _ in model.named_modules())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from qdqbert.errors import CheckpointError
-from qdqbert.insert.sited import SitedModel, weight_of
+from qdqbert.insert.sited import SitedModel, site_of, weight_of
 from qdqbert.nn import TensorQuantizer
 from qdqbert.numerics.affine import reduce_amax
 from qdqbert.numerics.calibrators import (
@@ -17,8 +17,8 @@ from qdqbert.numerics.calibrators import (
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.recipes import Switches, fused_groups, is_gelu_output
-from qdqbert.spec import Site, TensorSpec
+from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, Switches, fused_groups
+from qdqbert.spec import TensorSpec
 
 _VERSION = 1
 _FLAGS = {
@@ -29,8 +29,6 @@ _FLAGS = {
     "disabled": False,
     "if_quant": True,
 }
-_QKV = ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer")
-_QKV_WEIGHTS = ("query._weight_quantizer", "key._weight_quantizer", "value._weight_quantizer")
 
 
 def configure_(sited: SitedModel, switches: Switches) -> None:
@@ -65,7 +63,7 @@ def configure_(sited: SitedModel, switches: Switches) -> None:
 def calibrate_weights_(sited: SitedModel) -> None:
     """Sets the range of each weight to that of its values now."""
     for name, quantizer in sited.quantizers.items():
-        if _site(quantizer).kind == "weight" and not quantizer._disabled:
+        if site_of(quantizer).kind == "weight" and not quantizer._disabled:
             weight = weight_of(sited.model, name)
             amax = reduce_amax(weight, axis=reduced_axes(quantizer.axis, weight.dim()))
             forget_range_(quantizer)
@@ -80,13 +78,13 @@ def adjust_(sited: SitedModel, switches: Switches) -> None:
         if quantizer.amax is not None
     }
     if switches.clip_gelu is not None:
-        for name, amax in ranges.items():
-            if is_gelu_output(name):
-                amax.clamp_(max=switches.clip_gelu)
+        for site in sited.sites:
+            if site.source == "activation" and site.name in ranges:
+                ranges[site.name].clamp_(max=switches.clip_gelu)
     if switches.fuse_qkv:
-        groups = fused_groups(ranges, _QKV)
+        groups = fused_groups(ranges, QKV_PRODUCTS)
         if switches.quant_per_tensor:
-            groups += fused_groups(ranges, _QKV_WEIGHTS)
+            groups += fused_groups(ranges, QKV_WEIGHTS)
         for group in groups:
             shared = torch.stack([ranges[name] for name in group]).amax(dim=0)
             for name in group:
@@ -109,7 +107,7 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
     changed: dict[str, dict[str, Any]] = {}
     shapes: dict[str, dict[str, str]] = {"amax": {}, "pre_quant_scale": {}}
     for name, quantizer in sited.quantizers.items():
-        defaults = {**_FLAGS, "axis": _site(quantizer).channel_axis}
+        defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         values = {key: getattr(quantizer, f"_{key}") for key in defaults}
         different = {key: value for key, value in values.items() if value != defaults[key]}
         if different:
@@ -140,7 +138,7 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
             f"`{unknown[0]}`."
         )
     for name, quantizer in sited.quantizers.items():
-        values = {**_FLAGS, "axis": _site(quantizer).channel_axis}
+        values = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         for key, value in {**values, **stored["changed"].get(name, {})}.items():
             setattr(quantizer, f"_{key}", tuple(value) if isinstance(value, list) else value)
         for buffer in ("amax", "pre_quant_scale"):
@@ -151,12 +149,7 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
 
 
 def _calibrator(quantizer: TensorQuantizer, switches: Switches) -> Calibrator:
-    kind = _site(quantizer).kind
+    kind = site_of(quantizer).kind
     if kind == "weight" or switches.calibrator == "max":
         return MaxCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)
     return HistogramCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)
-
-
-def _site(quantizer: TensorQuantizer) -> Site:
-    assert quantizer.site is not None
-    return quantizer.site

@@ -73,7 +73,9 @@ def quantize_dequantize(
     bound = widened(amax.detach())
     if clip:
         # A shape that broadcasts, whatever shape the range came in.
-        along = bound.reshape(-1 if axis is None else [1] * axis + [-1] + [1] * (x.dim() - axis - 1))
+        along = bound.reshape(
+            -1 if axis is None else [1] * axis + [-1] + [1] * (x.dim() - axis - 1)
+        )
         real = torch.minimum(torch.maximum(real, along * 0 if unsigned else -along), along)
     # A dead range becomes a step so small that all of it is 0 but for 6e-8, and still readable.
     scale = bound.clamp_min(DEAD_AMAX) / qmax

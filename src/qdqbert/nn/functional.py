@@ -13,11 +13,13 @@ class ClipFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Shape of `x`; the ends broadcast."""
         ctx.save_for_backward(x, low, high)
         return torch.minimum(torch.maximum(x, low.to(x.dtype)), high.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Passes inside of the ends; theirs are the sums of what lies outside."""
         x, low, high = ctx.saved_tensors
         if low.numel() != 1 or high.numel() != 1:
             raise ValueError(

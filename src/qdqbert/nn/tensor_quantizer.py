@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -500,6 +500,15 @@ class TensorQuantizer(nn.Module):
         return f" Quantizer: `{self.site.name}`." if self.site is not None else ""
 
     # What is kept
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
+        amax = self._fixed_amax
+        super()._apply(fn, *args, **kwargs)
+        moved = self._fixed_amax
+        if amax is not None and moved is not None and moved.dtype.itemsize < amax.dtype.itemsize:
+            # A model in half precision has its ranges in float32: codes must not change.
+            self._amax = amax.to(moved.device)
+        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -136,7 +136,7 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
     """Writes the float graph of a checkpoint; returns its vocabulary's size."""
     checkpoint = load_checkpoint(model)
     _check_length(model, checkpoint.max_length, sequences)
-    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     sited_graph = export_sited(sited, body, example_inputs(checkpoint.input_names))
     save_graph(float_graph(sited_graph), path)

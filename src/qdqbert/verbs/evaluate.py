@@ -120,7 +120,7 @@ def _load(
             "in PyTorch."
         )
     checkpoint = load_checkpoint(name, task=task)
-    body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+    body = GraphBody.of(checkpoint)
     max_length = min(checkpoint.max_length, limit or checkpoint.max_length)
     return _Subject(
         task=TASKS[checkpoint.task],

@@ -101,7 +101,7 @@ class _Run:
             limit = self._max_length(checkpoint)
             calibration_batches = self._encode(checkpoint, used, "calibration", limit)
             heldout_batches = self._encode(checkpoint, heldout, "held-out", limit)
-            body = GraphBody(checkpoint.model, task=checkpoint.task, head=checkpoint.head)
+            body = GraphBody.of(checkpoint)
             float_rows = self._float_rows(task, body, heldout_batches, checkpoint)
 
             sited = insert_quantizers_(checkpoint.model, checkpoint.family)

@@ -10,6 +10,7 @@ from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.passes.integer_attention import fuse_integer_attention
 from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
 from qdqbert.graph.qdq import insert_qdq
+from qdqbert.targets.target import lower
 
 # The kernel has its own exp and order of sums; a wrong head, mask or scale moves values by 0.1.
 TOLERANCE = 1e-4
@@ -66,6 +67,19 @@ def linear_of(model: ir.Model, part: str) -> ir.Node:
         for node in model.graph
         if node.op_type == "MatMulIntegerToFloat" and f"self.{part}." in (node.name or "")
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    [("distilbert", 1), ("deberta-v2", 0), ("modernbert", 0), ("mpnet", 0)],
+    ids=["plain", "relative-positions", "rotation", "position-bias"],
+)
+def test_only_plain_attention_of_other_families_is_fused(prepared, family, fused) -> None:
+    each = prepared(family)
+    plan = each.plan("onnxruntime")
+    model = lower(each.graph, plan, each.smooth.ranges, each.scales(plan))
+    assert ops(model).count("QAttention") == fused
+    assert ops(model).count("Softmax") == len(each.layers) - fused
 
 
 def test_attention_becomes_one_node_and_computes_the_same(fusable, inputs, run_plainly) -> None:

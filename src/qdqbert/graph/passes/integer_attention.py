@@ -84,7 +84,7 @@ def _fuse(graph: ir.Graph, softmax: ir.Node) -> None:
 
 def _replace(graph: ir.Graph, merged: ir.Node, parts: tuple[_Projection, ...]) -> None:
     matmuls = [part.matmul for part in parts]
-    name = (matmuls[0].name or "").removesuffix(".query._weight_quantizer.dequantize.matmul")
+    name = (matmuls[0].name or "").partition("._weight_quantizer")[0].rpartition(".")[0]
     first = matmuls[0].inputs
     inputs = [
         first[0],
