@@ -19,10 +19,13 @@ LAYERS = (
     "spec",
     "recipes",
     "numerics",
+    "tensor_quant",
+    "nn",
     "checkpoint",
     "encoding",
     "insert",
     "calibration",
+    "models",
     "engines",
     "graph",
     "targets",
@@ -32,6 +35,7 @@ LAYERS = (
     "artifact",
     "resources",
     "verbs",
+    "compat",
     "cli",
 )
 # What a file may name in annotations only, though it comes later.

@@ -10,7 +10,27 @@ if TYPE_CHECKING:
     from qdqbert.evidence.record import BenchmarkReport as BenchmarkReport
     from qdqbert.evidence.record import EvaluateReport as EvaluateReport
     from qdqbert.evidence.record import QuantizeReport as QuantizeReport
+    from qdqbert.models.calibrate import calibrate as calibrate
+    from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
+    from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
+    from qdqbert.models.modeling import QDQBertForMultipleChoice as QDQBertForMultipleChoice
+    from qdqbert.models.modeling import (
+        QDQBertForNextSentencePrediction as QDQBertForNextSentencePrediction,
+    )
+    from qdqbert.models.modeling import QDQBertForQuestionAnswering as QDQBertForQuestionAnswering
+    from qdqbert.models.modeling import (
+        QDQBertForSequenceClassification as QDQBertForSequenceClassification,
+    )
+    from qdqbert.models.modeling import (
+        QDQBertForTokenClassification as QDQBertForTokenClassification,
+    )
+    from qdqbert.models.modeling import QDQBertLMHeadModel as QDQBertLMHeadModel
+    from qdqbert.models.modeling import QDQBertModel as QDQBertModel
+    from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
+    from qdqbert.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
+    from qdqbert.recipes import Switches as Switches
     from qdqbert.tasks.data import Columns as Columns
+    from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.quantize import quantize as quantize
@@ -18,12 +38,26 @@ if TYPE_CHECKING:
 _HOMES = {
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.record",
+    "calibrate": "qdqbert.models.calibrate",
     "Columns": "qdqbert.tasks.data",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.record",
+    "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
+    "QDQBertForMaskedLM": "qdqbert.models.modeling",
+    "QDQBertForMultipleChoice": "qdqbert.models.modeling",
+    "QDQBertForNextSentencePrediction": "qdqbert.models.modeling",
+    "QDQBertForQuestionAnswering": "qdqbert.models.modeling",
+    "QDQBertForSequenceClassification": "qdqbert.models.modeling",
+    "QDQBertForTokenClassification": "qdqbert.models.modeling",
+    "QDQBertLMHeadModel": "qdqbert.models.modeling",
+    "QDQBertModel": "qdqbert.models.modeling",
+    "QDQBertPreTrainedModel": "qdqbert.models.modeling",
+    "QuantDescriptor": "qdqbert.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.record",
+    "Switches": "qdqbert.recipes",
+    "TensorQuantizer": "qdqbert.nn.tensor_quantizer",
 }
 
 __all__ = sorted(_HOMES, key=str.casefold)

@@ -111,6 +111,52 @@ def quantize(
     embeddings: Annotated[
         Embeddings, typer.Option(help="How embedding tables are stored.")
     ] = Embeddings.INT8,
+    wprec: Annotated[int, typer.Option(help="Bits of weights, 2 to 8.")] = 8,
+    aprec: Annotated[int, typer.Option(help="Bits of activations, 2 to 8.")] = 8,
+    quant_per_tensor: Annotated[
+        bool,
+        typer.Option("--quant-per-tensor", help="One scale a weight."),
+    ] = False,
+    quant_disable: Annotated[
+        bool,
+        typer.Option(
+            "--quant-disable",
+            help="Leave all in float but for --quant-enable-layer-module.",
+        ),
+    ] = False,
+    quant_disable_keyword: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave what a regular expression finds in float; repeatable.",
+        ),
+    ] = None,
+    quant_disable_layer_module: Annotated[
+        str | None,
+        typer.Option(
+            help="The same in every layer: the pattern follows `layer.N.`.",
+        ),
+    ] = None,
+    quant_enable_layer_module: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantize what the pattern finds in every layer after all.",
+        ),
+    ] = None,
+    fuse_qkv: Annotated[
+        bool,
+        typer.Option("--fuse-qkv", help="One range for query, key and value."),
+    ] = False,
+    clip_gelu: Annotated[
+        float | None,
+        typer.Option(help="Highest value of GELU's outputs."),
+    ] = None,
+    recalibrate_weights: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate-weights",
+            help="Take weights' ranges from the weights, as is always done here.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Draws the calibration texts.")] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output folder of an earlier run.")
@@ -136,6 +182,18 @@ def quantize(
             calibrator=calibrator.value,
             percentile=percentile,
             recipe=recipe,
+            switches=qdqbert.Switches(
+                wprec=wprec,
+                aprec=aprec,
+                quant_per_tensor=quant_per_tensor,
+                quant_disable=quant_disable,
+                quant_disable_keyword=tuple(quant_disable_keyword or ()),
+                quant_disable_layer_module=quant_disable_layer_module,
+                quant_enable_layer_module=quant_enable_layer_module,
+                fuse_qkv=fuse_qkv,
+                clip_gelu=clip_gelu,
+                recalibrate_weights=recalibrate_weights,
+            ),
             targets=tuple(target or ()),
             embeddings=embeddings.value,
             seed=seed,

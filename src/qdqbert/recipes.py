@@ -225,17 +225,21 @@ class Switches:
             UnmatchedRuleError: A pattern finds nothing.
         """
         sites = list(sites)
-        wanted = {site.name: self._precision(specs[site.name], site) for site in sites}
-        on = dict.fromkeys(wanted, not self.quant_disable)
+        quantized = [site for site in sites if specs[site.name] is not None]
+        on = dict.fromkeys((site.name for site in quantized), not self.quant_disable)
         for switch, pattern, value in self._patterns():
-            found = [site.name for site in sites if _finds(pattern, site)]
+            found = [site.name for site in quantized if _finds(pattern, site)]
             if not found:
+                example = f", such as `{quantized[0].name}`" if quantized else ""
                 raise UnmatchedRuleError(
-                    f"`{switch}` {pattern!r} matches none of {len(wanted)} quantizers, such as "
-                    f"`{next(iter(wanted), '')}`. Check its spelling."
+                    f"`{switch}` {pattern!r} matches none of the {len(quantized)} quantizers of "
+                    f"the recipe{example}. Check its spelling."
                 )
             on.update(dict.fromkeys(found, value))
-        return {name: spec if on[name] else None for name, spec in wanted.items()}
+        return {
+            site.name: self._precision(specs[site.name], site) if on.get(site.name) else None
+            for site in sites
+        }
 
     def adjust(self, ranges: Mapping[str, Range], sites: Iterable[Site]) -> dict[str, Range]:
         """What calibrated ranges become: clipped behind GELUs, shared by query, key and value."""

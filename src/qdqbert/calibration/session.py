@@ -11,9 +11,10 @@ from torch import Tensor
 from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
 from qdqbert.calibration.statistics import Collector, choose_ranges
 from qdqbert.encoding import Batch
-from qdqbert.insert.sited import SitedModel, linear_weights, observing
+from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, weight_of
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.spec import Range, Smoothing
+from qdqbert.recipes import QKV_WEIGHTS, Switches, fused_groups
+from qdqbert.spec import Range, Smoothing, input_site_of
 
 Forward = Callable[[Mapping[str, Tensor]], object]
 
@@ -23,7 +24,8 @@ class Calibration:
     """What calibration chose.
 
     Attributes:
-        ranges: By site name. Of a site with a scale: after multiplying by it.
+        ranges: By site name. Of a site with a scale: after multiplying by it. Weights take their
+            own, but for those that share one.
         scales: `pre_quant_scale` by site name, `(in,)`, float32.
     """
 
@@ -39,6 +41,7 @@ def calibrate(
     sites: Collection[str],
     calibrator: Calibrator,
     smoothing: Smoothing | None = None,
+    switches: Switches | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Runs the float model over all batches, twice if inputs are smoothed.
@@ -50,6 +53,7 @@ def calibrate(
         sites: Names of the activations that need a range.
         calibrator: How ranges are chosen.
         smoothing: Which inputs get a `pre_quant_scale`.
+        switches: How ranges are clipped and shared afterwards, and how many bits they are for.
         advance: Called after each batch of each pass.
 
     Raises:
@@ -58,13 +62,30 @@ def calibrate(
     scales: dict[str, Tensor] = {}
     if smoothing is not None:
         channels = ChannelCollector(
-            [name for name in sites if smoothing.matches(sited.quantizers[name].site)]
+            [name for name in sites if smoothing.matches(site_of(sited.quantizers[name]))]
         )
         _run(sited, forward, batches, channels, scales, advance)
         scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
     collector = Collector(sites)
     _run(sited, forward, batches, collector, scales, advance)
-    return Calibration(ranges=choose_ranges(collector.statistics, calibrator), scales=scales)
+    switches = switches or Switches()
+    ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
+    adjusted = switches.adjust(ranges, sited.sites)
+    if switches.fuse_qkv and switches.quant_per_tensor:
+        adjusted.update(_shared_weight_ranges(sited, scales))
+    return Calibration(ranges=adjusted, scales=scales)
+
+
+def _shared_weight_ranges(sited: SitedModel, scales: Mapping[str, Tensor]) -> dict[str, Range]:
+    """One range for the weights of query, key and value."""
+    found: dict[str, Range] = {}
+    for group in fused_groups(sited.quantizers, QKV_WEIGHTS):
+        amax = 0.0
+        for name in group:
+            scale = scales.get(input_site_of(name), torch.ones(()))
+            amax = max(amax, float((weight_of(sited.model, name) / scale).abs().max()))
+        found.update(dict.fromkeys(group, Range(amax=amax, low=-amax, high=amax)))
+    return found
 
 
 def _run(

@@ -12,7 +12,8 @@ from torch import Tensor
 from qdqbert.errors import CalibrationError
 from qdqbert.numerics import histogram
 from qdqbert.numerics.histogram import Histogram
-from qdqbert.numerics.ranges import Calibrator, choose_range
+from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile, choose_range
+from qdqbert.recipes import Switches
 from qdqbert.spec import Range, Site
 
 Statistics = Mapping[str, Histogram]
@@ -88,8 +89,24 @@ def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:
     }
 
 
-def choose_ranges(statistics: Statistics, calibrator: Calibrator) -> dict[str, Range]:
-    """The range of each site.
+def calibrator_of(switches: Switches) -> Calibrator:
+    """The calibrator that switches name."""
+    match switches.calibrator:
+        case "max":
+            return Max()
+        case "mse":
+            return Mse()
+        case "entropy":
+            return Entropy()
+        case _:
+            assert switches.percentile is not None
+            return Percentile(switches.percentile)
+
+
+def choose_ranges(
+    statistics: Statistics, calibrator: Calibrator, *, bits: int = 8
+) -> dict[str, Range]:
+    """The range of each site, for codes of that many bits.
 
     Raises:
         CalibrationError: A site saw no value; names it.
@@ -104,7 +121,7 @@ def choose_ranges(statistics: Statistics, calibrator: Calibrator) -> dict[str, R
             )
         key = _fingerprint(seen)
         if key not in answered:
-            answered[key] = choose_range(seen, calibrator)
+            answered[key] = choose_range(seen, calibrator, bits=bits)
         ranges[name] = answered[key]
     return ranges
 

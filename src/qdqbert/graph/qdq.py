@@ -90,7 +90,8 @@ def insert_qdq(
         scale = scales.get(input_site_of(name)) if spec is not None else None
         if weight is not None:
             weight = weight if scale is None else weight.astype(np.float32) / scale
-            _lower_weight(model.graph, node, name, weight, spec)
+            shared = ranges[name].amax if name in ranges else 0.0
+            _lower_weight(model.graph, node, name, weight, spec, shared)
         elif spec is None:
             _bypass(model.graph, node)
         elif name not in ranges:
@@ -150,8 +151,20 @@ def _lower_activation(
     scale = parameters.scale.numpy()
     source = node.inputs[0]
     assert source is not None
-    key = (id(source), float(scale), int(zero_point), unsigned)
+    key = (id(source), float(scale), int(zero_point), unsigned, spec.qmin, spec.qmax)
     if key not in pairs:
+        also = []
+        limits = np.array([spec.qmin, spec.qmax]) - int(parameters.zero_point)
+        if spec.qmax - spec.qmin < 255:  # QuantizeLinear keeps to the limits of its type only
+            low, high = (limits * scale).astype(np.float32)
+            ends = [
+                add_constant(graph, f"{name}.low", low),
+                add_constant(graph, f"{name}.high", high),
+            ]
+            clipped = ir.node("Clip", [source, *ends], name=f"{name}.clip")
+            clipped.outputs[0].name = f"{name}.clipped"
+            also.append(clipped)
+            source = clipped.outputs[0]
         constants = [
             add_constant(graph, f"{name}.scale", scale),
             add_constant(graph, f"{name}.zero_point", zero_point),
@@ -161,7 +174,7 @@ def _lower_activation(
             "DequantizeLinear", [codes.outputs[0], *constants], name=f"{name}.dequantize"
         )
         codes.outputs[0].name = f"{name}.codes"
-        replace(graph, node, reals, old=node.outputs[0], also=[codes])
+        replace(graph, node, reals, old=node.outputs[0], also=[*also, codes])
         pairs[key] = reals.outputs[0]
     else:
         node.replace_input_with(0, pairs[key])
@@ -174,10 +187,11 @@ def _lower_weight(
     name: str,
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
+    least: float,
 ) -> None:
     for consumer in site.outputs[0].consumers():
         if consumer.op_type == "Transpose":
-            _lower_linear_weight(graph, consumer, name, weight, spec)
+            _lower_linear_weight(graph, consumer, name, weight, spec, least)
         elif spec is None:
             continue
         elif consumer.op_type == "Gather" and consumer.inputs[0] is site.outputs[0]:
@@ -196,6 +210,7 @@ def _lower_linear_weight(
     name: str,
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
+    least: float,
 ) -> None:
     """Folds the transpose: `(out, in)` is stored as `(in, out)`, as MatMul reads it."""
     base = name.removesuffix("._weight_quantizer")
@@ -204,7 +219,7 @@ def _lower_linear_weight(
         folded = add_constant(graph, f"{base}.weight_transposed", weight.T)
         old.replace_all_uses_with(folded)
         return
-    codes, scale = _codes(weight, spec)
+    codes, scale = _codes(weight, spec, least)
     axis = {} if spec.axis is None else {"axis": 1 - spec.axis}
     dequantize = ir.node(
         "DequantizeLinear",
@@ -241,9 +256,9 @@ def _lower_table(
 
 
 def _codes(
-    weight: NDArray[np.generic], spec: TensorSpec
+    weight: NDArray[np.generic], spec: TensorSpec, least: float = 0.0
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     tensor = torch.from_numpy(weight.astype(np.float32))
-    parameters = weight_parameters(tensor, spec)
+    parameters = weight_parameters(tensor, spec, least=least)
     codes = quantize(tensor, parameters, spec).numpy().astype(np.int8)
     return codes, parameters.scale.numpy()

@@ -200,7 +200,7 @@ def quantizing(
     Args:
         sited: The model.
         specs: By site name, for every site.
-        ranges: By site name, for every activation with a spec.
+        ranges: By site name, for every activation with a spec, and for weights that share one.
         scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`; the weights are
             divided by them.
 
@@ -215,7 +215,9 @@ def quantizing(
             continue
         scale = scales.get(input_site_of(site.name))
         if site.kind == "weight":
-            actions[site.name] = _constant(_quantized_weight(sited.model, site, spec, scale))
+            shared = ranges[site.name].amax if site.name in ranges else 0.0
+            weight = _quantized_weight(sited.model, site, spec, scale, shared)
+            actions[site.name] = _constant(weight)
         elif site.name in ranges:
             parameters = parameters_of(ranges[site.name], spec)
             actions[site.name] = functools.partial(
@@ -268,12 +270,12 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
 
 
 def _quantized_weight(
-    model: nn.Module, site: Site, spec: TensorSpec, scale: Tensor | None
+    model: nn.Module, site: Site, spec: TensorSpec, scale: Tensor | None, least: float
 ) -> Tensor:
     # The range of a constant is the constant's own, now: it cannot be stale.
     weight = weight_of(model, site.name)
     weight = weight if scale is None else weight / scale
-    return fake_quantize(weight, weight_parameters(weight, spec), spec)
+    return fake_quantize(weight, weight_parameters(weight, spec, least=least), spec)
 
 
 def _quantize(

@@ -10,7 +10,7 @@ from qdqbert.errors import CheckpointError
 from qdqbert.recipes import Switches
 
 
-class QDQBertConfig(BertConfig):
+class QDQBertConfig(BertConfig):  # type: ignore[misc]
     """Config of a BERT with a quantizer at each of the 20 sites a layer.
 
     Attributes:

@@ -91,14 +91,16 @@ class QDQBertForMaskedLM(QDQBertPreTrainedModel, transformers.BertForMaskedLM): 
     """`BertForMaskedLM` with quantizers."""
 
 
-class QDQBertForSequenceClassification(  # type: ignore[misc]
-    QDQBertPreTrainedModel, transformers.BertForSequenceClassification
+class QDQBertForSequenceClassification(
+    QDQBertPreTrainedModel,
+    transformers.BertForSequenceClassification,  # type: ignore[misc]
 ):
     """`BertForSequenceClassification` with quantizers."""
 
 
-class QDQBertForNextSentencePrediction(  # type: ignore[misc]
-    QDQBertPreTrainedModel, transformers.BertForNextSentencePrediction
+class QDQBertForNextSentencePrediction(
+    QDQBertPreTrainedModel,
+    transformers.BertForNextSentencePrediction,  # type: ignore[misc]
 ):
     """`BertForNextSentencePrediction` with quantizers."""
 
@@ -107,14 +109,16 @@ class QDQBertForMultipleChoice(QDQBertPreTrainedModel, transformers.BertForMulti
     """`BertForMultipleChoice` with quantizers."""
 
 
-class QDQBertForTokenClassification(  # type: ignore[misc]
-    QDQBertPreTrainedModel, transformers.BertForTokenClassification
+class QDQBertForTokenClassification(
+    QDQBertPreTrainedModel,
+    transformers.BertForTokenClassification,  # type: ignore[misc]
 ):
     """`BertForTokenClassification` with quantizers."""
 
 
-class QDQBertForQuestionAnswering(  # type: ignore[misc]
-    QDQBertPreTrainedModel, transformers.BertForQuestionAnswering
+class QDQBertForQuestionAnswering(
+    QDQBertPreTrainedModel,
+    transformers.BertForQuestionAnswering,  # type: ignore[misc]
 ):
     """`BertForQuestionAnswering` with quantizers."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit._trace import TracerWarning
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qdqbert.numerics.affine import widened
@@ -24,6 +25,11 @@ CODE_TYPES = {True: torch.uint8, False: torch.int8}
 def is_exporting() -> bool:
     """Whether a call is being turned into an ONNX graph."""
     return torch.onnx.is_in_onnx_export()
+
+
+def is_tracing() -> bool:
+    """Whether TorchScript's tracer records, as opposed to dynamo's."""
+    return torch._C._get_tracing_state() is not None
 
 
 def mark(x: Tensor, name: str) -> Tensor:
@@ -49,7 +55,7 @@ def on_real_tensors() -> Iterator[None]:
 def quiet_tracer() -> Iterator[None]:
     """Where values are meant to become constants, TorchScript's tracer need not warn of it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.simplefilter("ignore", TracerWarning)
         yield
 
 
@@ -80,13 +86,12 @@ def quantize_dequantize(
     # A dead range becomes a step so small that all of it is 0 but for 6e-8, and still readable.
     scale = bound.clamp_min(DEAD_AMAX) / qmax
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
-    if torch.jit.is_tracing():
+    if is_tracing():
         size = list(scale.shape)
         reals = _TorchScriptPair.apply(real, scale, size, unsigned, axis)  # type: ignore[no-untyped-call]
     else:
         zero_point = torch.zeros(scale.shape, dtype=CODE_TYPES[unsigned])
-        attributes = {} if axis is None else {"axis": axis}
-        reals = _pair(real, scale, zero_point, attributes)
+        reals = _pair(real, scale, zero_point, axis)
     return reals.to(x.dtype)  # type: ignore[no-any-return]
 
 
@@ -97,15 +102,16 @@ def quantize_dequantize_e4m3(x: Tensor, scale: Tensor) -> Tensor:
     TensorRT's `trt::TRT_FP8QuantizeLinear`, as upstream.
     """
     real, limit = widened(x), widened(scale).reshape(())
-    if torch.jit.is_tracing():
+    if is_tracing():
         reals = _TorchScriptE4M3Pair.apply(real, limit)  # type: ignore[no-untyped-call]
     else:
         zero_point = torch.zeros((), dtype=torch.float8_e4m3fn)
-        reals = _pair(real, limit, zero_point, {})
+        reals = _pair(real, limit, zero_point, None)
     return reals.to(x.dtype)  # type: ignore[no-any-return]
 
 
-def _pair(x: Tensor, scale: Tensor, zero_point: Tensor, attributes: dict[str, int]) -> Tensor:
+def _pair(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None) -> Tensor:
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     codes = torch.onnx.ops.symbolic(
         "QuantizeLinear", (x, scale, zero_point), attributes, dtype=zero_point.dtype, shape=x.shape
     )

@@ -70,7 +70,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         Raises:
             ValueError: Projections are asked for, or as torch.
         """
-        descriptors = pop_quant_desc_in_kwargs(type(self), **kwargs)
+        quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **kwargs)
         if proj_size < 0:
             raise ValueError(
                 "proj_size should be a positive integer or zero to disable projections"
@@ -86,7 +86,8 @@ class QuantLSTM(QuantMixin, nn.LSTM):
             dropout=dropout,
             bidirectional=bidirectional,
         )
-        self.init_quantizer(*descriptors, num_layers=num_layers * (1 + bidirectional))
+        count = num_layers * (1 + bidirectional)
+        self.init_quantizer(quant_desc_input, quant_desc_weight, num_layers=count)
 
     def forward(  # type: ignore[override]
         self, input: Tensor | PackedSequence, hx: State | None = None
@@ -167,12 +168,14 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         w_ih, w_hh, *biases = self.all_weights[index]
         weight = self._weight_quantizers[index](torch.cat([w_ih, w_hh], dim=1))
         bias = biases[0] + biases[1] if biases else None
-        steps = list(zip(data.split(sizes), sizes, strict=True))
+        input_quantizer = self._input_quantizers[index]
+        assert isinstance(input_quantizer, TensorQuantizer)
+        steps = list(zip(torch.split(data, sizes), sizes, strict=True))
         hidden, cell = state
         outputs: list[Tensor] = []
         for x, size in reversed(steps) if backward else steps:
             running = quantized_lstm_step(
-                x, (hidden[:size], cell[:size]), weight, bias, self._input_quantizers[index]
+                x, (hidden[:size], cell[:size]), weight, bias, input_quantizer
             )
             hidden = torch.cat([running[0], hidden[size:]])
             cell = torch.cat([running[1], cell[size:]])

@@ -237,8 +237,8 @@ class TensorQuantizer(nn.Module):
     def disable_clip(self) -> None:
         """Stops clipping to, and learning, the range."""
         self._if_clip = False
-        self.clip.clip_value_min.requires_grad = False
-        self.clip.clip_value_max.requires_grad = False
+        for end in self._learned_ends():
+            end.requires_grad = False
 
     def enable_clip(self) -> None:
         """Clips to the learned range.
@@ -248,8 +248,8 @@ class TensorQuantizer(nn.Module):
         """
         if not self._learn_amax:
             raise ValueError("learn_amax is False. Cannot enable clip.")
-        self.clip.clip_value_min.requires_grad = True
-        self.clip.clip_value_max.requires_grad = True
+        for end in self._learned_ends():
+            end.requires_grad = True
         self._if_clip = True
 
     def disable_calib(self) -> None:
@@ -319,9 +319,10 @@ class TensorQuantizer(nn.Module):
         if self._fixed_amax is None:
             raise RuntimeError("Called init_learn_amax before a range was calibrated or given.")
         amax = self._fixed_amax.max().item()
+        low, high = self._learned_ends()
         with torch.no_grad():
-            self.clip.clip_value_min.fill_(-amax)
-            self.clip.clip_value_max.fill_(amax)
+            low.fill_(-amax)
+            high.fill_(amax)
 
     def follow(self, weight: nn.Parameter | None) -> None:
         """Says which constant it stands on, so that an export can take the constant's own range.
@@ -376,12 +377,19 @@ class TensorQuantizer(nn.Module):
 
     def _get_amax(self, inputs: Tensor) -> Tensor:
         if self._learn_amax:
-            amax = torch.maximum(-self.clip.clip_value_min, self.clip.clip_value_max).detach()
+            low, high = self._learned_ends()
+            amax = torch.maximum(-low, high).detach()
         elif self._fixed_amax is not None:
             amax = self._fixed_amax
         else:
             amax = self._own_amax(inputs)
         return amax if self._scale_amax is None else amax * self._scale_amax
+
+    def _learned_ends(self) -> tuple[nn.Parameter, nn.Parameter]:
+        low, high = self.clip.clip_value_min, self.clip.clip_value_max
+        assert isinstance(low, nn.Parameter)
+        assert isinstance(high, nn.Parameter)
+        return low, high
 
     def _own_amax(self, inputs: Tensor) -> Tensor:
         return reduce_amax(inputs.detach(), axis=reduced_axes(self._axis, inputs.dim()))
@@ -503,7 +511,7 @@ class TensorQuantizer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
         amax = self._fixed_amax
-        super()._apply(fn, *args, **kwargs)
+        super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
         moved = self._fixed_amax
         if amax is not None and moved is not None and moved.dtype.itemsize < amax.dtype.itemsize:
             # A model in half precision has its ranges in float32: codes must not change.

@@ -89,7 +89,9 @@ def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
     return affine_parameters(low, high, spec)
 
 
-def weight_parameters(weight: Tensor, spec: TensorSpec) -> QuantizationParameters:
+def weight_parameters(
+    weight: Tensor, spec: TensorSpec, *, least: float = 0.0
+) -> QuantizationParameters:
     """Scale and zero point of a constant, from its own largest magnitudes ("max" calibration).
 
     With a `pair_limit` the scale of a channel is enlarged until no two codes that meet
@@ -99,10 +101,11 @@ def weight_parameters(weight: Tensor, spec: TensorSpec) -> QuantizationParameter
     Args:
         weight: Any shape, floating point; `(out, in)` if the spec has a `pair_limit`.
         spec: Symmetric; with an axis, one scale per index of it.
+        least: Smallest `amax`, for weights that share a range with others.
     """
     weight = weight.detach()
     rows = _rows(weight, spec.axis or 0)
-    amax = rows.abs().amax(dim=1)
+    amax = rows.abs().amax(dim=1).clamp_min(least)
     if spec.pair_limit is not None:
         # Rounding adds up to half a step to each of the two codes.
         largest = _pair_sums(rows).amax(dim=1)

@@ -135,7 +135,7 @@ def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int) -> float:
     error = torch.cat(
         [
             _squared_error(values, counts, scale=amax / qmax, qmin=-amax, qmax=amax)
-            for amax in candidates.double().split(_CANDIDATES)
+            for amax in torch.split(candidates.double(), _CANDIDATES)
         ]
     )
     return float(candidates[error.argmin()])

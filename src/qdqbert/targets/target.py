@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import EngineName
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
-from qdqbert.recipes import Embeddings, build_recipe
+from qdqbert.recipes import Embeddings, Switches, build_recipe
 from qdqbert.spec import Range, Recipe, Site, TensorSpec, resolve
 
 Rewrite = Callable[[ir.Model], ir.Model]
@@ -77,16 +77,21 @@ class Plan:
 
 
 def make_plan(
-    target: Target, sites: Sequence[Site], *, recipe: str | None = None, embeddings: Embeddings
+    target: Target,
+    sites: Sequence[Site],
+    *,
+    recipe: str | None = None,
+    embeddings: Embeddings,
+    switches: Switches | None = None,
 ) -> Plan:
-    """Resolves a recipe, the target's own if `None`, for a target.
+    """Resolves a recipe, the target's own if `None`, with its switches, for a target.
 
     Raises:
         UserInputError: The recipe is unknown.
-        UnmatchedRuleError: A rule of it decides no site.
+        UnmatchedRuleError: A rule of it decides no site, or a switch's pattern finds none.
     """
     built = build_recipe(recipe or target.recipe, embeddings=embeddings)
-    resolved = resolve(built.rules, sites)
+    resolved = (switches or Switches()).apply(resolve(built.rules, sites), sites)
     return Plan(
         target=target,
         recipe=built,

@@ -56,6 +56,7 @@ def quantization_json(
         "inputs": list(checkpoint.input_names),
         "outputs": list(output_names),
         "embeddings": options.embeddings,
+        "switches": options.recipe_switches.to_dict(),
         "calibration": {
             "calibrator": options.calibrator,
             "percentile": options.percentile_used,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from typing import Literal
+from typing import get_args
 
+from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
-from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
-from qdqbert.recipes import Embeddings
+from qdqbert.numerics.ranges import Calibrator, Percentile
+from qdqbert.recipes import CalibratorName, Embeddings, Switches
 from qdqbert.tasks.data import Columns
 
-CalibratorName = Literal["max", "percentile", "mse", "entropy"]
-_CALIBRATORS = ("max", "percentile", "mse", "entropy")
+_OWN_WORDS = ("model", "targets", "columns", "benchmark", "overwrite", "switches")
+# Options that are no `--name value` of a command line.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class QuantizeOptions:
     calibrator: CalibratorName = "max"
     percentile: float | None = None
     recipe: str | None = None
+    switches: Switches = dataclasses.field(default_factory=Switches)
     targets: tuple[str, ...] = ()
     embeddings: Embeddings = "int8"
     seed: int = 0
@@ -48,6 +50,7 @@ class QuantizeOptions:
                 raise UserInputError(
                     f"`--{name.replace('_', '-')}` must be at least {least}, got {value}."
                 )
+        self._merge_calibrators()
         if self.percentile is not None and self.calibrator != "percentile":
             raise UserInputError(
                 f"`--percentile {self.percentile}` needs `--calibrator percentile`, got "
@@ -57,7 +60,7 @@ class QuantizeOptions:
             raise UserInputError(
                 f"`--percentile` must be above 0 and at most 100, got {self.percentile}."
             )
-        choices = (("calibrator", _CALIBRATORS), ("embeddings", ("int8", "float")))
+        choices = (("calibrator", get_args(CalibratorName)), ("embeddings", ("int8", "float")))
         for name, known in choices:
             if getattr(self, name) not in known:
                 raise UserInputError(
@@ -66,12 +69,31 @@ class QuantizeOptions:
         if self.model is not None and self.output is None:
             raise UserInputError("`--output` is missing: the folder to write.")
 
+    def _merge_calibrators(self) -> None:
+        """Calibrator and percentile may be named as options or as switches; both then agree."""
+        theirs = self.switches.calibrator
+        if theirs not in ("max", self.calibrator) and self.calibrator != "max":
+            raise UserInputError(
+                f"`calibrator` is {self.calibrator!r}, and {theirs!r} in the switches. Name one."
+            )
+        if theirs != "max":
+            object.__setattr__(self, "calibrator", theirs)
+            if self.percentile is None:
+                object.__setattr__(self, "percentile", self.switches.percentile)
+
+    @property
+    def recipe_switches(self) -> Switches:
+        """The switches, with the calibrator in force."""
+        return dataclasses.replace(
+            self.switches, calibrator=self.calibrator, percentile=self.percentile_used
+        )
+
     def command(self) -> str:
         """The command line that does the same."""
         words = ["qdqbert", "quantize", *([self.model] if self.model else [])]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("model", "targets", "columns", "benchmark", "overwrite"):
+            if field.name in _OWN_WORDS:
                 continue
             if value is not None and value != field.default:
                 words += [f"--{field.name.replace('_', '-')}", str(value)]
@@ -80,6 +102,12 @@ class QuantizeOptions:
             if column is not None:
                 words += [f"--{role.name.replace('_', '-')}-column", column]
         words += [word for name in self.targets for word in ("--target", name)]
+        for name, value in self.switches.to_dict().items():
+            flag = f"--{name.replace('_', '-')}"
+            if name in ("calibrator", "percentile"):
+                continue
+            values = value if isinstance(value, list) else [value]
+            words += [flag] if value is True else [w for v in values for w in (flag, str(v))]
         return shlex.join(words)
 
     @property
@@ -91,13 +119,4 @@ class QuantizeOptions:
 
     def make_calibrator(self) -> Calibrator:
         """The calibrator that was asked for."""
-        match self.calibrator:
-            case "max":
-                return Max()
-            case "percentile":
-                assert self.percentile_used is not None
-                return Percentile(self.percentile_used)
-            case "mse":
-                return Mse()
-            case "entropy":
-                return Entropy()
+        return calibrator_of(self.recipe_switches)

@@ -62,7 +62,7 @@ def quantize(
         progress: Shows stages; silent if `None`.
         **options: The other fields of `QuantizeOptions`: `task`, `calibration_data`, `columns`,
             `calibration_samples`, `max_length`, `batch_size`, `calibrator`, `percentile`,
-            `recipe`, `targets`, `embeddings`, `seed`, `overwrite`, `benchmark`.
+            `recipe`, `switches`, `targets`, `embeddings`, `seed`, `overwrite`, `benchmark`.
 
     Raises:
         UserInputError: Something that was named cannot be used; nothing was written.
@@ -106,7 +106,13 @@ class _Run:
 
             sited = insert_quantizers_(checkpoint.model, checkpoint.family)
             plans = [
-                make_plan(target, sited.sites, recipe=options.recipe, embeddings=options.embeddings)
+                make_plan(
+                    target,
+                    sited.sites,
+                    recipe=options.recipe,
+                    embeddings=options.embeddings,
+                    switches=options.switches,
+                )
                 for target in targets
             ]
             calibration = self._calibrate(sited, body, calibration_batches, plans)
@@ -241,6 +247,7 @@ class _Run:
                 ],
                 calibrator=self.options.make_calibrator(),
                 smoothing=smoothing,
+                switches=self.options.recipe_switches,
                 advance=advance,
             )
 
