@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
 from qdqbert.tensor_quant import (
@@ -21,7 +22,7 @@ from qdqbert.tensor_quant import (
 _TORCH_ARGUMENTS = ("device", "dtype")
 
 
-class _QuantConvNd(QuantMixin):
+class _QuantConvNd(QuantMixin, _ConvNd):
     """What the convolutions share; comes before a convolution of torch in the list of bases.
 
     Source: pytorch-quantization's `_QuantConvNd`. Mended: every `padding_mode` and `padding="same"`
@@ -45,7 +46,7 @@ class _QuantConvNd(QuantMixin):
     def forward(self, input: Tensor) -> Tensor:
         """As the convolution of torch."""
         quant_input, quant_weight = self._quant(input)
-        result: Tensor = self._conv_forward(quant_input, quant_weight, self.bias)  # type: ignore[attr-defined]
+        result: Tensor = self._conv_forward(quant_input, quant_weight, self.bias)
         return result
 
 
@@ -76,19 +77,19 @@ class _QuantConvTransposeNd(_QuantConvNd):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """As the transposed convolution of torch."""
-        dims = len(self.kernel_size)  # type: ignore[attr-defined]
-        if self.padding_mode != "zeros":  # type: ignore[attr-defined]
+        dims = len(self.kernel_size)
+        if self.padding_mode != "zeros":
             raise ValueError(
                 f"Only `zeros` padding mode is supported for QuantConvTranspose{dims}d"
             )
-        output_padding = self._output_padding(  # type: ignore[attr-defined]
+        output_padding = self._output_padding(
             input,
             output_size,
-            self.stride,  # type: ignore[attr-defined]
-            self.padding,  # type: ignore[attr-defined]
-            self.kernel_size,  # type: ignore[attr-defined]
+            self.stride,
+            self.padding,
+            self.kernel_size,
             dims,
-            self.dilation,  # type: ignore[attr-defined]
+            self.dilation,
         )
         quant_input, quant_weight = self._quant(input)
         function = getattr(torch.nn.functional, f"conv_transpose{dims}d")
@@ -96,11 +97,11 @@ class _QuantConvTransposeNd(_QuantConvNd):
             quant_input,
             quant_weight,
             self.bias,
-            self.stride,  # type: ignore[attr-defined]
-            self.padding,  # type: ignore[attr-defined]
+            self.stride,
+            self.padding,
             output_padding,
-            self.groups,  # type: ignore[attr-defined]
-            self.dilation,  # type: ignore[attr-defined]
+            self.groups,
+            self.dilation,
         )
         return result
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.jit._trace import TracerWarning
 from torch.utils._python_dispatch import _disable_current_modes
@@ -86,13 +87,8 @@ def quantize_dequantize(
     # A dead range becomes a step so small that all of it is 0 but for 6e-8, and still readable.
     scale = bound.clamp_min(DEAD_AMAX) / qmax
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
-    if is_tracing():
-        size = list(scale.shape)
-        reals = _TorchScriptPair.apply(real, scale, size, unsigned, axis)  # type: ignore[no-untyped-call]
-    else:
-        zero_point = torch.zeros(scale.shape, dtype=CODE_TYPES[unsigned])
-        reals = _pair(real, scale, zero_point, axis)
-    return reals.to(x.dtype)  # type: ignore[no-any-return]
+    zero_point = torch.zeros(scale.shape, dtype=CODE_TYPES[unsigned])
+    return _pair(real, scale, zero_point, axis, x.dtype)
 
 
 def quantize_dequantize_e4m3(x: Tensor, scale: Tensor) -> Tensor:
@@ -101,25 +97,32 @@ def quantize_dequantize_e4m3(x: Tensor, scale: Tensor) -> Tensor:
     Dynamo's graph has ONNX's own nodes, of opset 19; TorchScript's, which knows no float8, has
     TensorRT's `trt::TRT_FP8QuantizeLinear`, as upstream.
     """
-    real, limit = widened(x), widened(scale).reshape(())
+    limit = widened(scale.detach()).reshape(())
+    return _pair(widened(x), limit, torch.zeros((), dtype=torch.float8_e4m3fn), None, x.dtype)
+
+
+def _pair(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, dtype: torch.dtype
+) -> Tensor:
     if is_tracing():
-        reals = _TorchScriptE4M3Pair.apply(real, limit)  # type: ignore[no-untyped-call]
+        # The tracer would record how the scale came about; engines want it constant.
+        with quiet_tracer():
+            constants = scale.cpu().numpy(), zero_point.dtype
+        reals = _TorchScriptPair.apply(x, *constants, axis)  # type: ignore[no-untyped-call]
     else:
-        zero_point = torch.zeros((), dtype=torch.float8_e4m3fn)
-        reals = _pair(real, limit, zero_point, None)
-    return reals.to(x.dtype)  # type: ignore[no-any-return]
-
-
-def _pair(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None) -> Tensor:
-    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-    codes = torch.onnx.ops.symbolic(
-        "QuantizeLinear", (x, scale, zero_point), attributes, dtype=zero_point.dtype, shape=x.shape
-    )
-    reals = torch.onnx.ops.symbolic(
-        "DequantizeLinear", (codes, scale, zero_point), attributes, dtype=x.dtype, shape=x.shape
-    )
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+        codes = torch.onnx.ops.symbolic(
+            "QuantizeLinear",
+            (x, scale, zero_point),
+            attributes,
+            dtype=zero_point.dtype,
+            shape=x.shape,
+        )
+        reals = torch.onnx.ops.symbolic(
+            "DequantizeLinear", (codes, scale, zero_point), attributes, dtype=x.dtype, shape=x.shape
+        )
     assert isinstance(reals, Tensor)
-    return reals
+    return reals if reals.dtype == dtype else reals.to(dtype)
 
 
 class _TorchScriptPair(torch.autograd.Function):
@@ -127,35 +130,25 @@ class _TorchScriptPair(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, size: list[int], unsigned: bool, axis: int | None
+        ctx: Any, x: Tensor, scale: NDArray[Any], kind: torch.dtype, axis: int | None
     ) -> Tensor:
-        del ctx, size
-        qmin, qmax = (0, 255) if unsigned else (-128, 127)
-        step = scale if axis is None else scale.view([-1] + [1] * (x.dim() - axis - 1))
-        return torch.round(x / step).clamp(qmin, qmax) * step
-
-    @staticmethod
-    def symbolic(
-        g: Any, x: Any, scale: Any, size: list[int], unsigned: bool, axis: int | None
-    ) -> Any:
-        zero = torch.zeros(size, dtype=CODE_TYPES[unsigned])
-        zero_point = g.op("Constant", value_t=zero)
-        attributes = {} if axis is None else {"axis_i": axis}
-        codes = g.op("QuantizeLinear", x, scale, zero_point, **attributes)
-        return g.op("DequantizeLinear", codes, scale, zero_point, **attributes).setType(x.type())
-
-
-class _TorchScriptE4M3Pair(torch.autograd.Function):
-    """TensorRT's float8 pair."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
         del ctx
-        codes = (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-        return codes.to(x.dtype) * scale
+        step = torch.from_numpy(scale).to(x.device)
+        if axis is not None:
+            step = step.view([-1] + [1] * (x.dim() - axis - 1))
+        if kind == torch.float8_e4m3fn:
+            return (x / step).clamp(-E4M3_MAX, E4M3_MAX).to(kind).to(x.dtype) * step
+        limits = torch.iinfo(kind)
+        return torch.round(x / step).clamp(limits.min, limits.max) * step
 
     @staticmethod
-    def symbolic(g: Any, x: Any, scale: Any) -> Any:
-        codes = g.op("trt::TRT_FP8QuantizeLinear", x, scale)
-        codes.setType(x.type().with_dtype(torch.uint8))
-        return g.op("trt::TRT_FP8DequantizeLinear", codes, scale).setType(x.type())
+    def symbolic(g: Any, x: Any, scale: NDArray[Any], kind: torch.dtype, axis: int | None) -> Any:
+        step = g.op("Constant", value_t=torch.from_numpy(scale))
+        if kind == torch.float8_e4m3fn:
+            codes = g.op("trt::TRT_FP8QuantizeLinear", x, step)
+            codes.setType(x.type().with_dtype(torch.uint8))
+            return g.op("trt::TRT_FP8DequantizeLinear", codes, step).setType(x.type())
+        zero_point = g.op("Constant", value_t=torch.zeros(scale.shape, dtype=kind))
+        attributes = {} if axis is None else {"axis_i": axis}
+        codes = g.op("QuantizeLinear", x, step, zero_point, **attributes)
+        return g.op("DequantizeLinear", codes, step, zero_point, **attributes).setType(x.type())

@@ -51,13 +51,21 @@ class QuantInputMixin:
         return self._input_quantizer
 
 
-class QuantMixin(QuantInputMixin):
+class QuantMixin:
     """A module with quantizers on its input and on its weight.
+
+    No `QuantInputMixin`: code written for the toolkit tells the two apart by `isinstance`.
 
     Source: pytorch-quantization's `_utils.QuantMixin`.
     """
 
+    default_quant_desc_input: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
+
+    @classmethod
+    def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
+        """As `QuantInputMixin`'s."""
+        cls.default_quant_desc_input = _descriptor(value)
 
     @classmethod
     def set_default_quant_desc_weight(cls, value: QuantDescriptor) -> None:
@@ -68,7 +76,7 @@ class QuantMixin(QuantInputMixin):
         """
         cls.default_quant_desc_weight = _descriptor(value)
 
-    def init_quantizer(  # type: ignore[override]
+    def init_quantizer(
         self,
         quant_desc_input: QuantDescriptor,
         quant_desc_weight: QuantDescriptor,
@@ -94,6 +102,11 @@ class QuantMixin(QuantInputMixin):
             self._weight_quantizers = nn.ModuleList(
                 TensorQuantizer(quant_desc_weight) for _ in range(num_layers)
             )
+
+    @property
+    def input_quantizer(self) -> TensorQuantizer:
+        """The quantizer of the input."""
+        return self._input_quantizer
 
     @property
     def weight_quantizer(self) -> TensorQuantizer:

@@ -164,19 +164,31 @@ class HistogramCalibrator(Calibrator):
             raise NotImplementedError(
                 "Calibrator histogram collection only supports per tensor scaling"
             )
-        if num_bins < 1:
-            raise ValueError(f"num_bins must be above 0, not {num_bins}.")
         if grow_method is not None:
             _LOG.warning("grow_method is deprecated. Got %s, ignored!", grow_method)
+        self._histogram = histogram.empty()
         self._num_bins = num_bins
         self._skip_zeros = skip_zeros
         self._torch_hist = torch_hist
+
+    @property
+    def _num_bins(self) -> int:
+        """Least number of bins; upstream's users set it before anything is seen."""
+        return self._least_bins
+
+    @_num_bins.setter
+    def _num_bins(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"num_bins must be above 0, not {value}.")
+        if self._histogram.count:
+            raise ValueError("num_bins cannot change once values were seen; call `reset()` first.")
+        self._least_bins = value
         self.reset()
 
     def reset(self) -> None:
         """Forgets all that was seen."""
         # Between half and all of the grid's bins lie below the largest magnitude.
-        self._histogram = histogram.empty(2 << (self._num_bins - 1).bit_length())
+        self._histogram = histogram.empty(2 << (self._least_bins - 1).bit_length())
 
     def collect(self, x: Tensor) -> None:
         """Takes a tensor in.
