@@ -246,7 +246,9 @@ def scales_of(amax: Tensor, qmax: int) -> tuple[Tensor, Tensor]:
     dead = amax <= DEAD_AMAX
     if qmax == 0:
         dead = torch.ones_like(dead)
-    return torch.where(dead, torch.inf, amax / max(qmax, 1)), torch.where(dead, 1.0, qmax / amax)
+    # A number over a tensor is computed by way of a reciprocal, which rounds twice.
+    inverse = torch.full_like(amax, qmax) / amax
+    return torch.where(dead, torch.inf, amax / max(qmax, 1)), torch.where(dead, 1.0, inverse)
 
 
 def tensor_quant(

@@ -82,7 +82,7 @@ class _QuantConvTransposeNd(_QuantConvNd):
             raise ValueError(
                 f"Only `zeros` padding mode is supported for QuantConvTranspose{dims}d"
             )
-        output_padding = self._output_padding(
+        output_padding = self._output_padding(  # type: ignore[operator]
             input,
             output_size,
             self.stride,

@@ -341,6 +341,8 @@ class TensorQuantizer(nn.Module):
             return inputs
         if self._if_calib and not is_exporting():
             self._collect(inputs)
+        if self._if_clip and not self._learn_amax:
+            raise RuntimeError("Clip without learning amax is not implemented.")
         if self._if_clip and not self._if_quant:
             return self.clip(inputs)  # type: ignore[no-any-return]
         return self._quant_forward(inputs) if self._if_quant else inputs
@@ -481,7 +483,7 @@ class TensorQuantizer(nn.Module):
             varying = [axis for axis in varying if sizes[axis] > 1]
         if len(varying) > 1:
             raise TypeError(
-                "Q/DQ and torch's native quantization know one axis, not several: "
+                "Pytorch's native quantization doesn't support multiple axes, nor does ONNX's: "
                 f"axis={self._axis}.{self._where()}"
             )
         return varying[0]
@@ -535,8 +537,8 @@ class TensorQuantizer(nn.Module):
                     _LOG.error("%s: No %s in state_dict.", prefix[:-1], buffer[1:])
                 continue
             old = getattr(self, buffer, None)
-            if old is None or old.shape != stored.shape:
-                device = old.device if old is not None else self._device(stored)
+            if old is None:
+                device = self._device(stored)
                 self.register_buffer(buffer, torch.empty_like(stored, device=device))
         for name, value in local_metadata.get(_STATE, {}).items():
             if name in _STORED:
