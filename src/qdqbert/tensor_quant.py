@@ -311,7 +311,7 @@ def fake_quantize_amax(inputs: Tensor, amax: Tensor, codes: Codes) -> Tensor:
     """`fake_tensor_quant` without looking at values, which on a GPU waits for them."""
     amax = widened(amax.detach())
     step, inverse = scales_of(amax, codes.qmax)
-    return round_trip(inputs, step, codes.qmin, codes.qmax, inverse=inverse, low=-amax, high=amax)
+    return round_trip(inputs, step, codes.qmin, codes.qmax, inverse=inverse, high=amax)
 
 
 def fake_affine_tensor_quant(

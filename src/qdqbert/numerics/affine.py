@@ -167,9 +167,9 @@ def round_trip(
         zero_point: Code of real 0, broadcasts to `x`; 0 if `None`.
         inverse: Codes are divided by it instead of multiplied by `scale`: pytorch-quantization's
             way to go back, which differs in the last bit.
-        low: Smallest value whose gradient passes, broadcasts to `x`. Without `low` and `high` it
-            passes wherever the code did not saturate.
-        high: Largest value whose gradient passes.
+        low: Smallest value whose gradient passes, broadcasts to `x`; `-high` if `None`.
+        high: Largest value whose gradient passes. Without it the gradient passes wherever the
+            code did not saturate.
     """
     result: Tensor = _RoundTrip.apply(  # type: ignore[no-untyped-call]
         x, scale, qmin, qmax, zero_point, inverse, low, high
@@ -197,8 +197,10 @@ class _RoundTrip(torch.autograd.Function):
         if zero_point is not None:
             codes += zero_point
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            if low is None or high is None:
+            if high is None:
                 inside = (codes >= qmin) & (codes <= qmax)
+            elif low is None:
+                inside = real.abs() <= high
             else:
                 inside = (real >= low) & (real <= high)
             ctx.save_for_backward(inside)

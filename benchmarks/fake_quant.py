@@ -1,0 +1,138 @@
+"""What quantizers cost in training: a step with all 20 a layer on, against the same step in float.
+
+    python benchmarks/fake_quant.py                  # eager and compiled, on the GPU if there is one
+    python benchmarks/fake_quant.py --modes eager --device cpu
+
+A step is forward, loss, backward and AdamW on a BERT-base-shaped encoder of two layers. Steps of
+the models alternate, so that a slow spell of the machine hits all; the ratio is that of medians.
+The float model is run twice: as transformers runs it (its fused attention), and with the eager
+attention that QDQBERT's quantizers between the products need. `linears` has quantizers on the
+linears' inputs and weights alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from qdqbert import QDQBertModel, calibrate
+from qdqbert.models import QDQBertConfig
+from qdqbert.nn import TensorQuantizer
+from qdqbert.recipes import Switches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--modes", nargs="+", default=["eager", "compile"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [row for mode in options.modes for row in measure(options, mode)]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(title=f"Training step, {options.batch} x {options.tokens}, {options.device}")
+    for column in ("mode", "model", "median ms", "to float", "to float, eager attention"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(
+            row["mode"],
+            row["model"],
+            f"{row['median_ms']:.1f}",
+            f"{row['to_float']:.2f}",
+            f"{row['to_float_eager_attention']:.2f}",
+        )
+    Console().print(table)
+
+
+def measure(options: argparse.Namespace, mode: str) -> list[dict[str, object]]:
+    models = build(options)
+    steps = {name: make_step(model, options, mode) for name, model in models.items()}
+    for step in steps.values():
+        for _ in range(3):  # compiles, and fills AdamW's state
+            step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(options.rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return [
+        {
+            "mode": mode,
+            "model": name,
+            "median_ms": median,
+            "to_float": median / medians["float"],
+            "to_float_eager_attention": median / medians["float, eager attention"],
+        }
+        for name, median in medians.items()
+    ]
+
+
+def build(options: argparse.Namespace) -> dict[str, torch.nn.Module]:
+    """Float models and quantized ones, calibrated, all with the same weights."""
+    shape = {
+        "vocab_size": 1000,
+        "hidden_size": options.hidden,
+        "num_attention_heads": options.hidden // 64,
+        "intermediate_size": 4 * options.hidden,
+        "num_hidden_layers": options.layers,
+    }
+    torch.manual_seed(0)
+    quantized = QDQBertModel(QDQBertConfig(**shape), add_pooling_layer=False)
+    state = quantized.state_dict()
+    calibrate(quantized, [{"input_ids": tokens(options)}], recipe=Switches())
+    linears = copy.deepcopy(quantized)
+    for name, module in linears.named_modules():
+        if isinstance(module, TensorQuantizer) and ("matmul_" in name or "add_" in name):
+            module.disable()
+    models: dict[str, torch.nn.Module] = {}
+    for name, attention in (("float", "sdpa"), ("float, eager attention", "eager")):
+        config = transformers.BertConfig(**shape, attn_implementation=attention)
+        model = transformers.BertModel(config, add_pooling_layer=False)
+        model.load_state_dict(state)
+        models[name] = model
+    models["linears"] = linears
+    models["all quantizers"] = quantized
+    return {name: model.to(options.device).train() for name, model in models.items()}
+
+
+def make_step(model: torch.nn.Module, options: argparse.Namespace, mode: str) -> Callable[[], None]:
+    """One training step, that waits for its device."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    ids = tokens(options).to(options.device)
+    forward = torch.compile(model) if mode == "compile" else model
+
+    def step() -> None:
+        loss = forward(input_ids=ids).last_hidden_state.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def tokens(options: argparse.Namespace) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(1000, (options.batch, options.tokens), generator=generator)
+
+
+if __name__ == "__main__":
+    main()
