@@ -1,6 +1,6 @@
-"""What quantizers cost in training: a step with all 20 a layer on, against the same step in float.
+"""What quantizers cost in training: a step with all 20 a layer on, against the step in float.
 
-    python benchmarks/fake_quant.py                  # eager and compiled, on the GPU if there is one
+    python benchmarks/fake_quant.py                  # eager and compiled, on a GPU if there is one
     python benchmarks/fake_quant.py --modes eager --device cpu
 
 A step is forward, loss, backward and AdamW on a BERT-base-shaped encoder of two layers. Steps of

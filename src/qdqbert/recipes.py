@@ -81,6 +81,15 @@ def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
     )
 
 
+def stored_recipe(embeddings: Embeddings = "int8") -> Recipe:
+    """What a QDQBERT checkpoint says of its own quantizers; only tables are left to a rule."""
+    return Recipe(
+        name="stored",
+        summary="as the checkpoint's own quantizers",
+        rules=(_embedding_rule(embeddings),),
+    )
+
+
 RECIPES = {"linear": linear, "linear-signed": linear_signed, "qdqbert": qdqbert}
 
 

@@ -21,6 +21,8 @@ from qdqbert.numerics.affine import (
     fake_quantize,
     parameters_of,
     quantize,
+    reduce_amax,
+    round_trip,
     symmetric_parameters,
     weight_parameters,
 )
@@ -509,3 +511,142 @@ def test_weight_refuses_an_affine_spec(spec) -> None:
 def test_weight_with_a_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="`amax` must be finite"):
         weight_parameters(torch.tensor([[1.0, float("nan")]]), WEIGHT)
+
+
+# Round trip
+
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def round_trip_reference(
+    x: Tensor, scale: np.ndarray, qmin: int, qmax: int, zero_point: np.ndarray | int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ratios, saturated codes and reals, in float64."""
+    ratio = x.detach().cpu().double().numpy() / scale
+    codes = (np.rint(ratio) + zero_point).clip(qmin, qmax)
+    return ratio, codes, (codes - zero_point) * scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES, torch.float64], ids=str)
+@pytest.mark.parametrize("has_zero_point", [False, True], ids=["symmetric", "affine"])
+@pytest.mark.parametrize("shape", [(), (4, 1), (1, 50)], ids=str)
+def test_round_trip_is_float64s(device, dtype, has_zero_point, shape) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(4, 50, generator=generator) * 3).to(dtype)
+    scale = torch.rand(shape, generator=generator) * 0.1 + 0.01
+    zero_point = torch.randint(-20, 20, shape, generator=generator) if has_zero_point else None
+    reals = round_trip(
+        x.to(device),
+        scale.to(device),
+        -100,
+        90,
+        zero_point=None if zero_point is None else zero_point.to(device),
+    )
+    zero = 0 if zero_point is None else zero_point.numpy()
+    ratio, _, expected = round_trip_reference(x, scale.double().numpy(), -100, 90, zero)
+    is_clear = np.abs(ratio - np.floor(ratio) - 0.5) > 1e-4
+    assert reals.dtype == dtype
+    np.testing.assert_allclose(
+        reals.cpu().double().numpy()[is_clear],
+        expected[is_clear],
+        rtol=max(2.0**-22, torch.finfo(dtype).eps),
+    )
+
+
+def test_round_trip_goes_back_by_a_division_where_an_inverse_is_given() -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    amax = np.float32(2.9)
+    scale, inverse = amax / np.float32(127), np.float32(127) / amax
+    codes = np.rint(x.numpy() / scale).clip(-127, 127)
+    by_product = round_trip(x, torch.tensor(scale), -127, 127)
+    by_division = round_trip(x, torch.tensor(scale), -127, 127, inverse=torch.tensor(inverse))
+    np.testing.assert_array_equal(by_product.numpy(), codes * scale)
+    np.testing.assert_array_equal(by_division.numpy(), codes / inverse)
+    assert not torch.equal(by_product, by_division)  # which is what the argument is for
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_round_trips_gradient_passes_between_low_and_high(device, dtype) -> None:
+    x = torch.tensor([-3.0, -2.0, -1.5, 0.0, 0.75, 1.0, 1.25], dtype=dtype, device=device)
+    x.requires_grad_()
+    upstream = torch.arange(1, 8, dtype=dtype, device=device)
+    scale, low, high = (torch.tensor(end, device=device) for end in (0.25, -2.0, 1.0))
+    # Codes reach from -32 to 31.75: none saturates.
+    round_trip(x, scale, -128, 127, low=low, high=high).backward(upstream)
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 2, 3, 4, 5, 6, 0]
+
+
+def test_round_trips_gradient_passes_where_a_saturated_value_is_within_low_and_high() -> None:
+    x = torch.tensor([-3.0, 0.0, 3.0], requires_grad=True)
+    ends = torch.tensor([3.0, 1.0, 2.0])
+    round_trip(x, torch.tensor(1.0), -1, 1, low=-ends, high=ends).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 1, 0]
+
+
+def test_round_trips_gradient_passes_where_codes_do_not_saturate() -> None:
+    x = torch.tensor([-1.6, -1.4, 0.0, 1.4, 1.6], requires_grad=True)
+    round_trip(x, torch.tensor(1.0), -1, 1).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 1, 1, 1, 0]
+
+
+def test_round_trip_gives_gradients_to_the_tensor_alone() -> None:
+    x = torch.ones(3, requires_grad=True)
+    others = [torch.tensor(value, requires_grad=True) for value in (0.5, 2.0, -1.0, 1.0)]
+    scale, inverse, low, high = others
+    round_trip(x, scale, -8, 7, inverse=inverse, low=low, high=high).sum().backward()
+    assert x.grad is not None
+    assert [other.grad for other in others] == [None] * 4
+
+
+def test_round_trip_leaves_its_arguments_as_they_were() -> None:
+    x, scale, zero_point = torch.randn(9), torch.tensor(0.1), torch.tensor(3.0)
+    before = x.clone(), scale.clone(), zero_point.clone()
+    round_trip(x, scale, 0, 255, zero_point=zero_point, inverse=torch.tensor(10.0))
+    assert all(torch.equal(*pair) for pair in zip((x, scale, zero_point), before, strict=True))
+
+
+# Largest magnitudes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES, torch.float64], ids=str)
+@pytest.mark.parametrize("keepdims", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), [1], (-1, 0), (0, 1, 2)], ids=str)
+def test_reduce_amax_is_numpys(device, dtype, keepdims, axis) -> None:
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    axes = tuple(axis) if isinstance(axis, list) else axis
+    expected = np.abs(x.double().numpy()).max(axis=axes, keepdims=keepdims)
+    amax = reduce_amax(x.to(device), axis=axis, keepdims=keepdims)
+    expected = expected.squeeze() if expected.size == 1 else expected
+    assert amax.dtype == dtype
+    np.testing.assert_array_equal(amax.cpu().double().numpy(), expected, strict=True)
+
+
+@pytest.mark.parametrize("keepdims", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("shape", [(), (7,), (1, 1), (2, 3, 4)], ids=str)
+def test_reduce_amax_over_all_axes_is_a_scalar(shape, keepdims) -> None:
+    x = -torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 1
+    amax = reduce_amax(x, keepdims=keepdims)
+    assert amax.shape == ()
+    assert amax.item() == np.abs(x.numpy()).max()
+
+
+def test_reduce_amax_over_no_axes_is_all_magnitudes() -> None:
+    assert reduce_amax(torch.tensor([-1.0, 2.0]), axis=()).tolist() == [1, 2]
+
+
+def test_reduce_amax_keeps_axes_of_size_1_that_were_not_reduced() -> None:
+    assert reduce_amax(torch.ones(3, 1, 4), axis=2, keepdims=False).shape == (3, 1)
+
+
+def test_reduce_amax_has_no_gradient() -> None:
+    assert not reduce_amax(torch.ones(3, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("axis", [(0, 1, 2), [0, 1, 2]], ids=["tuple", "list"])
+def test_reduce_amax_refuses_more_axes_than_there_are(axis) -> None:
+    with pytest.raises(ValueError, match=r"^Cannot reduce more axes than tensor's dim\.$"):
+        reduce_amax(torch.ones(2, 3), axis=axis)

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from qdqbert.errors import CalibrationError, SpecError
-from qdqbert.numerics.histogram import empty, merge, summarise
-from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile, choose_range
+from qdqbert.numerics.histogram import Histogram, empty, merge, summarise
+from qdqbert.numerics.ranges import (
+    Calibrator,
+    Entropy,
+    Max,
+    Mse,
+    Percentile,
+    choose_range,
+    entropy_amax,
+    mse_amax,
+    percentile_amax,
+)
 from qdqbert.spec import Range
 
 CALIBRATORS: list[Calibrator] = [Max(), Percentile(99.9), Mse(), Entropy()]
@@ -305,3 +315,132 @@ def test_scaled_values_have_the_scaled_range(calibrator, doublings) -> None:
 def test_empty_histogram_is_refused(calibrator) -> None:
     with pytest.raises(CalibrationError, match="No value was seen"):
         choose_range(empty(), calibrator)
+
+
+# Other widths, first candidates and strides
+
+
+def counted(x: np.ndarray, histogram: Histogram) -> np.ndarray:
+    """Counts of magnitudes by numpy, up to the bin that holds the largest."""
+    index = np.floor(np.abs(x) / histogram.width).astype(np.int64)
+    return np.bincount(index)
+
+
+def divergence_by_loops(counts: np.ndarray, threshold: int, levels: int) -> float:
+    """KL(seen || quantized) written out, bin by bin and group by group."""
+    kept = counts[:threshold].astype(np.float64)
+    reference = kept.copy()
+    reference[-1] += counts[threshold:].sum()
+    quantized = np.zeros(threshold)
+    for group in range(levels):
+        members = [
+            bin_
+            for bin_ in range(threshold)
+            if bin_ * levels // threshold == group and kept[bin_] > 0
+        ]
+        for bin_ in members:
+            quantized[bin_] = sum(kept[member] for member in members) / len(members)
+    return float(stats.entropy(reference, quantized))
+
+
+def entropy_by_loops(
+    x: np.ndarray, histogram: Histogram, levels: int, start: int, stride: int
+) -> float:
+    counts = counted(x, histogram)
+    counts[0] = counts[1]
+    thresholds = list(range(start, len(counts) + 1, stride))
+    divergences = np.array([divergence_by_loops(counts, each, levels) for each in thresholds])
+    # Sums in another order: of what differs by less than 1e-12 the widest is taken.
+    best = max(np.flatnonzero(divergences <= divergences.min() + 1e-12))
+    return min(thresholds[best] * histogram.width, np.abs(x).max())
+
+
+@pytest.mark.parametrize("levels", [2, 4, 8, 16], ids=str)
+@pytest.mark.parametrize(
+    ("start", "stride"), [(None, 1), (3, 1), (10, 1), (16, 3), (5, 7)], ids=str
+)
+@pytest.mark.parametrize("draw", [randn, gelu, student], ids=["normal", "gelu", "student"])
+def test_entropy_of_any_levels_start_and_stride_is_the_double_loops(
+    draw, levels, start, stride
+) -> None:
+    x = draw(3000)
+    histogram = summarise(x, bins=64)
+    amax = entropy_amax(histogram, levels=levels, start_bin=start, stride=stride)
+    first = levels if start is None else start
+    assert amax == entropy_by_loops(x.double().numpy(), histogram, levels, first, stride)
+
+
+def test_entropy_with_no_candidate_covers_all() -> None:
+    histogram = summarise(randn(1000), bins=64)
+    assert entropy_amax(histogram, levels=4, start_bin=64) == histogram.amax
+
+
+@pytest.mark.parametrize("qmax", [1, 3, 7, 127, 255, 32767], ids=str)
+@pytest.mark.parametrize("draw", [randn, gelu, student], ids=["normal", "gelu", "student"])
+@pytest.mark.parametrize("count", [1, 50, 300], ids=str)
+def test_mse_of_any_candidates_is_the_brute_force_best(draw, qmax, count) -> None:
+    x = draw(3000).double().numpy()
+    histogram = summarise(torch.from_numpy(x), bins=256)
+    candidates = np.linspace(0.05, 1.0, count) * histogram.amax
+    amax = mse_amax(histogram, torch.from_numpy(candidates), qmax=qmax)
+    counts = counted(x, histogram)
+    centres = (np.arange(len(counts)) + 0.5) * histogram.width
+    errors = []
+    for candidate in candidates:
+        step = candidate / qmax
+        rounded = np.rint(centres / step).clip(-qmax, qmax) * step
+        errors.append(((rounded - centres) ** 2 * counts).sum())
+    assert amax in candidates
+    assert errors[list(candidates).index(amax)] <= min(errors) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("bins", [2, 64, 4096], ids=str)
+@pytest.mark.parametrize("percentile", [0.001, 1.0, 50.0, 99.0, 99.99, 100.0], ids=str)
+@EACH_DISTRIBUTION
+def test_percentile_of_any_grid_covers_numpys_by_less_than_a_bin(draw, percentile, bins) -> None:
+    x = draw(20_010)
+    histogram = summarise(x, bins=bins)
+    amax = percentile_amax(histogram, percentile)
+    wanted = np.percentile(np.abs(x.double().numpy()), percentile, method="inverted_cdf")
+    assert 0 <= amax - wanted <= histogram.width
+
+
+@pytest.mark.parametrize("percentile", [10.0, 50.0, 99.99], ids=str)
+def test_percentile_does_cover_that_share(percentile) -> None:
+    x = student(5000)
+    amax = percentile_amax(summarise(x), percentile)
+    assert (x.abs() <= amax).double().mean() * 100 >= percentile
+
+
+@EACH_DISTRIBUTION
+def test_mse_weighs_the_bits_that_there_are(draw) -> None:
+    x = draw(4000)
+    histogram = summarise(x)
+    wide = x.double().numpy()
+    candidates = np.abs(wide).max() * np.arange(1, 513) / 512
+    chosen = {bits: choose_range(histogram, Mse(), bits=bits) for bits in (4, 8)}
+    for bits, found in chosen.items():
+        highest = 2 ** (bits - 1) - 1
+        steps = np.append(candidates, found.amax)[:, None] / highest
+        errors = ((np.rint(wide / steps).clip(-highest, highest) * steps - wide) ** 2).mean(axis=1)
+        assert errors[-1] <= NEAR_BEST * errors[:-1].min()
+    # Fewer codes have coarser steps, for which it pays to clip more.
+    assert chosen[4].amax <= chosen[8].amax
+    assert chosen[4].high - chosen[4].low <= chosen[8].high - chosen[8].low
+
+
+def test_entropy_weighs_the_bits_that_there_are() -> None:
+    x = randn(3000) * 0.49
+    histogram = summarise(x, bins=256)
+    chosen = choose_range(histogram, Entropy(), bits=4)
+    wide = x.double().numpy()
+    # 8 magnitudes of signed codes, 16 of unsigned ones.
+    assert chosen.amax == entropy_by_loops(wide, histogram, 8, 8, 1)
+    threshold = entropy_by_loops(wide, histogram, 16, 16, 1)
+    assert (chosen.low, chosen.high) == (max(wide.min(), -threshold), min(wide.max(), threshold))
+
+
+@pytest.mark.parametrize("calibrator", [Max(), Percentile(99.0)], ids=["max", "percentile"])
+def test_max_and_percentile_do_not_depend_on_the_bits(calibrator) -> None:
+    histogram = summarise(student(5000))
+    assert choose_range(histogram, calibrator, bits=4) == choose_range(histogram, calibrator)

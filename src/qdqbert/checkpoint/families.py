@@ -190,12 +190,18 @@ FAMILIES = {
 }
 
 
+QDQBERT = "qdqbert"
+"""`model_type` of BERT models that carry quantizers already; see `qdqbert.models`."""
+
+
 def family_of(model_type: str) -> Family:
     """The family of a checkpoint, by the `model_type` of its config.
 
     Raises:
         CheckpointError: It is none that we know; the message lists those.
     """
+    if model_type == QDQBERT:
+        return FAMILIES["bert"]
     if model_type not in FAMILIES:
         raise CheckpointError(
             f"Checkpoints of type `{model_type}` are not supported. "

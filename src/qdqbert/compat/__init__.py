@@ -15,6 +15,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
+from collections.abc import Callable
 
 PACKAGE = "pytorch_quantization"
 
@@ -37,7 +38,7 @@ def install(*, force: bool = False) -> bool:
         return True
     if not force and _is_installed():
         return False
-    uninstall()
+    _remove(lambda module: True)  # a real one that is imported, too
     modules = {relative: _module(relative, names) for relative, names in layout.NAMES.items()}
     for relative, module in modules.items():
         parent, _, last = relative.rpartition(".")
@@ -51,9 +52,14 @@ def install(*, force: bool = False) -> bool:
 
 
 def uninstall() -> None:
-    """Takes the names out of `sys.modules` again."""
+    """Takes our names out of `sys.modules` again; a real pytorch-quantization stays."""
+    _remove(lambda module: getattr(module, "__qdqbert__", False))
+
+
+def _remove(wanted: Callable[[types.ModuleType], bool]) -> None:
     for name in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
-        del sys.modules[name]
+        if wanted(sys.modules[name]):
+            del sys.modules[name]
 
 
 def _is_installed() -> bool:

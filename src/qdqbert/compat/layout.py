@@ -10,7 +10,7 @@ import torch
 from qdqbert import nn as quant_nn
 from qdqbert import tensor_quant as tensor_quant_module
 from qdqbert.compat import helper, quant_modules
-from qdqbert.nn import conv, functional, mixins, rnn
+from qdqbert.nn import conv, functional, mixins
 from qdqbert.nn.clip import Clip
 from qdqbert.numerics import calibrators
 from qdqbert.numerics.affine import reduce_amax
@@ -104,10 +104,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "nn.modules.quant_conv": _CONV,
     "nn.modules.quant_pooling": _aliased(_POOLS),
     "nn.modules.quant_instancenorm": _INSTANCE_NORM,
-    "nn.modules.quant_rnn": {
-        **_aliased(["LSTM", "LSTMCell"]),
-        "quantized_lstm_step": rnn.quantized_lstm_step,
-    },
+    "nn.modules.quant_rnn": _aliased(["LSTM", "LSTMCell"]),
     "nn.modules.clip": {"Clip": Clip},
     "optim": {},
     "optim.helper": _public(helper),

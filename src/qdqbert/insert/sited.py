@@ -83,8 +83,9 @@ def insert_quantizers_(model: nn.Module, family: Family, *, tables: bool = True)
         )
     register_attention()
     model.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
-    for name in layers:
-        _insert_in_layer_(model, name, family)
+    if not sited_model(model).quantizers:  # a QDQBERT model has its own
+        for name in layers:
+            _insert_in_layer_(model, name, family)
     for name, module in list(model.named_modules()):
         if tables and family.is_embedding_table(name) and isinstance(module, nn.Embedding):
             model.set_submodule(name, QuantEmbedding.from_float(module, name=name))

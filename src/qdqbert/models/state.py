@@ -18,7 +18,7 @@ from qdqbert.numerics.calibrators import (
     reduced_axes,
 )
 from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, Switches, fused_groups
-from qdqbert.spec import TensorSpec
+from qdqbert.spec import Range, TensorSpec
 
 _VERSION = 1
 _FLAGS = {
@@ -141,11 +141,47 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
         values = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         for key, value in {**values, **stored["changed"].get(name, {})}.items():
             setattr(quantizer, f"_{key}", tuple(value) if isinstance(value, list) else value)
+        quantizer.sync_calibrator()
         for buffer in ("amax", "pre_quant_scale"):
             shape = stored[buffer].get(name)
             if shape is not None:
                 sizes = [int(size) for size in shape.split(",") if size]
                 quantizer.register_buffer(f"_{buffer}", torch.full(sizes, torch.nan))
+
+
+def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
+    """How each quantizer quantizes, as the pipeline says it; `None` for one that is disabled.
+
+    Raises:
+        CheckpointError: A quantizer does what no int8 graph can.
+    """
+    return {name: _spec_of(name, each) for name, each in sited.quantizers.items()}
+
+
+def stored_ranges(sited: SitedModel) -> dict[str, Range]:
+    """The ranges of activations that a model was calibrated, or trained, with."""
+    ranges: dict[str, Range] = {}
+    for name, quantizer in sited.quantizers.items():
+        if site_of(quantizer).kind == "activation" and quantizer.amax is not None:
+            amax = float(quantizer.amax) * (quantizer._scale_amax or 1.0)
+            ranges[name] = Range(amax=amax, low=-amax, high=amax)
+    return ranges
+
+
+def _spec_of(name: str, quantizer: TensorQuantizer) -> TensorSpec | None:
+    if quantizer._disabled or not quantizer._if_quant:
+        return None
+    bits, axis = quantizer.num_bits, quantizer.axis
+    axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
+    kept = (None, site_of(quantizer).channel_axis)
+    if not isinstance(bits, int) or not 2 <= bits <= 8 or axis not in kept:
+        raise CheckpointError(
+            f"Quantizer `{name}` has num_bits={bits} and axis={axis}; a graph can have 2 to 8 "
+            f"bits and an axis of {kept[1]} or none. Set others with `apply_recipe`."
+        )
+    assert not isinstance(axis, tuple)
+    narrow = quantizer.narrow_range and not quantizer.unsigned
+    return TensorSpec(bits=bits, signed=not quantizer.unsigned, narrow=narrow, axis=axis)
 
 
 def _calibrator(quantizer: TensorQuantizer, switches: Switches) -> Calibrator:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,7 @@ class Clip(nn.Module):
 def _end(name: str, value: float | Tensor, learn: bool) -> nn.Parameter | float | Tensor:
     if not learn:
         return value
-    if not isinstance(value, (int, float)) and np.size(value) != 1:
+    number = value.detach().cpu() if isinstance(value, Tensor) else np.asarray(value)
+    if math.prod(number.shape) != 1:
         raise ValueError(f"{name} must be scalar for initilizing learnable range.")
-    return nn.Parameter(torch.tensor(float(value)))
+    return nn.Parameter(torch.tensor(float(number.item())))

@@ -151,6 +151,7 @@ class TensorQuantizer(nn.Module):
     @num_bits.setter
     def num_bits(self, value: NumBits) -> None:
         self._num_bits = value
+        self.sync_calibrator()
 
     @property
     def unsigned(self) -> bool:
@@ -160,6 +161,7 @@ class TensorQuantizer(nn.Module):
     @unsigned.setter
     def unsigned(self, value: bool) -> None:
         self._unsigned = value
+        self.sync_calibrator()
 
     @property
     def narrow_range(self) -> bool:
@@ -235,7 +237,13 @@ class TensorQuantizer(nn.Module):
         self._disabled = False
 
     def disable_clip(self) -> None:
-        """Stops clipping to, and learning, the range."""
+        """Stops clipping to, and learning, the range.
+
+        Raises:
+            ValueError: The range is not learned.
+        """
+        if not self._learn_amax:
+            raise ValueError("learn_amax is False. There is no clip to disable.")
         self._if_clip = False
         for end in self._learned_ends():
             end.requires_grad = False
@@ -323,6 +331,13 @@ class TensorQuantizer(nn.Module):
         with torch.no_grad():
             low.fill_(-amax)
             high.fill_(amax)
+
+    def sync_calibrator(self) -> None:
+        """Gives the calibrator this quantizer's bits, sign and axis, where they were changed."""
+        if isinstance(self._calibrator, Calibrator):
+            self._calibrator._num_bits = self._num_bits
+            self._calibrator._unsigned = self._unsigned
+            self._calibrator._axis = self._axis
 
     def follow(self, weight: nn.Parameter | None) -> None:
         """Says which constant it stands on, so that an export can take the constant's own range.
@@ -543,6 +558,8 @@ class TensorQuantizer(nn.Module):
         for name, value in local_metadata.get(_STATE, {}).items():
             if name in _STORED:
                 setattr(self, name, value)
+        if _STATE in local_metadata:
+            self.sync_calibrator()
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     def _device(self, stored: Tensor) -> torch.device:
@@ -560,7 +577,7 @@ class TensorQuantizer(nn.Module):
         """Bits, axis, range and stages, in pytorch-quantization's words."""
         if self._disabled:
             return "disabled"
-        calibrator = "None" if self._calibrator is None else type(self._calibrator).__name__
+        calibrator = self._calibrator and f"calibrator={type(self._calibrator).__name__}"
         words = [
             ("unsigned " if self._unsigned else "") + f"{self._num_bits}bit",
             "narrow" if self._narrow_range else "",
@@ -570,8 +587,8 @@ class TensorQuantizer(nn.Module):
             f"*{self._scale_amax}" if self._scale_amax else "",
             "pre_quant_scale" if self.pre_quant_scale is not None else "",
             "learned" if self._learn_amax else "",
-            f"calibrator={calibrator}",
-            f"scale={self._scale}",
+            calibrator,
+            "" if self._scale is None else f"scale={self._scale}",
             "quant" if self._if_quant else "",
             "clip" if self._if_clip else "",
             "calib" if self._if_calib else "",

@@ -9,7 +9,7 @@ Pure functions: no state, no modules, no in-place writes to an argument.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -224,28 +224,28 @@ def widened(x: Tensor) -> Tensor:
 
 
 def reduce_amax(
-    x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = True
+    input: Tensor, axis: int | Collection[int] | None = None, keepdims: bool = True
 ) -> Tensor:
     """Largest magnitude over some axes, without a gradient.
 
     Args:
-        x: Any shape.
+        input: Any shape.
         axis: Axes that are reduced; all of them if `None`.
         keepdims: Keep reduced axes with size 1, unless one value is left, which is a scalar.
 
     Raises:
-        ValueError: More axes are named than `x` has.
+        ValueError: More axes are named than `input` has.
 
     Source: pytorch-quantization's `utils.reduce_amax`.
     """
     with torch.no_grad():
         if axis is None:
-            return x.abs().amax()
+            return input.abs().amax()
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
-        if len(axes) > x.dim():
+        if len(axes) > input.dim():
             raise ValueError("Cannot reduce more axes than tensor's dim.")
         # torch takes no axes for all axes
-        amax = torch.amax(x.abs(), dim=axes, keepdim=keepdims) if axes else x.abs()
+        amax = torch.amax(input.abs(), dim=axes, keepdim=keepdims) if axes else input.abs()
         return amax.squeeze() if amax.numel() == 1 else amax
 
 

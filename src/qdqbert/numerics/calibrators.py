@@ -196,6 +196,10 @@ class HistogramCalibrator(Calibrator):
         Raises:
             ValueError: A value is NaN or infinite.
         """
+        if self._axis is not None:
+            raise NotImplementedError(
+                "Calibrator histogram collection only supports per tensor scaling"
+            )
         x = x.detach()
         if self._skip_zeros:
             x = x[x != 0]
@@ -294,7 +298,10 @@ def reduced_axes(axis: Axis, dims: int) -> list[int] | None:
     """Axes of a tensor of `dims` axes that are not kept; `None` for all."""
     if axis is None:
         return None
-    kept = {index % dims for index in ((axis,) if isinstance(axis, int) else axis)}
+    axes = (axis,) if isinstance(axis, int) else axis
+    if any(not -dims <= index < dims for index in axes):
+        raise ValueError(f"axis={axis} names an axis that a tensor of {dims} axes has not.")
+    kept = {index % dims for index in axes}
     return [index for index in range(dims) if index not in kept]
 
 

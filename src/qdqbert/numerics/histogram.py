@@ -76,8 +76,9 @@ def empty(bins: int = BINS) -> Histogram:
     """The histogram of no values, with so many bins on each side: a power of two."""
     return Histogram(
         exponent=_LOWEST_EXPONENT,
-        positive=torch.zeros(bins, dtype=torch.int64),
-        negative=torch.zeros(bins, dtype=torch.int64),
+        # On the CPU though a model may be built on the meta device.
+        positive=torch.zeros(bins, dtype=torch.int64, device="cpu"),
+        negative=torch.zeros(bins, dtype=torch.int64, device="cpu"),
         low=math.inf,
         high=-math.inf,
     )

@@ -131,7 +131,11 @@ def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int) -> float:
 
     Source: pytorch-quantization's `_compute_amax_mse`, which needs a GPU.
     """
-    values, counts = _points(histogram)
+    # Both signs err alike.
+    counts = histogram.magnitudes().double()
+    used = counts > 0
+    values = ((torch.arange(histogram.bins, dtype=torch.float64) + 0.5) * histogram.width)[used]
+    counts = counts[used]
     error = torch.cat(
         [
             _squared_error(values, counts, scale=amax / qmax, qmin=-amax, qmax=amax)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import EngineName
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
-from qdqbert.recipes import Embeddings, Switches, build_recipe
+from qdqbert.recipes import Embeddings, Switches, build_recipe, stored_recipe
 from qdqbert.spec import Range, Recipe, Site, TensorSpec, resolve
 
 Rewrite = Callable[[ir.Model], ir.Model]
@@ -83,15 +83,31 @@ def make_plan(
     recipe: str | None = None,
     embeddings: Embeddings,
     switches: Switches | None = None,
+    stored: Mapping[str, TensorSpec | None] | None = None,
 ) -> Plan:
-    """Resolves a recipe, the target's own if `None`, with its switches, for a target.
+    """Resolves a recipe for a target.
+
+    Args:
+        target: Where the graph will run.
+        sites: All sites of the model.
+        recipe: Name of the recipe. If `None`: how the checkpoint's own quantizers are, or the
+            target's default for a checkpoint that has none.
+        embeddings: How embedding tables are stored.
+        switches: What is changed of the recipe; `None` changes nothing.
+        stored: How the checkpoint's own quantizers are, by site name.
 
     Raises:
         UserInputError: The recipe is unknown.
         UnmatchedRuleError: A rule of it decides no site, or a switch's pattern finds none.
     """
-    built = build_recipe(recipe or target.recipe, embeddings=embeddings)
-    resolved = (switches or Switches()).apply(resolve(built.rules, sites), sites)
+    if stored is not None and recipe is None:
+        built = stored_recipe(embeddings)
+        resolved = {**resolve(built.rules, sites), **stored}
+    else:
+        built = build_recipe(recipe or target.recipe, embeddings=embeddings)
+        resolved = resolve(built.rules, sites)
+    if switches is not None:
+        resolved = switches.apply(resolved, sites)
     return Plan(
         target=target,
         recipe=built,

@@ -17,6 +17,7 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.models.modeling import register
 from qdqbert.progress import Progress, Silent
 
 _ANY_VOCABULARY = 1000
@@ -134,6 +135,7 @@ def _candidates(
 
 def export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
     """Writes the float graph of a checkpoint; returns its vocabulary's size."""
+    register()
     checkpoint = load_checkpoint(model)
     _check_length(model, checkpoint.max_length, sequences)
     body = GraphBody.of(checkpoint)

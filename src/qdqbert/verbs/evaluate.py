@@ -13,6 +13,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import compare
 from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
+from qdqbert.models.modeling import register
 from qdqbert.progress import Progress, Silent
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Example, read_dataset
@@ -119,6 +120,7 @@ def _load(
             f"`--engine {engine}` is for quantized folders; {name!r} is a checkpoint, which runs "
             "in PyTorch."
         )
+    register()
     checkpoint = load_checkpoint(name, task=task)
     body = GraphBody.of(checkpoint)
     max_length = min(checkpoint.max_length, limit or checkpoint.max_length)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,12 @@ from qdqbert.evidence.record import QuantizeReport, json_ready
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
-from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
+from qdqbert.models.modeling import register
+from qdqbert.models.state import stored_ranges, stored_specs
 from qdqbert.progress import Progress, Silent
+from qdqbert.recipes import Switches
+from qdqbert.spec import Range, TensorSpec
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, lower, make_plan
 from qdqbert.tasks import TASKS
@@ -72,6 +77,19 @@ def quantize(
     return _Run(chosen, progress or Silent()).run()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What a QDQBERT checkpoint says of its quantizers.
+
+    Attributes:
+        specs: How they quantize, by site name.
+        ranges: Those of calibrated activations.
+    """
+
+    specs: Mapping[str, TensorSpec | None]
+    ranges: Mapping[str, Range]
+
+
 class _Run:
     """One call of `quantize`: the stages in order, each a method."""
 
@@ -95,6 +113,7 @@ class _Run:
         with writing(output, overwrite=overwrite) as folder:
             with self.progress.stage("Loading the checkpoint"):
                 source = str(demo_checkpoint()) if options.model is None else options.model
+                register()
                 checkpoint = load_checkpoint(source, task=options.task)
             task = TASKS[checkpoint.task]
             used, heldout = self._examples()
@@ -102,6 +121,7 @@ class _Run:
             calibration_batches = self._encode(checkpoint, used, "calibration", limit)
             heldout_batches = self._encode(checkpoint, heldout, "held-out", limit)
             body = GraphBody.of(checkpoint)
+            stored = self._stored(checkpoint)
             float_rows = self._float_rows(task, body, heldout_batches, checkpoint)
 
             sited = insert_quantizers_(checkpoint.model, checkpoint.family)
@@ -111,11 +131,13 @@ class _Run:
                     sited.sites,
                     recipe=options.recipe,
                     embeddings=options.embeddings,
-                    switches=options.switches,
+                    # Switches at rest would say 8 bits to quantizers that have fewer.
+                    switches=options.switches if options.switches != Switches() else None,
+                    stored=None if stored is None else stored.specs,
                 )
                 for target in targets
             ]
-            calibration = self._calibrate(sited, body, calibration_batches, plans)
+            calibration = self._calibrate(sited, body, calibration_batches, plans, stored)
             if not np.isfinite(float_rows).all():
                 # What calibration did not see: a head that stays in float.
                 raise CheckpointError(
@@ -164,11 +186,6 @@ class _Run:
         """Examples to calibrate on, and others to compare on."""
         wanted = self.options.calibration_samples
         if self.options.calibration_data is None:
-            if self.options.model is not None:
-                self.notices.append(
-                    "Calibrated on the built-in English sentences; pass --calibration-data with "
-                    "texts of your own for ranges that fit them."
-                )
             pool, heldout = list(resources.calibration_examples()), resources.heldout_examples()
         else:
             dataset = self._read(self.options.calibration_data)
@@ -223,9 +240,42 @@ class _Run:
         with self.progress.stage("Running the float model", len(encoded.batches)) as advance:
             return rows_of(task, TorchRunner(body, checkpoint.input_names), encoded, advance)
 
+    def _stored(self, checkpoint: Checkpoint) -> _Stored | None:
+        """What the quantizers of a QDQBERT checkpoint are; they are put to rest."""
+        sited = sited_model(checkpoint.model)
+        if not sited.quantizers:
+            return None
+        stored = _Stored(specs=stored_specs(sited), ranges=stored_ranges(sited))
+        for quantizer in sited.quantizers.values():
+            quantizer.disable()
+        return stored
+
     def _calibrate(
-        self, sited: SitedModel, body: GraphBody, encoded: EncodedExamples, plans: Sequence[Plan]
+        self,
+        sited: SitedModel,
+        body: GraphBody,
+        encoded: EncodedExamples,
+        plans: Sequence[Plan],
+        stored: _Stored | None,
     ) -> Calibration:
+        wanted = {name for plan in plans for name in plan.activations}
+        if (
+            stored is not None
+            and self.options.recipe is None
+            and self.options.calibration_data is None
+            and wanted <= set(stored.ranges)
+        ):
+            self.notices.append(
+                "Ranges are those of the checkpoint's own quantizers; pass --calibration-data to "
+                "calibrate anew."
+            )
+            ranges = self.options.switches.adjust(stored.ranges, sited.sites)
+            return Calibration(ranges={name: ranges[name] for name in sorted(wanted)}, scales={})
+        if self.options.calibration_data is None and self.options.model is not None:
+            self.notices.append(
+                "Calibrated on the built-in English sentences; pass --calibration-data with texts "
+                "of your own for ranges that fit them."
+            )
         smoothings = {plan.recipe.smoothing for plan in plans}
         if len(smoothings) > 1:
             names = ", ".join(f"{plan.target.name}: {plan.recipe.name}" for plan in plans)
