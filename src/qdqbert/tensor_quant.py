@@ -73,6 +73,7 @@ class QuantDescriptor:
                 are both given.
         """
         num_bits = tuple(num_bits) if isinstance(num_bits, list) else num_bits
+        num_bits = int(num_bits) if isinstance(num_bits, np.integer) else num_bits
         if isinstance(num_bits, int) and not isinstance(num_bits, bool):
             if num_bits < 0:
                 raise ValueError(f"num_bits must be > 0, not {num_bits}.")
@@ -276,7 +277,7 @@ def tensor_quant(
         ValueError: An `amax` is negative, or the scale overflows float16.
 
     Source: pytorch-quantization's `tensor_quant`. It multiplies by `qmax / amax`; this divides
-    by `amax / qmax` as ONNX does: up to 4 codes in a million, ties, fall on the other side.
+    by `amax / qmax` as ONNX does: of values between two codes, a few fall on the other side.
     """
     codes = _check(inputs, amax, num_bits, unsigned, narrow_range)
     step, scale = scales_of(amax, codes.qmax)

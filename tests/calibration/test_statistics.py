@@ -180,7 +180,7 @@ def test_next_batch_is_counted_even_if_its_tensor_is_the_same_object() -> None:
 def test_sites_that_share_all_tensors_are_searched_once(monkeypatch) -> None:
     searched: list[Histogram] = []
 
-    def listening(seen: Histogram, calibrator: object) -> Range:
+    def listening(seen: Histogram, calibrator: object, *, bits: int) -> Range:
         del calibrator
         searched.append(seen)
         return Range(amax=1.0, low=-1.0, high=1.0)

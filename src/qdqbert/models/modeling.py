@@ -17,7 +17,8 @@ import transformers
 from torch import nn
 
 from qdqbert.checkpoint.families import family_of
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_, sited_model
 from qdqbert.models.configuration import QDQBertConfig
 from qdqbert.models.state import configure_, restore_, stored_state
@@ -40,6 +41,12 @@ class QDQBertPreTrainedModel(transformers.BertPreTrainedModel):  # type: ignore[
             args: For the float class.
             kwargs: For the float class.
         """
+        kind = getattr(config, "position_embedding_type", None) or "absolute"
+        if kind != "absolute":
+            raise CheckpointError(
+                f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
+                "'absolute' is supported."
+            )
         super().__init__(config, *args, **kwargs)
         training = self.training
         sited = insert_quantizers_(self, family_of("bert"), tables=False)
@@ -59,6 +66,18 @@ class QDQBertPreTrainedModel(transformers.BertPreTrainedModel):  # type: ignore[
         """
         configure_(sited_model(self), recipe)
         self.config.recipe = recipe.to_dict()
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers, but only for the attention that has quantizers in it.
+
+        Raises:
+            UserInputError: Another one is asked for.
+        """
+        if attn_implementation != ATTENTION:
+            raise UserInputError(
+                f"`attn_implementation={attn_implementation!r}` has no place for the quantizers of "
+                f"the attention products; QDQBERT models keep to {ATTENTION!r}."
+            )
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """As transformers: safetensors, and config.json with what quantizers need."""

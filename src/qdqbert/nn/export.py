@@ -15,17 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.jit._trace import TracerWarning
+from torch.onnx._internal.exporter import _flags
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qdqbert.numerics.affine import widened
 from qdqbert.tensor_quant import DEAD_AMAX, E4M3_MAX
+
+PER_CHANNEL_OPSET = 13
+"""First opset whose QuantizeLinear has an axis."""
 
 CODE_TYPES = {True: torch.uint8, False: torch.int8}
 
 
 def is_exporting() -> bool:
     """Whether a call is being turned into an ONNX graph."""
-    return torch.onnx.is_in_onnx_export()
+    # When a first attempt fails, torch tries again in a way that takes its own function for False;
+    # a refusal of ours would then become a graph without Q/DQ.
+    return torch.onnx.is_in_onnx_export() or _flags._is_onnx_exporting
 
 
 def is_tracing() -> bool:
@@ -149,6 +155,11 @@ class _TorchScriptPair(torch.autograd.Function):
             codes.setType(x.type().with_dtype(torch.uint8))
             return g.op("trt::TRT_FP8DequantizeLinear", codes, step).setType(x.type())
         zero_point = g.op("Constant", value_t=torch.zeros(scale.shape, dtype=kind))
+        if axis is not None and g.opset < PER_CHANNEL_OPSET:
+            raise ValueError(
+                f"Per-channel Q/DQ needs opset_version >= {PER_CHANNEL_OPSET}, got {g.opset}. "
+                "Export with a newer one, or quantize weights per tensor."
+            )
         attributes = {} if axis is None else {"axis_i": axis}
         codes = g.op("QuantizeLinear", x, step, zero_point, **attributes)
         return g.op("DequantizeLinear", codes, step, zero_point, **attributes).setType(x.type())

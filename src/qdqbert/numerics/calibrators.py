@@ -239,18 +239,23 @@ class HistogramCalibrator(Calibrator):
                 if candidates.numel() == 0:
                     candidates = torch.tensor([self._histogram.amax])
                 amax = mse_amax(
-                    self._histogram, candidates.clamp_max(self._histogram.amax), qmax=self._qmax()
+                    self._histogram,
+                    candidates.clamp_max(self._histogram.amax),
+                    qmax=None if self._num_bits == (4, 3) else self._qmax(method),
                 )
             case _:
                 amax = entropy_amax(
-                    self._histogram, levels=self._qmax() + 1, start_bin=start_bin, stride=stride
+                    self._histogram,
+                    levels=self._qmax(method) + 1,
+                    start_bin=start_bin,
+                    stride=stride,
                 )
         return torch.tensor(amax, dtype=torch.float32)
 
-    def _qmax(self) -> int:
+    def _qmax(self, method: str) -> int:
         if not isinstance(self._num_bits, int) or self._num_bits < 1:
             raise TypeError(
-                f"Invalid num_bits for mse and entropy: {self._num_bits}. They weigh integer codes."
+                f"Invalid num_bits for {method}: {self._num_bits}. It weighs integer codes."
             )
         return max(code_bounds(self._num_bits, signed=not self._unsigned)[1], 1)
 

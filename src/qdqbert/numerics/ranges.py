@@ -121,13 +121,13 @@ def _affine_percentile(histogram: Histogram, percentile: float) -> tuple[float, 
     ) * histogram.width
 
 
-def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int) -> float:
+def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int | None) -> float:
     """Of some ranges `[-amax, amax]`, the one with the least mean squared error.
 
     Args:
         histogram: At least one value.
         candidates: The `amax` to try, `(candidates,)`; of equals the first is taken.
-        qmax: Highest code; `amax` is given it.
+        qmax: Highest integer code, which `amax` is given; `None` for E4M3.
 
     Source: pytorch-quantization's `_compute_amax_mse`, which needs a GPU.
     """
@@ -138,7 +138,9 @@ def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int) -> float:
     counts = counts[used]
     error = torch.cat(
         [
-            _squared_error(values, counts, scale=amax / qmax, qmin=-amax, qmax=amax)
+            _squared_error_e4m3(values, counts, amax)
+            if qmax is None
+            else _squared_error(values, counts, scale=amax / qmax, qmin=-amax, qmax=amax)
             for amax in torch.split(candidates.double(), _CANDIDATES)
         ]
     )
@@ -188,6 +190,13 @@ def _squared_error(
     scale = scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     clipped = values.clamp(qmin[:, None], qmax[:, None])
     rounded = torch.round(clipped / scale) * scale
+    return ((rounded - values) ** 2 * counts).sum(dim=1)
+
+
+def _squared_error_e4m3(values: Tensor, counts: Tensor, amax: Tensor) -> Tensor:
+    """The same for 8-bit floating point, whose largest value is 448. `amax`: `(candidates,)`."""
+    scale = 448 / amax.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    rounded = (values * scale).clamp(-448, 448).float().to(torch.float8_e4m3fn).double() / scale
     return ((rounded - values) ** 2 * counts).sum(dim=1)
 
 

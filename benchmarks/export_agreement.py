@@ -1,0 +1,199 @@
+"""Whether a plain `torch.onnx.export` of a QDQBERT model computes what PyTorch does.
+
+    python benchmarks/export_agreement.py                    # the packaged all-MiniLM-L6-v2
+    python benchmarks/export_agreement.py ./my-bert --opsets 13 18 23
+
+The model is calibrated on built-in sentences and exported by both exporters with a dynamic batch
+and sequence. ONNX Runtime then runs the graph without optimizations, and every int8 code of every
+activation quantizer is compared with PyTorch's. Layer by layer, codes differ where a value lies so
+near the middle between two codes that the order of a float32 sum decides. A difference is a whole step, and
+is carried on: what layer 0 differs by is its own, what all layers differ by is mostly its echo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from qdqbert import QDQBertModel, Switches, calibrate, resources
+from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.nn import TensorQuantizer
+
+transformers.logging.set_verbosity_error()
+
+EXPORTERS = {"dynamo": range(18, 24), "torchscript": range(13, 24)}
+"""Opsets that each can write; below 18 dynamo keeps 18 when it finds no way down, and says so."""
+
+FIRST_LAYER = 10
+"""Tensors that are quantized in a layer: 14 quantizers, some of which read one tensor."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--opsets", type=int, nargs="+", default=[13, 17, 18, 20, 21, 23])
+    options = parser.parse_args()
+    source = options.model or str(demo_checkpoint())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    texts = [example.text for example in resources.calibration_examples()][:96]
+    batches = [
+        tokenizer(texts[start : start + 16], padding=True, return_tensors="pt")
+        for start in range(0, len(texts), 16)
+    ]
+    table = Table(title="Codes that differ between ONNX Runtime and PyTorch")
+    for column in ("exporter", "opset", "weights", "dtype", "pairs", "codes", "layer 0", "all layers"):
+        table.add_column(column)
+    combinations = [
+        (exporter, opset, per_tensor, dtype)
+        for exporter, known in EXPORTERS.items()
+        for opset in options.opsets
+        if opset in known
+        for per_tensor in (False, True)
+        for dtype in (torch.float32, torch.float16)
+    ]
+    models = {}
+    for per_tensor in (False, True):
+        model = QDQBertModel.from_pretrained(source, add_pooling_layer=False, dtype=torch.float32)
+        recipe = Switches(quant_per_tensor=per_tensor)
+        models[per_tensor] = calibrate(model.eval(), batches[:4], recipe=recipe)
+    for exporter, opset, per_tensor, dtype in track(combinations, description="Exporting"):
+        model = copy.deepcopy(models[per_tensor]).to(dtype)
+        found = compare(model, dict(batches[4]), dict(batches[5]), exporter, opset)
+        granularity = "per tensor" if per_tensor else "per channel"
+        table.add_row(exporter, str(opset), granularity, str(dtype).removeprefix("torch."), *found)
+    Console(width=120).print(table)
+
+
+def compare(
+    model: torch.nn.Module,
+    example: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    exporter: str,
+    opset: int,
+) -> tuple[str, str, str, str]:
+    """Pairs, codes, and how many differ: in all, and in a layer of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export(model, example, path, exporter, opset)
+        graph = onnx.load(path)
+    pairs = sum(node.op_type == "QuantizeLinear" for node in graph.graph.node)
+    try:
+        theirs = codes_of_graph(graph, inputs)
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
+        return str(pairs), "-", "-", f"not run: {str(error)[:40]}"
+    ours = codes_of_model(model, inputs)
+    assert len(ours) == len(theirs), (len(ours), len(theirs))
+    total = sum(codes.size for codes in ours)
+    wrong = [np.count_nonzero(a != b) for a, b in zip(ours, theirs, strict=True)]
+    largest = max(
+        int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in zip(ours, theirs, strict=True)
+    )
+    first = sum(wrong[:FIRST_LAYER]) / sum(codes.size for codes in ours[:FIRST_LAYER])
+    share = sum(wrong) / total
+    return str(pairs), f"{total:,}", f"{first:.1e}", f"{share:.1e} (by <= {largest})"
+
+
+def export(
+    model: torch.nn.Module, example: dict[str, torch.Tensor], path: Path, exporter: str, opset: int
+) -> None:
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    values = tuple(example[name] for name in names)
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
+    axes = (
+        {"dynamic_shapes": {name: {0: batch, 1: sequence} for name in names}}
+        if exporter == "dynamo"
+        else {"dynamic_axes": {name: {0: "batch", 1: "sequence"} for name in names}}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Named(model).eval(),
+            values,
+            str(path),
+            input_names=names,
+            output_names=["last_hidden_state"],
+            opset_version=opset,
+            dynamo=exporter == "dynamo",
+            verbose=False,
+            **axes,
+        )
+
+
+class Named(torch.nn.Module):
+    """Calls by keyword: TorchScript's exporter passes all that a forward could take in order."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """All `(batch, seq)`; last hidden states."""
+        return self.model(
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+        ).last_hidden_state
+
+
+def codes_of_graph(graph: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    """Codes of every activation, in the order of the graph."""
+    constants = {tensor.name for tensor in graph.graph.initializer}
+    for node in graph.graph.node:  # weights in half precision are cast first
+        if node.op_type in ("Cast", "Transpose") and constants.issuperset(node.input):
+            constants.update(node.output)
+    first: dict[str, str] = {}  # query, key and value read one tensor: dynamo keeps one pair
+    for node in graph.graph.node:
+        if node.op_type == "QuantizeLinear" and node.input[0] not in constants:
+            first.setdefault(node.input[0], node.output[0])
+    names = list(first.values())
+    for name in names:
+        graph.graph.output.append(
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT8, None)
+        )
+    options = onnxruntime.SessionOptions()
+    # Fused int8 kernels saturate on CPUs without VNNI; the graph as it is written does not.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
+    known = {each.name for each in session.get_inputs()}
+    return session.run(names, {k: v.numpy() for k, v in inputs.items() if k in known})
+
+
+def codes_of_model(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    """Codes of every activation, in the order of the forward pass."""
+    found: list[np.ndarray] = []
+    seen: list[torch.Tensor] = []
+
+    def keep(module: TensorQuantizer, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        if not any(inputs[0] is each for each in seen):
+            seen.append(inputs[0])
+            found.append(torch.round(output.float() / (module.amax / 127)).to(torch.int8).numpy())
+
+    hooks = [
+        module.register_forward_hook(keep)
+        for name, module in model.named_modules()
+        if isinstance(module, TensorQuantizer) and not name.endswith("_weight_quantizer")
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+if __name__ == "__main__":
+    main()
