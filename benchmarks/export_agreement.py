@@ -6,8 +6,8 @@
 The model is calibrated on built-in sentences and exported by both exporters with a dynamic batch
 and sequence. ONNX Runtime then runs the graph without optimizations, and every int8 code of every
 activation quantizer is compared with PyTorch's. Layer by layer, codes differ where a value lies so
-near the middle between two codes that the order of a float32 sum decides. A difference is a whole step, and
-is carried on: what layer 0 differs by is its own, what all layers differ by is mostly its echo.
+near the middle between two codes that the order of a float32 sum decides. A difference is a whole
+step, and is carried on: what layer 0 differs by is its own, the rest is mostly its echo.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def main() -> None:
         for start in range(0, len(texts), 16)
     ]
     table = Table(title="Codes that differ between ONNX Runtime and PyTorch")
-    for column in ("exporter", "opset", "weights", "dtype", "pairs", "codes", "layer 0", "all layers"):
+    columns = ("exporter", "opset", "weights", "dtype", "pairs", "codes", "layer 0", "all layers")
+    for column in columns:
         table.add_column(column)
     combinations = [
         (exporter, opset, per_tensor, dtype)
