@@ -236,8 +236,8 @@ class Switches:
         sites = list(sites)
         quantized = [site for site in sites if specs[site.name] is not None]
         on = dict.fromkeys((site.name for site in quantized), not self.quant_disable)
-        for switch, pattern, value in self._patterns():
-            found = [site.name for site in quantized if _finds(pattern, site)]
+        for switch, pattern, prefix, value in self._patterns():
+            found = [site.name for site in quantized if _finds(prefix + pattern, site)]
             if not found:
                 example = f", such as `{quantized[0].name}`" if quantized else ""
                 raise UnmatchedRuleError(
@@ -271,14 +271,16 @@ class Switches:
         per_tensor = self.quant_per_tensor and site.channel_axis == 0
         return dataclasses.replace(spec, bits=self.wprec, axis=None if per_tensor else spec.axis)
 
-    def _patterns(self) -> list[tuple[str, str, bool]]:
-        found = [("quant_disable_keyword", word, False) for word in self.quant_disable_keyword]
-        if self.quant_disable_layer_module is not None:
-            pattern = _LAYER_MODULE + self.quant_disable_layer_module
-            found.append(("quant_disable_layer_module", pattern, False))
-        if self.quant_enable_layer_module is not None:
-            pattern = _LAYER_MODULE + self.quant_enable_layer_module
-            found.append(("quant_enable_layer_module", pattern, True))
+    def _patterns(self) -> list[tuple[str, str, str, bool]]:
+        """Switch, its pattern, what stands before it, and whether it enables; in their order."""
+        found = [("quant_disable_keyword", word, "", False) for word in self.quant_disable_keyword]
+        for switch, value in (
+            ("quant_disable_layer_module", False),
+            ("quant_enable_layer_module", True),
+        ):
+            pattern = getattr(self, switch)
+            if pattern is not None:
+                found.append((switch, pattern, _LAYER_MODULE, value))
         return found
 
 

@@ -182,8 +182,9 @@ def observing(
         sited,
         {
             site.name: functools.partial(action, site, (scales or {}).get(site.name))
-            for site in sited.sites
             if site.kind == "activation"
+            else _same
+            for site in sited.sites
         },
     ):
         yield
@@ -283,6 +284,10 @@ def _quantize(
     x: Tensor, *, scale: Tensor | None, parameters: QuantizationParameters, spec: TensorSpec
 ) -> Tensor:
     return fake_quantize(x if scale is None else x * scale, parameters, spec)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def _constant(value: Tensor) -> Action:

@@ -50,6 +50,13 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
             )
         return {**values, "model_type": cls.model_type}, rest
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers; accepts a `Switches` for `recipe` too."""
+        if isinstance(kwargs.get("recipe"), Switches):
+            kwargs["recipe"] = kwargs["recipe"].to_dict()
+        return super().from_dict(config_dict, **kwargs)
+
     @property
     def switches(self) -> Switches | None:
         """The recipe as a value."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import nn
 
 from qdqbert.checkpoint.families import family_of
 from qdqbert.errors import CheckpointError, UserInputError
@@ -22,8 +21,9 @@ from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_, sited_model
 from qdqbert.models.configuration import QDQBertConfig
 from qdqbert.models.state import configure_, restore_, stored_state
-from qdqbert.nn import TensorQuantizer
 from qdqbert.recipes import Switches
+
+_RANGES = ("_quantizer._amax", "_quantizer._pre_quant_scale")
 
 
 class QDQBertPreTrainedModel(transformers.BertPreTrainedModel):  # type: ignore[misc]
@@ -84,18 +84,29 @@ class QDQBertPreTrainedModel(transformers.BertPreTrainedModel):  # type: ignore[
         self.config.quantizers = stored_state(sited_model(self))
         super().save_pretrained(save_directory, *args, **kwargs)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        # Called for what a checkpoint lacks. A range is no weight that training would find.
-        if isinstance(module, TensorQuantizer):
-            if module.amax is not None or module.pre_quant_scale is not None:
-                site = module.site.name if module.site else "?"
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers, for any BERT checkpoint and those that were saved by these classes.
+
+        Raises:
+            CheckpointError: The checkpoint is of another family, or its ranges are not complete.
+        """
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        # transformers fills what is missing with whatever lies in memory, and drops what is left.
+        for keys, what in (("missing_keys", "lack"), ("unexpected_keys", "hold, unannounced")):
+            ranges = sorted(key for key in info[keys] if key.endswith(_RANGES))
+            if ranges:
                 raise CheckpointError(
-                    f"The checkpoint's config.json tells of a range of `{site}`, which its weights "
-                    "lack. Save it again with `save_pretrained`, or calibrate anew from the float "
-                    "checkpoint."
+                    f"The checkpoint's weights {what} {len(ranges)} ranges, among them "
+                    f"`{ranges[0]}`; its config.json says otherwise. Save it again with "
+                    "`save_pretrained`, or calibrate anew from the float checkpoint."
                 )
-            return
-        super()._init_weights(module)
+        if model.config.quantizers is None:
+            # Built on the meta device, where numbers are lost; a float checkpoint has none.
+            for quantizer in sited_model(model).quantizers.values():
+                if quantizer._learn_amax:
+                    quantizer.start_learning()
+        return (model, info) if output_loading_info else model
 
 
 class QDQBertModel(QDQBertPreTrainedModel, transformers.BertModel):  # type: ignore[misc]

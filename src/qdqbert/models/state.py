@@ -9,7 +9,7 @@ import torch
 
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
-from qdqbert.nn import TensorQuantizer
+from qdqbert.nn import Clip, TensorQuantizer
 from qdqbert.numerics.affine import reduce_amax
 from qdqbert.numerics.calibrators import (
     Calibrator,
@@ -26,9 +26,14 @@ _FLAGS = {
     "unsigned": False,
     "narrow_range": False,
     "scale_amax": None,
+    "fake_quant": True,
+    "learn_amax": False,
     "disabled": False,
     "if_quant": True,
+    "if_clip": False,
 }
+_BASE = "bert."
+# Heads have the encoder under this path, which is not stored: ranges belong to the encoder.
 
 
 def configure_(sited: SitedModel, switches: Switches) -> None:
@@ -68,6 +73,8 @@ def calibrate_weights_(sited: SitedModel) -> None:
             amax = reduce_amax(weight, axis=reduced_axes(quantizer.axis, weight.dim()))
             forget_range_(quantizer)
             quantizer.amax = amax
+            quantizer.enable_quant()
+            quantizer.disable_calib()
 
 
 def adjust_(sited: SitedModel, switches: Switches) -> None:
@@ -106,7 +113,8 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
     """
     changed: dict[str, dict[str, Any]] = {}
     shapes: dict[str, dict[str, str]] = {"amax": {}, "pre_quant_scale": {}}
-    for name, quantizer in sited.quantizers.items():
+    for path, quantizer in sited.quantizers.items():
+        name = path.removeprefix(_BASE)
         defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         values = {key: getattr(quantizer, f"_{key}") for key in defaults}
         different = {key: value for key, value in values.items() if value != defaults[key]}
@@ -131,22 +139,28 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
             f"qdqbert reads {_VERSION}. Save the checkpoint again, or update."
         )
     named = {name for part in ("amax", "pre_quant_scale", "changed") for name in stored[part]}
-    unknown = sorted(named - set(sited.quantizers))
+    unknown = sorted(named - {path.removeprefix(_BASE) for path in sited.quantizers})
     if unknown:
         raise CheckpointError(
             f"config.json tells of {len(unknown)} quantizers that the model has not, among them "
             f"`{unknown[0]}`."
         )
-    for name, quantizer in sited.quantizers.items():
+    # transformers builds a model on the meta device when it is going to load it. A model that is
+    # built from a config alone has nothing to load: it is not calibrated.
+    is_loading = torch.empty(0).is_meta
+    for path, quantizer in sited.quantizers.items():
+        name = path.removeprefix(_BASE)
         values = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         for key, value in {**values, **stored["changed"].get(name, {})}.items():
             setattr(quantizer, f"_{key}", tuple(value) if isinstance(value, list) else value)
         quantizer.sync_calibrator()
+        if quantizer._learn_amax:
+            quantizer.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True)
         for buffer in ("amax", "pre_quant_scale"):
             shape = stored[buffer].get(name)
-            if shape is not None:
+            if shape is not None and is_loading:
                 sizes = [int(size) for size in shape.split(",") if size]
-                quantizer.register_buffer(f"_{buffer}", torch.full(sizes, torch.nan))
+                quantizer.register_buffer(f"_{buffer}", torch.empty(sizes))
 
 
 def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:

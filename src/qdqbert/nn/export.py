@@ -67,7 +67,14 @@ def quiet_tracer() -> Iterator[None]:
 
 
 def quantize_dequantize(
-    x: Tensor, amax: Tensor, *, qmax: int, unsigned: bool, axis: int | None, clip: bool
+    x: Tensor,
+    amax: Tensor,
+    *,
+    qmin: int,
+    qmax: int,
+    unsigned: bool,
+    axis: int | None,
+    clip: bool,
 ) -> Tensor:
     """`DequantizeLinear(QuantizeLinear(x))`, in float32 whatever the dtype of `x`.
 
@@ -76,25 +83,32 @@ def quantize_dequantize(
     Args:
         x: Any shape.
         amax: Largest magnitude of the codes, with one value or one per index of `axis`.
+        qmin: Lowest code.
         qmax: Highest code.
         unsigned: uint8 codes instead of int8.
         axis: Axis of the scales; `None` for one scale.
-        clip: Clip to `[-amax, amax]` first, since QuantizeLinear keeps to the limits of its
-            type: for fewer than 8 bits, or a narrow range that can be exceeded.
+        clip: Clip to what `qmin` and `qmax` stand for first, since QuantizeLinear keeps to the
+            limits of its type: for fewer than 8 bits, or a narrow range that can be exceeded.
     """
     real = widened(x)
     bound = widened(amax.detach())
-    if clip:
-        # A shape that broadcasts, whatever shape the range came in.
-        along = bound.reshape(
-            -1 if axis is None else [1] * axis + [-1] + [1] * (x.dim() - axis - 1)
-        )
-        real = torch.minimum(torch.maximum(real, along * 0 if unsigned else -along), along)
     # A dead range becomes a step so small that all of it is 0 but for 6e-8, and still readable.
     scale = bound.clamp_min(DEAD_AMAX) / qmax
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
+    if clip:
+        real = _clipped(real, scale * qmin, scale * qmax, axis)
     zero_point = torch.zeros(scale.shape, dtype=CODE_TYPES[unsigned])
     return _pair(real, scale, zero_point, axis, x.dtype)
+
+
+def _clipped(x: Tensor, low: Tensor, high: Tensor, axis: int | None) -> Tensor:
+    if axis is None and not is_tracing():
+        # Torch's exporter names the ends after `x`, and several quantizers can read one tensor.
+        clipped = torch.onnx.ops.symbolic("Clip", (x, low, high), dtype=x.dtype, shape=x.shape)
+        assert isinstance(clipped, Tensor)
+        return clipped
+    along = [] if axis is None else [1] * axis + [-1] + [1] * (x.dim() - axis - 1)
+    return torch.minimum(torch.maximum(x, low.reshape(along)), high.reshape(along))
 
 
 def quantize_dequantize_e4m3(x: Tensor, scale: Tensor) -> Tensor:
@@ -139,7 +153,8 @@ class _TorchScriptPair(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: NDArray[Any], kind: torch.dtype, axis: int | None
     ) -> Tensor:
         del ctx
-        step = torch.from_numpy(scale).to(x.device)
+        with quiet_tracer():
+            step = torch.from_numpy(scale).to(x.device)
         if axis is not None:
             step = step.view([-1] + [1] * (x.dim() - axis - 1))
         if kind == torch.float8_e4m3fn:

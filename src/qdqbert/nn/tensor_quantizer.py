@@ -130,8 +130,8 @@ class TensorQuantizer(nn.Module):
         if desc.amax is not None:
             self.register_buffer("_amax", torch.tensor(desc.amax))
         if desc.learn_amax:
-            limit = 1.0 if desc.amax is None else float(np.max(desc.amax))
-            self.clip = Clip(-limit, limit, learn_min=True, learn_max=True)
+            self._first_amax = 1.0 if desc.amax is None else float(np.max(desc.amax))
+            self.clip = Clip(-self._first_amax, self._first_amax, learn_min=True, learn_max=True)
             self.enable_clip()
         if if_clip:
             self.enable_clip()
@@ -326,7 +326,11 @@ class TensorQuantizer(nn.Module):
             raise RuntimeError("Called init_learn_amax with learn_amax=False.")
         if self._fixed_amax is None:
             raise RuntimeError("Called init_learn_amax before a range was calibrated or given.")
-        amax = self._fixed_amax.max().item()
+        self.start_learning(self._fixed_amax.max().item())
+
+    def start_learning(self, amax: float | None = None) -> None:
+        """Sets the learned range, to what its descriptor said if `amax` is `None`."""
+        amax = self._first_amax if amax is None else amax
         low, high = self._learned_ends()
         with torch.no_grad():
             low.fill_(-amax)
@@ -455,6 +459,7 @@ class TensorQuantizer(nn.Module):
         return quantize_dequantize(
             inputs,
             amax,
+            qmin=self._codes.qmin,
             qmax=self._codes.qmax,
             unsigned=self._unsigned,
             axis=self._single_axis(inputs.dim(), amax),
