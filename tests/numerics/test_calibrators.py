@@ -387,13 +387,30 @@ def test_percentile_outside_of_0_to_100_is_refused(percentile, seen) -> None:
         calibrator.compute_amax("percentile", percentile=percentile)
 
 
-@pytest.mark.parametrize("method", ["mse", "entropy"])
-def test_codes_that_are_no_integers_are_not_weighed(method) -> None:
+def test_entropy_weighs_integer_codes_only() -> None:
     calibrator = HistogramCalibrator((4, 3), None, False)
     calibrator.collect(draw(99))
-    with pytest.raises(TypeError, match="Invalid num_bits"):
-        calibrator.compute_amax(method)
+    with pytest.raises(TypeError, match="Invalid num_bits for entropy"):
+        calibrator.compute_amax("entropy")
     assert calibrator.compute_amax("percentile", percentile=100) == draw(99).abs().max()
+
+
+def test_mse_of_float8_is_the_best_of_its_candidates() -> None:
+    x = draw(5000) ** 3  # heavy tails, so that the whole range is not the best
+    calibrator = HistogramCalibrator((4, 3), None, False)
+    calibrator.collect(x)
+    found = calibrator.compute_amax("mse", stride=64)
+    assert found is not None
+
+    def error(amax: float) -> float:
+        scale = 448 / amax
+        clipped = np.clip(wide(x) * scale, -448, 448).astype(np.float32)
+        rounded = torch.from_numpy(clipped).to(torch.float8_e4m3fn).double().numpy() / scale
+        return float(((rounded - wide(x)) ** 2).mean())
+
+    largest = float(x.abs().max())
+    others = [largest * share / 20 for share in range(1, 21)]
+    assert error(float(found)) <= min(error(amax) for amax in others) * 1.05
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
