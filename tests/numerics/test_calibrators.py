@@ -399,7 +399,7 @@ def test_mse_of_float8_is_the_best_of_its_candidates() -> None:
     x = draw(5000) ** 3  # heavy tails, so that the whole range is not the best
     calibrator = HistogramCalibrator((4, 3), None, False)
     calibrator.collect(x)
-    found = calibrator.compute_amax("mse", stride=64)
+    found = calibrator.compute_amax("mse", stride=4)
     assert found is not None
 
     def error(amax: float) -> float:
