@@ -7,7 +7,8 @@ A step is forward, loss, backward and AdamW on a BERT-base-shaped encoder of two
 the models alternate, so that a slow spell of the machine hits all; the ratio is that of medians.
 The float model is run twice: as transformers runs it (its fused attention), and with the eager
 attention that QDQBERT's quantizers between the products need. `linears` has quantizers on the
-linears' inputs and weights alone.
+linears' inputs and weights alone; `torch's kernels` has all of them, by torch's own fake-quantize
+operators (`TensorQuantizer.use_fb_fake_quant`), eager only.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def main() -> None:
 def measure(options: argparse.Namespace, mode: str) -> list[dict[str, object]]:
     models = build(options)
     steps = {name: make_step(model, options, mode) for name, model in models.items()}
+    if mode == "eager":
+        steps["all, torch's kernels"] = with_torch_kernels(steps["all quantizers"])
     for step in steps.values():
         for _ in range(3):  # compiles, and fills AdamW's state
             step()
@@ -127,6 +130,17 @@ def make_step(model: torch.nn.Module, options: argparse.Namespace, mode: str) ->
             torch.cuda.synchronize()
 
     return step
+
+
+def with_torch_kernels(step: Callable[[], None]) -> Callable[[], None]:
+    def switched() -> None:
+        TensorQuantizer.use_fb_fake_quant = True
+        try:
+            step()
+        finally:
+            TensorQuantizer.use_fb_fake_quant = False
+
+    return switched
 
 
 def tokens(options: argparse.Namespace) -> torch.Tensor:

@@ -156,8 +156,8 @@ def round_trip(
     """Quantizes and dequantizes: `(clamp(round(x / scale) + zero_point) - zero_point) * scale`.
 
     Every fake quantization of this package ends here, so all round alike: to even, after a
-    division, as ONNX's QuantizeLinear. In place on one buffer: torch's own fake-quantize kernels
-    are several times slower on CPUs (`benchmarks/fake_quant.py`).
+    division, as ONNX's QuantizeLinear. In place on one buffer: that costs a training step less
+    than torch's own fake-quantize kernels do (`benchmarks/fake_quant.py`).
 
     Args:
         x: Any shape, floating point. Half precisions are computed in float32 and cast back.
