@@ -98,8 +98,8 @@ def quantize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Where to quantize: linear, linear-signed or qdqbert; else as the checkpoint's own "
-            "quantizers, or the target's."
+            help="Where to quantize: linear, linear-signed or qdqbert; else as the checkpoint's "
+            "own quantizers, or the target's."
         ),
     ] = None,
     target: Annotated[
