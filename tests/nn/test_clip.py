@@ -119,9 +119,10 @@ def test_ends_that_are_not_learned_may_be_tensors() -> None:
     assert list(module.parameters()) == []
 
 
+@pytest.mark.parametrize("wrong", [np.array([1.0, 2.0]), torch.tensor(1.0)], ids=repr)
 @pytest.mark.parametrize("name", ["clip_value_min", "clip_value_max"])
-def test_learned_end_has_to_be_one_value(name) -> None:
-    values = {"clip_value_min": -1.0, "clip_value_max": 1.0, name: np.array([1.0, 2.0])}
+def test_learned_end_has_to_be_one_number(name, wrong) -> None:
+    values = {"clip_value_min": -1.0, "clip_value_max": 1.0, name: wrong}
     with pytest.raises(
         ValueError, match=rf"^{name} must be scalar for initilizing learnable range\.$"
     ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -28,6 +26,17 @@ class Clip(nn.Module):
         learn_min: bool = False,
         learn_max: bool = False,
     ) -> None:
+        """Makes a clip.
+
+        Args:
+            clip_value_min: Lowest value; a number if it is learned.
+            clip_value_max: Highest value; a number if it is learned.
+            learn_min: Make the lowest value a parameter.
+            learn_max: Make the highest value a parameter.
+
+        Raises:
+            ValueError: A learned end is no scalar.
+        """
         super().__init__()
         self.clip_value_min = _end("clip_value_min", clip_value_min, learn_min)
         self.clip_value_max = _end("clip_value_max", clip_value_max, learn_max)
@@ -40,7 +49,7 @@ class Clip(nn.Module):
 def _end(name: str, value: float | Tensor, learn: bool) -> nn.Parameter | float | Tensor:
     if not learn:
         return value
-    number = value.detach().cpu() if isinstance(value, Tensor) else np.asarray(value)
-    if math.prod(number.shape) != 1:
+    # A tensor could be anything's output: a parameter starts from a number, as upstream.
+    if isinstance(value, Tensor) or np.size(value) != 1:
         raise ValueError(f"{name} must be scalar for initilizing learnable range.")
-    return nn.Parameter(torch.tensor(float(number.item())))
+    return nn.Parameter(torch.tensor(float(np.asarray(value).item())))
