@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -866,3 +867,17 @@ def test_absent_calibrator_is_left_out() -> None:
     made = quantizer()
     made._calibrator = None
     assert "calibrator" not in made.extra_repr()
+
+
+def test_exported_range_of_a_learned_quantizer_is_scaled_once(tmp_path) -> None:
+    made = quantizer(learn_amax=True, amax=2.0, scale_amax=0.5).eval()
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(made, (torch.randn(2, 3),), str(path), dynamo=False, opset_version=17)
+    graph = onnx.load(path).graph
+    constants = {
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t)
+        for node in graph.node
+        if node.op_type == "Constant" and node.attribute[0].name == "value"
+    }
+    (pair,) = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    np.testing.assert_allclose(constants[pair.input[1]], 2.0 * 0.5 / 127, rtol=1e-6)

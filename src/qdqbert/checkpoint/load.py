@@ -199,13 +199,18 @@ def _check_name(name: str) -> None:
     )
 
 
-def _check_config(config: Any) -> None:
+def check_positions(config: Any) -> None:
+    """Refuses positions that transformers 5 leaves out, with a `CheckpointError`."""
     kind = getattr(config, "position_embedding_type", None) or "absolute"
     if kind != "absolute":
         raise CheckpointError(
             f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
             "'absolute' is supported."
         )
+
+
+def _check_config(config: Any) -> None:
+    check_positions(config)
     if getattr(config, "is_decoder", False):
         raise CheckpointError("`is_decoder=True` is not supported; only encoders are.")
 

@@ -16,10 +16,9 @@ from qdqbert.models.state import (
     adjust_,
     calibrate_weights_,
     configure_,
-    forget_range_,
+    set_range_,
 )
 from qdqbert.recipes import Switches
-from qdqbert.spec import Range
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -66,8 +65,10 @@ def calibrate(
     collector = Collector(wanted)
     _run(sited, batches, collector)
     ranges = choose_ranges(collector.statistics, calibrator_of(switches), bits=switches.aprec)
+    device = next(model.parameters()).device
     for name, chosen in ranges.items():
-        _set_range_(sited, name, chosen)
+        amax = torch.tensor(chosen.amax, dtype=torch.float32, device=device)
+        set_range_(sited.quantizers[name], amax)
     calibrate_weights_(sited)
     adjust_(sited, switches)
     return model
@@ -103,12 +104,3 @@ def _mask_of(inputs: Mapping[str, Any]) -> Tensor:
         return mask.flatten(0, -2) if mask.dim() > 2 else mask
     first = next(value for value in inputs.values() if isinstance(value, Tensor))
     return torch.ones(first.shape[:2], dtype=torch.int64, device=first.device)
-
-
-def _set_range_(sited: SitedModel, name: str, chosen: Range) -> None:
-    quantizer = sited.quantizers[name]
-    device = next(sited.model.parameters()).device
-    forget_range_(quantizer)
-    quantizer.amax = torch.tensor(chosen.amax, dtype=torch.float32, device=device)
-    quantizer.enable_quant()
-    quantizer.disable_calib()

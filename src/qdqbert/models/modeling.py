@@ -16,6 +16,7 @@ from typing import Any
 import transformers
 
 from qdqbert.checkpoint.families import family_of
+from qdqbert.checkpoint.load import check_positions
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_, sited_model
@@ -41,12 +42,7 @@ class QDQBertPreTrainedModel(transformers.BertPreTrainedModel):  # type: ignore[
             args: For the float class.
             kwargs: For the float class.
         """
-        kind = getattr(config, "position_embedding_type", None) or "absolute"
-        if kind != "absolute":
-            raise CheckpointError(
-                f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
-                "'absolute' is supported."
-            )
+        check_positions(config)
         super().__init__(config, *args, **kwargs)
         training = self.training
         sited = insert_quantizers_(self, family_of("bert"), tables=False)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
@@ -71,10 +72,7 @@ def calibrate_weights_(sited: SitedModel) -> None:
         if site_of(quantizer).kind == "weight" and not quantizer._disabled:
             weight = weight_of(sited.model, name)
             amax = reduce_amax(weight, axis=reduced_axes(quantizer.axis, weight.dim()))
-            forget_range_(quantizer)
-            quantizer.amax = amax
-            quantizer.enable_quant()
-            quantizer.disable_calib()
+            set_range_(quantizer, amax)
 
 
 def adjust_(sited: SitedModel, switches: Switches) -> None:
@@ -96,6 +94,14 @@ def adjust_(sited: SitedModel, switches: Switches) -> None:
             shared = torch.stack([ranges[name] for name in group]).amax(dim=0)
             for name in group:
                 ranges[name].copy_(shared)
+
+
+def set_range_(quantizer: TensorQuantizer, amax: Tensor) -> None:
+    """Gives a quantizer its range, whatever shape it had, and lets it quantize."""
+    forget_range_(quantizer)
+    quantizer.amax = amax
+    quantizer.enable_quant()
+    quantizer.disable_calib()
 
 
 def forget_range_(quantizer: TensorQuantizer) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
+from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs, split_kwargs
 from qdqbert.tensor_quant import (
     QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL,
     QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
@@ -18,8 +18,6 @@ from qdqbert.tensor_quant import (
     QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL,
     QuantDescriptor,
 )
-
-_TORCH_ARGUMENTS = ("device", "dtype")
 
 
 class _QuantConvNd(QuantMixin, _ConvNd):
@@ -33,10 +31,9 @@ class _QuantConvNd(QuantMixin, _ConvNd):
     bias: Tensor | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        mine = {key: kwargs.pop(key) for key in list(kwargs) if key.startswith("quant_desc_")}
+        theirs, mine = split_kwargs(type(self), kwargs)
         quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **mine)
-        _check_arguments(type(self), kwargs)
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **theirs)
         self.init_quantizer(quant_desc_input, quant_desc_weight)
 
     def _quant(self, input: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,10 +67,6 @@ class QuantConv3d(_QuantConvNd, nn.Conv3d):
 
 class _QuantConvTransposeNd(_QuantConvNd):
     """What the transposed convolutions share."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Torch refuses other padding modes when it builds one; upstream when it runs one.
-        super().__init__(*args, **kwargs)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """As the transposed convolution of torch."""
@@ -128,17 +121,3 @@ class QuantConvTranspose3d(_QuantConvTransposeNd, nn.ConvTranspose3d):
     default_quant_desc_weight: ClassVar[QuantDescriptor] = (
         QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL
     )
-
-
-def _check_arguments(cls: type, kwargs: dict[str, Any]) -> None:
-    """Refuses what torch's module does not take, in upstream's words."""
-    import inspect
-
-    known: set[str] = set(_TORCH_ARGUMENTS)
-    for base in cls.__mro__:
-        if base.__module__.startswith("torch.nn.modules") and base is not nn.Module:
-            known |= set(inspect.signature(base.__init__).parameters)  # type: ignore[misc]
-            break
-    unused = {key: value for key, value in kwargs.items() if key not in known}
-    if unused:
-        raise TypeError(f"Unused keys: {unused.keys()}")

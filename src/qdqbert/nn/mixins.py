@@ -16,13 +16,11 @@ from qdqbert.nn.tensor_quantizer import TensorQuantizer
 from qdqbert.tensor_quant import QUANT_DESC_8BIT_PER_TENSOR, QuantDescriptor
 
 
-class QuantInputMixin:
-    """A module with a quantizer on its input.
-
-    Source: pytorch-quantization's `_utils.QuantInputMixin`.
-    """
+class _WithInputQuantizer:
+    """What both mixins have: an input's quantizer and its default descriptor."""
 
     default_quant_desc_input: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
+    _input_quantizer: TensorQuantizer
 
     @classmethod
     def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
@@ -32,6 +30,18 @@ class QuantInputMixin:
             ValueError: The value is no `QuantDescriptor`.
         """
         cls.default_quant_desc_input = _descriptor(value)
+
+    @property
+    def input_quantizer(self) -> TensorQuantizer:
+        """The quantizer of the input."""
+        return self._input_quantizer
+
+
+class QuantInputMixin(_WithInputQuantizer):
+    """A module with a quantizer on its input.
+
+    Source: pytorch-quantization's `_utils.QuantInputMixin`.
+    """
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
         """Makes the quantizer; to be called by `__init__`.
@@ -45,13 +55,8 @@ class QuantInputMixin:
         self._fake_quant = True
         self._input_quantizer = TensorQuantizer(quant_desc_input)
 
-    @property
-    def input_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the input."""
-        return self._input_quantizer
 
-
-class QuantMixin:
+class QuantMixin(_WithInputQuantizer):
     """A module with quantizers on its input and on its weight.
 
     No `QuantInputMixin`: code written for the toolkit tells the two apart by `isinstance`.
@@ -59,13 +64,7 @@ class QuantMixin:
     Source: pytorch-quantization's `_utils.QuantMixin`.
     """
 
-    default_quant_desc_input: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
-
-    @classmethod
-    def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
-        """As `QuantInputMixin`'s."""
-        cls.default_quant_desc_input = _descriptor(value)
 
     @classmethod
     def set_default_quant_desc_weight(cls, value: QuantDescriptor) -> None:
@@ -104,11 +103,6 @@ class QuantMixin:
             )
 
     @property
-    def input_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the input."""
-        return self._input_quantizer
-
-    @property
     def weight_quantizer(self) -> TensorQuantizer:
         """The quantizer of the weight."""
         return self._weight_quantizer
@@ -145,6 +139,18 @@ def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs:
     if kwargs:
         raise TypeError(f"Unused keys: {kwargs.keys()}")
     return quant_desc_input if input_only else (quant_desc_input, quant_desc_weight)
+
+
+def split_kwargs(cls: type, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What torch's own class in the bases of `cls` takes, and all that is left."""
+    torch_class = next(
+        base
+        for base in cls.__mro__
+        if base.__module__.startswith("torch.nn.modules") and base is not nn.Module
+    )
+    known = inspect.signature(torch_class.__init__).parameters  # type: ignore[misc]
+    theirs = {key: value for key, value in kwargs.items() if key in known}
+    return theirs, {key: value for key, value in kwargs.items() if key not in known}
 
 
 def _descriptor(value: QuantDescriptor) -> QuantDescriptor:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor, nn
 
-from qdqbert.nn.mixins import QuantInputMixin, pop_quant_desc_in_kwargs
+from qdqbert.nn.mixins import QuantInputMixin, pop_quant_desc_in_kwargs, split_kwargs
 
 
 class _QuantInput(QuantInputMixin):
     """What these modules share; comes before a module of torch in the list of bases."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        torch_class = next(
-            base for base in type(self).__mro__ if base.__module__.startswith("torch.nn.modules")
-        )
-        known = inspect.signature(torch_class.__init__).parameters  # type: ignore[misc]
-        theirs = {key: kwargs.pop(key) for key in list(kwargs) if key in known}
-        quant_desc_input = pop_quant_desc_in_kwargs(type(self), input_only=True, **kwargs)
+        theirs, mine = split_kwargs(type(self), kwargs)
+        quant_desc_input = pop_quant_desc_in_kwargs(type(self), input_only=True, **mine)
         super().__init__(*args, **theirs)
         self.init_quantizer(quant_desc_input)
 

@@ -397,14 +397,17 @@ class TensorQuantizer(nn.Module):
         return fake_quantize_amax(inputs, amax, self._codes)
 
     def _get_amax(self, inputs: Tensor) -> Tensor:
+        known = self._known_amax
+        amax = self._own_amax(inputs) if known is None else known
+        return amax if self._scale_amax is None else amax * self._scale_amax
+
+    @property
+    def _known_amax(self) -> Tensor | None:
+        """The learned or the fixed range, if there is one."""
         if self._learn_amax:
             low, high = self._learned_ends()
-            amax = torch.maximum(-low, high).detach()
-        elif self._fixed_amax is not None:
-            amax = self._fixed_amax
-        else:
-            amax = self._own_amax(inputs)
-        return amax if self._scale_amax is None else amax * self._scale_amax
+            return torch.maximum(-low, high).detach()
+        return self._fixed_amax
 
     def _learned_ends(self) -> tuple[nn.Parameter, nn.Parameter]:
         low, high = self.clip.clip_value_min, self.clip.clip_value_max
@@ -468,8 +471,8 @@ class TensorQuantizer(nn.Module):
         )
 
     def _export_amax(self, inputs: Tensor) -> Tensor:
-        if self._learn_amax or self._fixed_amax is not None:
-            return self._get_amax(inputs) if self._learn_amax else self._fixed_amax  # type: ignore[return-value]
+        if self._known_amax is not None:
+            return self._known_amax
         source = self._source[0] if self._source is not None else inputs
         if self._source is None and not isinstance(inputs, nn.Parameter):
             raise UncalibratedError(

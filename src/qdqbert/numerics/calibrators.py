@@ -235,7 +235,7 @@ class HistogramCalibrator(Calibrator):
             case "percentile":
                 amax = percentile_amax(self._histogram, percentile)
             case "mse":
-                candidates = self._edges(halves=1)[start_bin::stride]
+                candidates = self._histogram.centres()[start_bin : self._histogram.used : stride]
                 if candidates.numel() == 0:
                     candidates = torch.tensor([self._histogram.amax])
                 amax = mse_amax(
@@ -260,19 +260,11 @@ class HistogramCalibrator(Calibrator):
         return max(code_bounds(self._num_bits, signed=not self._unsigned)[1], 1)
 
     @property
-    def _used(self) -> int:
-        return min(int(self._histogram.amax / self._histogram.width) + 1, self._histogram.bins)
-
-    def _edges(self, halves: int = 0) -> Tensor:
-        """Left edges of the used bins, moved by so many halves of a bin; float64."""
-        return (torch.arange(self._used, dtype=torch.float64) + halves / 2) * self._histogram.width
-
-    @property
     def _calib_hist(self) -> Tensor | NDArray[Any] | None:
         """Counts of magnitudes, as upstream's users read them. Shape `(bins,)`."""
         if self._histogram.count == 0:
             return None
-        counts = self._histogram.magnitudes()[: self._used]
+        counts = self._histogram.magnitudes()[: self._histogram.used]
         return counts if self._torch_hist else counts.numpy()
 
     @property
@@ -280,7 +272,8 @@ class HistogramCalibrator(Calibrator):
         """Edges of `_calib_hist`. Shape `(bins + 1,)`."""
         if self._histogram.count == 0:
             return None
-        edges = torch.arange(self._used + 1, dtype=torch.float64) * self._histogram.width
+        edges = torch.arange(self._histogram.used + 1, dtype=torch.float64)
+        edges = edges * self._histogram.width
         return edges.float() if self._torch_hist else edges.numpy()
 
     def _short_edges(self) -> str:

@@ -67,6 +67,15 @@ class Histogram:
         """Bins on each side of zero."""
         return self.positive.numel()
 
+    @property
+    def used(self) -> int:
+        """Bins of magnitudes up to the largest seen, at least 1."""
+        return min(int(self.amax / self.width) + 1, self.bins)
+
+    def centres(self) -> Tensor:
+        """Middles of the bins of magnitudes. Shape `(bins,)`, float64."""
+        return (torch.arange(self.bins, dtype=torch.float64) + 0.5) * self.width
+
     def magnitudes(self) -> Tensor:
         """Counts of magnitudes: both sides folded. Shape `(bins,)`, int64."""
         return self.positive + self.negative

@@ -134,7 +134,7 @@ def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int | None) -> f
     # Both signs err alike.
     counts = histogram.magnitudes().double()
     used = counts > 0
-    values = ((torch.arange(histogram.bins, dtype=torch.float64) + 0.5) * histogram.width)[used]
+    values = histogram.centres()[used]
     counts = counts[used]
     error = torch.cat(
         [
@@ -176,7 +176,7 @@ def _fractions() -> Tensor:
 
 def _points(histogram: Histogram) -> tuple[Tensor, Tensor]:
     """Centres and counts of the bins that hold anything. Shapes `(used,)`, float64."""
-    centres = (torch.arange(histogram.bins, dtype=torch.float64) + 0.5) * histogram.width
+    centres = histogram.centres()
     values = torch.cat([-centres, centres])
     counts = torch.cat([histogram.negative, histogram.positive]).double()
     used = counts > 0
@@ -223,8 +223,7 @@ def entropy_amax(
     `_compute_amax_entropy`, which this follows but for two mends: the histogram is not written
     to, and of equal divergences the widest range is taken on purpose.
     """
-    used = int(histogram.amax / histogram.width) + 1
-    counts = histogram.magnitudes()[:used].double()
+    counts = histogram.magnitudes()[: histogram.used].double()
     start = levels if start_bin is None else max(start_bin, 1)
     if counts.numel() <= start:
         return histogram.amax
