@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,dev,openvino]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[datasets,demo,dev,openvino,tensorboard,train]'
 	touch $(STAMP)
 
 clean:

@@ -115,7 +115,7 @@ def test_overwrite_does_not_delete_what_is_not_ours(tmp_path, kind) -> None:
     else:
         out.write_text("years of work")
     with (
-        pytest.raises(OutputExistsError, match="is no quantized model"),
+        pytest.raises(OutputExistsError, match="is no quantized or trained model"),
         writing(out, overwrite=True),
     ):
         pass

@@ -74,7 +74,7 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
     [
         (["--calibration-data", "no-such.txt"], "`no-such.txt`"),
         (["--task", "sentiment"], "`--task sentiment` is unknown. Known: feature-extraction"),
-        (["--task", "fill-mask"], "`fill-mask` is not supported by this version yet"),
+        (["--task", "fill-mask"], "lacks 6 weights that task `fill-mask` needs"),
         (["--target", "gpu"], "`--target gpu` is unknown. Known: portable, onnxruntime, openvino"),
         (["--target", "tensorrt"], "`--target tensorrt` is not supported"),
         (["--recipe", "best"], "'best' is unknown. Known: linear, linear-signed, qdqbert"),
@@ -88,7 +88,7 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
     ids=[
         "missing-data",
         "unknown-task",
-        "later-task",
+        "missing-head",
         "unknown-target",
         "later-target",
         "unknown-recipe",
@@ -150,7 +150,7 @@ def test_an_output_that_exists_is_refused_before_anything_is_done(quantize, out)
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     assert "exists. Pass `--overwrite`" in fails(quantize)
-    assert "is no quantized model" in fails([*quantize, "--overwrite"])
+    assert "is no quantized or trained model" in fails([*quantize, "--overwrite"])
     assert (out / "thesis.txt").read_text() == "years of work"
 
 
@@ -251,7 +251,7 @@ def test_texts_that_are_cut_are_counted_and_told(happy) -> None:
     result, _ = happy
     notices = " ".join(strict_json(result.stdout)["notices"])
     # By hand: [CLS] the cat is (very x 3i) good [SEP] is 6 + 3i tokens, over 16 from i = 4 on.
-    assert "8 of 12 calibration texts were longer than 16 tokens and were cut." in notices
+    assert "Of the calibration texts: 8 of 12 texts were longer than 16 tokens and were cut." in notices
     assert "Calibrated on 12 examples; 300 were asked for." in notices
     assert "built-in sentences instead" in notices
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.encoding import encode, make_batches
+from qdqbert.encoding import Encoded, encode, make_batches, padding_of, stack_padded
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -72,3 +72,36 @@ def test_shorter_rows_are_filled_as_the_tokenizer_would(checkpoints, family) -> 
     for name, array in batch.inputs.items():
         assert array.dtype == np.int64
         np.testing.assert_array_equal(array, expected[name])
+
+
+def test_padding_is_the_tokenizers_for_the_inputs_that_are_wanted(tokenizer) -> None:
+    assert padding_of(tokenizer, ("attention_mask",)) == {"attention_mask": 0}
+    assert padding_of(tokenizer, NAMES) == {
+        "input_ids": tokenizer.pad_token_id,
+        "attention_mask": 0,
+        "token_type_ids": tokenizer.pad_token_type_id,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "stacked"),
+    [
+        ([[1, 2, 3], [4]], [[1, 2, 3], [4, 9, 9]]),
+        ([[[1, 2], [3, 4]], [[5], [6]]], [[[1, 2], [3, 4]], [[5, 9], [6, 9]]]),
+    ],
+    ids=["tokens", "choices-and-tokens"],
+)
+def test_rows_are_filled_to_the_longest(rows, stacked) -> None:
+    padded = stack_padded([np.array(row, np.int32) for row in rows], 9)
+    assert padded.dtype == np.int64
+    assert padded.tolist() == stacked
+
+
+def test_rows_of_choices_are_batched_by_their_tokens() -> None:
+    rows = tuple({"input_ids": np.full((3, tokens), tokens, np.int32)} for tokens in (2, 4))
+    encoded = Encoded(rows=rows, padding={"input_ids": 0}, truncated=0)
+    assert encoded.lengths == [2, 4]
+    (batch,) = make_batches(encoded, batch_size=2)
+    assert batch.indices == (1, 0)
+    assert batch.inputs["input_ids"].shape == (2, 3, 4)
+    assert batch.inputs["input_ids"][1].tolist() == [[2, 2, 0, 0]] * 3

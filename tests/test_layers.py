@@ -30,6 +30,7 @@ LAYERS = (
     "graph",
     "targets",
     "tasks",
+    "training",
     "evidence",
     "progress",
     "artifact",
@@ -37,6 +38,7 @@ LAYERS = (
     "verbs",
     "compat",
     "cli",
+    "__main__",
 )
 # What a file may name in annotations only, though it comes later.
 FOR_TYPES = {"evidence/tables.py": {"verbs"}}

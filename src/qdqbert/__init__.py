@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from qdqbert.evidence.record import BenchmarkReport as BenchmarkReport
     from qdqbert.evidence.record import EvaluateReport as EvaluateReport
     from qdqbert.evidence.record import QuantizeReport as QuantizeReport
+    from qdqbert.evidence.record import TrainReport as TrainReport
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
@@ -27,21 +28,27 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertLMHeadModel as QDQBertLMHeadModel
     from qdqbert.models.modeling import QDQBertModel as QDQBertModel
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
+    from qdqbert.models.prepare import prepare as prepare
     from qdqbert.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.recipes import Switches as Switches
     from qdqbert.tasks.data import Columns as Columns
+    from qdqbert.tasks.task import TaskOptions as TaskOptions
     from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
+    from qdqbert.training.losses import Distillation as Distillation
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.quantize import quantize as quantize
+    from qdqbert.verbs.train import train as train
 
 _HOMES = {
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.record",
     "calibrate": "qdqbert.models.calibrate",
     "Columns": "qdqbert.tasks.data",
+    "Distillation": "qdqbert.training.losses",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.record",
+    "prepare": "qdqbert.models.prepare",
     "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
@@ -57,7 +64,10 @@ _HOMES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.record",
     "Switches": "qdqbert.recipes",
+    "TaskOptions": "qdqbert.tasks.task",
     "TensorQuantizer": "qdqbert.nn.tensor_quantizer",
+    "train": "qdqbert.verbs.train",
+    "TrainReport": "qdqbert.evidence.record",
 }
 
 __all__ = sorted(_HOMES, key=str.casefold)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import shutil
 import tempfile
@@ -23,11 +24,13 @@ from transformers import AutoConfig, AutoTokenizer
 from qdqbert.engines.runner import EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.targets import TARGETS
+from qdqbert.tasks.task import TaskOptions
 
 MODEL = "model.onnx"
 RANGES = "ranges.safetensors"
 QUANTIZATION = "quantization.json"
 REPORT = "report.json"
+TRAINING = "training.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,16 @@ class Artifact:
     def max_length(self) -> int:
         """Longest input in tokens."""
         return int(self.quantization["max_length"])
+
+    @property
+    def task_options(self) -> TaskOptions:
+        """Settings of its task."""
+        return TaskOptions(**self.quantization.get("task_options", {}))
+
+    @property
+    def calibration_fingerprints(self) -> frozenset[str]:
+        """`tasks.data.fingerprint` of each example that ranges were taken from."""
+        return frozenset(self.quantization["calibration"].get("fingerprints", ()))
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -95,6 +108,21 @@ def is_artifact(path: Path) -> bool:
     return (path / QUANTIZATION).is_file()
 
 
+def read_training(path: Path) -> Mapping[str, Any]:
+    """How a folder was trained, if `qdqbert train` wrote it; else nothing.
+
+    Raises:
+        CheckpointError: The file that says so cannot be read.
+    """
+    if not (path / TRAINING).is_file():
+        return {}
+    try:
+        content: Mapping[str, Any] = json.loads((path / TRAINING).read_text(encoding="utf-8"))
+        return {name: content[name] for name in ("max_length", "task_options", "calibration")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{str(path / TRAINING)!r} cannot be read ({error}).") from error
+
+
 def open_artifact(directory: Path) -> Artifact:
     """Reads an artifact.
 
@@ -127,10 +155,11 @@ def check_output(directory: Path, *, overwrite: bool) -> None:
             f"Output {str(directory)!r} exists. Pass `--overwrite` to replace it, or another "
             "`--output`."
         )
-    if not is_artifact(directory):
+    if not (is_artifact(directory) or (directory / TRAINING).is_file()):
         raise OutputExistsError(
-            f"Output {str(directory)!r} exists and is no quantized model (it has no "
-            f"{QUANTIZATION}), so `--overwrite` will not delete it. Pass another `--output`."
+            f"Output {str(directory)!r} exists and is no quantized or trained model of ours (it "
+            f"has no {QUANTIZATION} or {TRAINING}), so `--overwrite` will not delete it. Pass "
+            "another `--output`."
         )
 
 
@@ -155,6 +184,13 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         yield partial
         check_output(directory, overwrite=overwrite)
         _swap(partial, directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise UserInputError(
+            f"Output {str(directory)!r} cannot be written: {error.strerror}. Nothing was changed; "
+            "make room, or pass another `--output`."
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -176,8 +212,14 @@ def _swap(new: Path, directory: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes JSON for people and machines."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Writes JSON for people and machines, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def size_bytes(model: Path) -> int:

@@ -19,6 +19,7 @@ from qdqbert.progress import Bars
 
 if TYPE_CHECKING:
     from qdqbert.tasks.data import Columns
+    from qdqbert.tasks.task import TaskOptions
 
 _Report = TypeVar("_Report")
 
@@ -40,6 +41,21 @@ class Calibrator(enum.StrEnum):
     ENTROPY = "entropy"
 
 
+class Ranges(enum.StrEnum):
+    """What training does with calibrated ranges."""
+
+    FIXED = "fixed"
+    LEARNED = "learned"
+    MOVING = "moving"
+
+
+class Dropout(enum.StrEnum):
+    """What training does with dropout."""
+
+    KEEP = "keep"
+    OFF = "off"
+
+
 class Embeddings(enum.StrEnum):
     """How embedding tables are stored."""
 
@@ -58,6 +74,44 @@ TextColumn = Annotated[
 ]
 PairColumn = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column of the label or score.")]
+DocStride = Annotated[
+    int | None,
+    typer.Option(help="Tokens that windows of one context share; question answering [128]."),
+]
+NBest = Annotated[
+    int | None, typer.Option(help="Starts and ends that are paired; question answering [20].")
+]
+MaxAnswerLength = Annotated[
+    int | None, typer.Option(help="Longest answer in tokens; question answering [30].")
+]
+NullThreshold = Annotated[
+    float | None,
+    typer.Option(help='How far "no answer" must lead; unanswerable questions [0].'),
+]
+MlmProbability = Annotated[
+    float | None, typer.Option(help="Share of tokens that are masked; fill-mask [0.15].")
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(help="Longest input in tokens; the task's or the checkpoint's if not given."),
+]
+QuantDisableKeyword = Annotated[
+    list[str] | None,
+    typer.Option(help="Leave what a regular expression finds in float; repeatable."),
+]
+Wprec = Annotated[int, typer.Option(help="Bits of weights, 2 to 8.")]
+Aprec = Annotated[int, typer.Option(help="Bits of activations, 2 to 8.")]
+PerTensor = Annotated[bool, typer.Option("--quant-per-tensor", help="One scale a weight.")]
+FuseQkv = Annotated[bool, typer.Option("--fuse-qkv", help="One range for query, key and value.")]
+ClipGelu = Annotated[float | None, typer.Option(help="Highest value of GELU's outputs.")]
+CalibratorOption = Annotated[Calibrator, typer.Option(help="How ranges are chosen.")]
+Percentile = Annotated[
+    float | None, typer.Option(help="Share to cover, with --calibrator percentile [99.99].")
+]
+_DATA = (
+    ".csv, .tsv, .jsonl or a folder of classes; SQuAD's .json for questions; CoNLL columns for "
+    "tags; or hub:NAME@SPLIT."
+)
 
 
 @app.command(
@@ -77,8 +131,8 @@ def quantize(
     calibration_data: Annotated[
         str | None,
         typer.Option(
-            help="Texts to take ranges from: .txt (a text a line), .csv, .tsv or .jsonl. "
-            "Built-in English sentences if not given."
+            help="Examples to take ranges from, as of `train`; also .txt (a text a line). Built-in "
+            "English sentences if not given."
         ),
     ] = None,
     text_column: TextColumn = None,
@@ -87,14 +141,21 @@ def quantize(
     calibration_samples: Annotated[
         int, typer.Option(help="How many of them to use, drawn by the seed.")
     ] = 300,
-    max_length: Annotated[
-        int | None, typer.Option(help="Longest input in tokens; the checkpoint's if not given.")
-    ] = None,
+    max_length: MaxLength = None,
+    doc_stride: DocStride = None,
+    n_best_size: NBest = None,
+    max_answer_length: MaxAnswerLength = None,
+    null_score_diff_threshold: NullThreshold = None,
+    mlm_probability: MlmProbability = None,
     batch_size: BatchSize = 8,
-    calibrator: Annotated[Calibrator, typer.Option(help="How ranges are chosen.")] = Calibrator.MAX,
-    percentile: Annotated[
-        float | None, typer.Option(help="Share to cover, with --calibrator percentile [99.99].")
-    ] = None,
+    calibrator: CalibratorOption = Calibrator.MAX,
+    percentile: Percentile = None,
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate", help="Take new ranges, though the checkpoint's quantizers have some."
+        ),
+    ] = False,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -112,12 +173,9 @@ def quantize(
     embeddings: Annotated[
         Embeddings, typer.Option(help="How embedding tables are stored.")
     ] = Embeddings.INT8,
-    wprec: Annotated[int, typer.Option(help="Bits of weights, 2 to 8.")] = 8,
-    aprec: Annotated[int, typer.Option(help="Bits of activations, 2 to 8.")] = 8,
-    quant_per_tensor: Annotated[
-        bool,
-        typer.Option("--quant-per-tensor", help="One scale a weight."),
-    ] = False,
+    wprec: Wprec = 8,
+    aprec: Aprec = 8,
+    quant_per_tensor: PerTensor = False,
     quant_disable: Annotated[
         bool,
         typer.Option(
@@ -125,12 +183,7 @@ def quantize(
             help="Leave all in float but for --quant-enable-layer-module.",
         ),
     ] = False,
-    quant_disable_keyword: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Leave what a regular expression finds in float; repeatable.",
-        ),
-    ] = None,
+    quant_disable_keyword: QuantDisableKeyword = None,
     quant_disable_layer_module: Annotated[
         str | None,
         typer.Option(
@@ -143,14 +196,8 @@ def quantize(
             help="Quantize what the pattern finds in every layer after all.",
         ),
     ] = None,
-    fuse_qkv: Annotated[
-        bool,
-        typer.Option("--fuse-qkv", help="One range for query, key and value."),
-    ] = False,
-    clip_gelu: Annotated[
-        float | None,
-        typer.Option(help="Highest value of GELU's outputs."),
-    ] = None,
+    fuse_qkv: FuseQkv = False,
+    clip_gelu: ClipGelu = None,
     recalibrate_weights: Annotated[
         bool,
         typer.Option(
@@ -179,7 +226,15 @@ def quantize(
             columns=columns,
             calibration_samples=calibration_samples,
             max_length=max_length,
+            task_options=_task_options(
+                doc_stride=doc_stride,
+                n_best_size=n_best_size,
+                max_answer_length=max_answer_length,
+                null_score_diff_threshold=null_score_diff_threshold,
+                mlm_probability=mlm_probability,
+            ),
             batch_size=batch_size,
+            recalibrate=recalibrate,
             calibrator=calibrator.value,
             percentile=percentile,
             recipe=recipe,
@@ -207,12 +262,170 @@ def quantize(
 
 
 @app.command(
+    epilog="Example: qdqbert train ./my-classifier --train-data train.csv --eval-data dev.csv "
+    "-o ./my-qat --qat --distill-from ./my-classifier"
+)
+def train(
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint: a local folder or a hub id; its head may be new.")
+    ],
+    train_data: Annotated[str, typer.Option(help=f"Labelled examples: {_DATA}")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder to write.")],
+    eval_data: Annotated[
+        str | None, typer.Option(help="Other examples, to evaluate before, while and after.")
+    ] = None,
+    task: Task = None,
+    qat: Annotated[
+        bool, typer.Option("--qat", help="Put calibrated quantizers in, and train with them.")
+    ] = False,
+    recipe: Annotated[
+        str, typer.Option(help="Where to quantize: qdqbert, linear, linear-signed or qordered.")
+    ] = "qdqbert",
+    ranges: Annotated[
+        Ranges, typer.Option(help="Keep calibrated ranges, learn those of activations, or move.")
+    ] = Ranges.FIXED,
+    calibration_samples: Annotated[
+        int, typer.Option(help="Training examples to take ranges from.")
+    ] = 300,
+    calibrator: CalibratorOption = Calibrator.PERCENTILE,
+    percentile: Percentile = None,
+    distill_from: Annotated[
+        str | None,
+        typer.Option(help="A float checkpoint to follow; for QAT often MODEL itself."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Softens both models' logits.")] = 2.0,
+    distill_alpha: Annotated[
+        float, typer.Option(help="Share of the teacher in the loss; 1 needs no labels.")
+    ] = 1.0,
+    distill_hidden: Annotated[
+        float, typer.Option(help="Weight of the distance of all layers' states.")
+    ] = 0.0,
+    epochs: Annotated[float | None, typer.Option(help="[3; with --qat 0.3]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="[3e-5]")] = None,
+    lr_scheduler: Annotated[
+        str | None, typer.Option(help="transformers' name of it [linear; with --qat cosine].")
+    ] = None,
+    warmup: Annotated[float, typer.Option(help="Share of the steps.")] = 0.1,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's.")] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Rows at once, of each process.")] = 16,
+    gradient_accumulation: Annotated[int, typer.Option(help="Batches of one step.")] = 1,
+    dropout: Annotated[
+        Dropout, typer.Option(help="Keep the checkpoint's dropout, or switch it off.")
+    ] = Dropout.KEEP,
+    eval_steps: Annotated[
+        int | None,
+        typer.Option(help="Evaluate and save after so many steps [4 times in all]."),
+    ] = None,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Write the best model on --eval-data, not the last.")
+    ] = False,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    max_length: MaxLength = None,
+    max_train_examples: Annotated[int | None, typer.Option(help="Read no more of them.")] = None,
+    max_eval_examples: Annotated[int | None, typer.Option(help="Read no more of them.")] = None,
+    doc_stride: DocStride = None,
+    n_best_size: NBest = None,
+    max_answer_length: MaxAnswerLength = None,
+    null_score_diff_threshold: NullThreshold = None,
+    mlm_probability: MlmProbability = None,
+    wprec: Wprec = 8,
+    aprec: Aprec = 8,
+    quant_per_tensor: PerTensor = False,
+    quant_disable_keyword: QuantDisableKeyword = None,
+    fuse_qkv: FuseQkv = False,
+    clip_gelu: ClipGelu = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Log for TensorBoard, beside the checkpoints.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Draws order, dropout, heads and masks.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint of a stopped run.")
+    ] = False,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Leave OUTPUT-checkpoints after the run.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an output folder of an earlier run.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a checkpoint, in float or with quantizers (QAT), and follow a teacher."""
+    import qdqbert
+
+    columns = _columns(text_column, text_pair_column, label_column)
+
+    def run() -> Any:
+        from qdqbert.recipes import trained_switches
+
+        switches = trained_switches(
+            calibrator=calibrator.value,
+            percentile=percentile,
+            wprec=wprec,
+            aprec=aprec,
+            quant_per_tensor=quant_per_tensor,
+            quant_disable_keyword=tuple(quant_disable_keyword or ()),
+            fuse_qkv=fuse_qkv,
+            clip_gelu=clip_gelu,
+        )
+        return qdqbert.train(
+            model,
+            output,
+            train_data=train_data,
+            eval_data=eval_data,
+            task=task,
+            columns=columns,
+            task_options=_task_options(
+                doc_stride=doc_stride,
+                n_best_size=n_best_size,
+                max_answer_length=max_answer_length,
+                null_score_diff_threshold=null_score_diff_threshold,
+                mlm_probability=mlm_probability,
+                seed=seed,
+            ),
+            max_length=max_length,
+            max_train_examples=max_train_examples,
+            max_eval_examples=max_eval_examples,
+            qat=qat,
+            recipe=recipe,
+            switches=switches,
+            ranges=ranges.value,
+            calibration_samples=calibration_samples,
+            distill_from=distill_from,
+            distillation=qdqbert.Distillation(
+                temperature=temperature, alpha=distill_alpha, hidden_weight=distill_hidden
+            ),
+            epochs=epochs,
+            learning_rate=learning_rate,
+            lr_scheduler=lr_scheduler,
+            warmup=warmup,
+            weight_decay=weight_decay,
+            batch_size=batch_size,
+            gradient_accumulation=gradient_accumulation,
+            dropout=dropout.value,
+            eval_steps=eval_steps,
+            keep_best=keep_best,
+            tensorboard=tensorboard,
+            seed=seed,
+            resume=resume,
+            keep_checkpoints=keep_checkpoints,
+            overwrite=overwrite,
+            progress=Bars(),
+        )
+
+    report = _call(as_json, run)
+    if int(os.environ.get("RANK", "0")) == 0:
+        _show(report, as_json, "train_table")
+
+
+@app.command(
     epilog="Example: qdqbert evaluate ./my-classifier-int8 --data dev.tsv --engine openvino "
     "--reference ./my-classifier"
 )
 def evaluate(
     model: Annotated[str, typer.Argument(help="A quantized folder, or a float checkpoint.")],
-    data: Annotated[str, typer.Option(help="Labelled examples: .csv, .tsv or .jsonl.")],
+    data: Annotated[str, typer.Option(help=f"Labelled examples: {_DATA}")],
     task: Task = None,
     engine: Annotated[
         str | None, typer.Option(help="onnxruntime or openvino, for quantized folders.")
@@ -224,6 +437,24 @@ def evaluate(
     text_pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     max_examples: Annotated[int | None, typer.Option(help="Read no more rows.")] = None,
+    max_length: MaxLength = None,
+    doc_stride: DocStride = None,
+    n_best_size: NBest = None,
+    max_answer_length: MaxAnswerLength = None,
+    null_score_diff_threshold: NullThreshold = None,
+    mlm_probability: MlmProbability = None,
+    allow_leakage: Annotated[
+        bool,
+        typer.Option(
+            "--allow-leakage", help="Score examples that ranges were taken from; the report says."
+        ),
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", help="Folder for the task's own files, such as predictions.json."
+        ),
+    ] = None,
     batch_size: BatchSize = 8,
     as_json: Json = False,
 ) -> None:
@@ -231,6 +462,13 @@ def evaluate(
     import qdqbert
 
     columns = _columns(text_column, text_pair_column, label_column)
+    given = {
+        "doc_stride": doc_stride,
+        "n_best_size": n_best_size,
+        "max_answer_length": max_answer_length,
+        "null_score_diff_threshold": null_score_diff_threshold,
+        "mlm_probability": mlm_probability,
+    }
     report = _call(
         as_json,
         lambda: qdqbert.evaluate(
@@ -241,6 +479,10 @@ def evaluate(
             reference=reference,
             columns=columns,
             max_examples=max_examples,
+            max_length=max_length,
+            options={name: value for name, value in given.items() if value is not None},
+            allow_leakage=allow_leakage,
+            output=output,
             batch_size=batch_size,
             progress=Bars(),
         ),
@@ -351,6 +593,13 @@ def _show(report: Any, as_json: bool, table: str) -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(getattr(tables, table)(report))
+
+
+def _task_options(**given: Any) -> TaskOptions:
+    """Settings of the task: those that were given, and defaults."""
+    from qdqbert.tasks.task import TaskOptions
+
+    return TaskOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def _columns(text: str | None, text_pair: str | None, label: str | None) -> Columns:

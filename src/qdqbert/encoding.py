@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Inputs = dict[str, NDArray[np.int64]]
-"""Model inputs by name, each `(batch, seq)`."""
+"""Model inputs by name, each `(batch, seq)`, or `(batch, choices, seq)`."""
 
 _CHUNK = 64
 # Texts tokenized at a time: a tokenizer's answer is a hundred times as large as its ids.
@@ -21,7 +21,7 @@ class Encoded:
     """Tokenized texts.
 
     Attributes:
-        rows: For each text its inputs by name, each `(tokens,)`, int32.
+        rows: For each text its inputs by name, each `(tokens,)`, or `(choices, tokens)`, int32.
         padding: What fills a shorter row, by input name.
         truncated: How many texts were longer than allowed and lost their end.
     """
@@ -33,7 +33,7 @@ class Encoded:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each text."""
-        return [len(row["input_ids"]) for row in self.rows]
+        return [row["input_ids"].shape[-1] for row in self.rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,6 @@ def encode(
         input_names: Which inputs to make; `input_ids` among them.
         max_length: Longest row in tokens, special ones included.
     """
-    padding = {
-        "input_ids": tokenizer.pad_token_id,
-        "attention_mask": 0,
-        "token_type_ids": tokenizer.pad_token_type_id,
-    }
     rows: list[dict[str, NDArray[np.int32]]] = []
     truncated = 0
     for start in range(0, len(texts), _CHUNK):
@@ -86,9 +81,19 @@ def encode(
         ]
     return Encoded(
         rows=tuple(rows),
-        padding={name: padding[name] for name in input_names},
+        padding=padding_of(tokenizer, input_names),
         truncated=truncated,
     )
+
+
+def padding_of(tokenizer: Any, input_names: Sequence[str]) -> dict[str, int]:
+    """What fills a shorter row, by input name."""
+    known = {
+        "input_ids": tokenizer.pad_token_id,
+        "attention_mask": 0,
+        "token_type_ids": tokenizer.pad_token_type_id,
+    }
+    return {name: known[name] for name in input_names}
 
 
 def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
@@ -103,11 +108,17 @@ def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
 
 def _pad(encoded: Encoded, indices: Sequence[int]) -> Batch:
     rows = [encoded.rows[index] for index in indices]
-    longest = max(len(row["input_ids"]) for row in rows)
-    inputs = {}
-    for name, filler in encoded.padding.items():
-        padded = np.full((len(rows), longest), filler, dtype=np.int64)
-        for row, values in zip(padded, (row[name] for row in rows), strict=True):
-            row[: len(values)] = values
-        inputs[name] = padded
+    inputs = {
+        name: stack_padded([row[name] for row in rows], filler)
+        for name, filler in encoded.padding.items()
+    }
     return Batch(indices=tuple(indices), inputs=inputs)
+
+
+def stack_padded(rows: Sequence[NDArray[Any]], filler: int) -> NDArray[np.int64]:
+    """Rows `(..., tokens)` of one batch as `(batch, ..., longest)`, int64."""
+    longest = max(row.shape[-1] for row in rows)
+    padded = np.full((len(rows), *rows[0].shape[:-1], longest), filler, dtype=np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[..., : row.shape[-1]] = row
+    return padded

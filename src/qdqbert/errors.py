@@ -9,6 +9,7 @@
   - SpecError               a spec or recipe contradicts itself
     · UnmatchedRuleError    a rule decided no site
   - CalibrationError        a quantizer has no usable range
+  - TrainingError           training cannot go on; what was saved stays
   - GraphError              an exported graph is not what the next step needs
 """
 
@@ -53,6 +54,10 @@ class CalibrationError(QdqBertError, RuntimeError):
 
 class UncalibratedError(CalibrationError, AssertionError):
     """A quantizer saw no data. An assertion in pytorch-quantization, so that both are caught."""
+
+
+class TrainingError(QdqBertError, RuntimeError):
+    """Training cannot go on: a loss that is not finite, or no room for a checkpoint."""
 
 
 class GraphError(QdqBertError, RuntimeError):

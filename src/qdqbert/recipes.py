@@ -284,6 +284,19 @@ class Switches:
         return found
 
 
+QAT_SWITCHES = Switches(calibrator="percentile", percentile=99.99)
+"""What training starts from: the paper's calibrator for BERT, and the SQuAD example's."""
+
+
+def trained_switches(
+    *, calibrator: CalibratorName, percentile: float | None, **changes: Any
+) -> Switches:
+    """Switches for QAT, whose calibrator is the paper's for BERT, percentile 99.99, by default."""
+    if calibrator == "percentile" and percentile is None:
+        percentile = QAT_SWITCHES.percentile
+    return Switches(calibrator=calibrator, percentile=percentile, **changes)
+
+
 def fused_groups(names: Iterable[str], members: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Names that end in the members of one tuple and share what comes before, if all are there."""
     known = set(names)

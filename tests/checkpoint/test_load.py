@@ -97,7 +97,7 @@ def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> 
     [
         ({"model_type": "albert"}, "`albert` are not supported. Supported families: bert"),
         ({"position_embedding_type": "relative_key"}, "`position_embedding_type='relative_key'`"),
-        ({"is_decoder": True}, "`is_decoder=True` is not supported"),
+        ({"is_decoder": True}, "`is_decoder=True` is for `--task text-generation` only"),
     ],
     ids=["family", "relative-positions", "decoder"],
 )
@@ -110,19 +110,51 @@ def test_an_encoder_that_we_cannot_quantize_is_refused(checkpoint_copy, changes,
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("BertForMaskedLM", "`fill-mask` is not supported by this version yet"),
-        ("BertForTokenClassification", "`token-classification` is not supported"),
+        ("BertForMaskedLM", "weights that task `fill-mask` needs"),
+        ("BertForTokenClassification", "lacks 2 weights that task `token-classification` needs"),
         ("BertOfMyOwn", "The task of architecture `BertOfMyOwn` is not known"),
     ],
     ids=["masked-lm", "token-classification", "unknown"],
 )
-def test_a_head_without_a_task_of_ours_is_told_what_to_pass(
+def test_a_head_that_is_not_there_or_not_known_is_refused(
     checkpoint_copy, architecture, message
 ) -> None:
     folder = change_config(checkpoint_copy("bert"), architectures=[architecture])
     with pytest.raises(UserInputError, match=message):
         load_checkpoint(folder)
     assert load_checkpoint(folder, task="feature-extraction").task == "feature-extraction"
+
+
+@pytest.mark.parametrize(
+    ("head", "task"),
+    [
+        ("SequenceClassification", "text-classification"),
+        ("TokenClassification", "token-classification"),
+        ("QuestionAnswering", "question-answering"),
+        ("MaskedLM", "fill-mask"),
+        ("MultipleChoice", "multiple-choice"),
+        ("NextSentencePrediction", "next-sentence-prediction"),
+        ("CausalLM", "text-generation"),
+    ],
+)
+def test_the_task_of_every_head_is_known(tmp_path, save_tiny, head, task) -> None:
+    changes = {"is_decoder": True} if head == "CausalLM" else {}
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    folder = save_tiny(tmp_path / "head", "bert", auto_class=auto, num_hidden_layers=1, **changes)
+    assert load_checkpoint(str(folder)).task == task
+
+
+def test_a_causal_head_sees_no_later_token(tmp_path, save_tiny) -> None:
+    auto = transformers.AutoModelForCausalLM
+    # A config that does not say so all the same.
+    folder = save_tiny(tmp_path / "causal", "bert", auto_class=auto, is_decoder=False)
+    model = load_checkpoint(str(folder), task="text-generation").model
+    ids = torch.tensor([[5, 6, 7], [5, 6, 8]])
+    with torch.inference_mode():
+        logits = model(input_ids=ids).logits
+    # float32 sums in another order.
+    torch.testing.assert_close(logits[0, :2], logits[1, :2], rtol=0, atol=1e-5)
+    assert (logits[0, 2] - logits[1, 2]).abs().max() > 0.1
 
 
 def test_a_config_without_architectures_is_an_encoder(checkpoint_copy) -> None:

@@ -16,7 +16,7 @@ def test_sqnr_by_hand() -> None:
 
 
 def test_embeddings_are_compared_by_cosine() -> None:
-    fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], kind="embedding")
+    fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], is_embedding=True)
     # Cosines 1 and 24 / 25.
     assert fidelity.texts == 2
     assert fidelity.cosine_mean == pytest.approx(0.98, abs=1e-12)  # float64 rounding
@@ -26,24 +26,48 @@ def test_embeddings_are_compared_by_cosine() -> None:
     assert fidelity.sqnr_db == pytest.approx(10 * math.log10(26 / 3), abs=1e-12)
 
 
-def test_classes_are_compared_by_their_largest_entry() -> None:
-    reference = [[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
-    candidate = [[0.4, 0.6], [0.4, 0.6], [0.3, 0.7], [0.9, 0.1]]
-    fidelity = compare(reference, candidate, kind="classes")
+def test_answers_that_are_others_are_counted() -> None:
+    # As many as the task has: here the classes of four words in two texts.
+    answers = [1, 0, 1, 0], [1, 1, 1, 0]
+    fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], decisions=answers)
+    assert fidelity.texts == 2
     assert fidelity.flips_percent == 25
     assert fidelity.cosine_mean is None
+    assert fidelity.cosine_min is None
+
+
+def test_no_answers_are_none_that_are_others() -> None:
+    assert compare([[1, 0]], [[2, 0]], decisions=([], [])).flips_percent == 0
+
+
+def test_other_numbers_of_answers_are_refused() -> None:
+    with pytest.raises(ValueError, match="Got 2 answers and 1"):
+        compare([[1, 0]], [[2, 0]], decisions=([1, 2], [1]))
+
+
+def test_rows_may_have_other_numbers_of_positions_each() -> None:
+    reference = [[[1, 2], [3, 4]], [[5, 6]]]
+    candidate = [[[1, 2], [3, 5]], [[5, 7]]]
+    # Signal 1 + 4 + 9 + 16 + 25 + 36 = 91, noise 1 + 1.
+    expected = pytest.approx(10 * math.log10(91 / 2), abs=1e-12)  # float64 rounding
+    assert compare(reference, candidate).sqnr_db == expected
+
+
+def test_sqnr_is_taken_over_the_signal_of_a_row() -> None:
+    fidelity = compare([[3, 4, 0]], [[3, 4.5, 9]], signal=lambda row: row[:2])
+    assert fidelity.sqnr_db == pytest.approx(20, abs=1e-12)  # float64 rounding
 
 
 def test_a_row_of_zeros_has_no_direction() -> None:
-    fidelity = compare(np.zeros((1, 3)), np.ones((1, 3)), kind="embedding")
+    fidelity = compare(np.zeros((1, 3)), np.ones((1, 3)), is_embedding=True)
     assert fidelity.cosine_min == 0
 
 
 @pytest.mark.parametrize(
     ("reference", "candidate"),
-    [([[1, 2]], [[1, 2, 3]]), ([1, 2], [1, 2])],
-    ids=["other-width", "no-rows"],
+    [([[1, 2]], [[1, 2, 3]]), ([[1, 2]], [[1, 2]] * 2), ([], []), ([1, 2], [1, 2])],
+    ids=["other-width", "other-number", "no-rows", "numbers"],
 )
 def test_rows_of_other_shapes_are_refused(reference, candidate) -> None:
     with pytest.raises(ValueError, match="equal shapes"):
-        compare(reference, candidate, kind="embedding")
+        compare(reference, candidate, is_embedding=True)

@@ -235,6 +235,7 @@ def test_the_config_has_berts_padding_and_not_robertas() -> None:
         "model_type": "qdqbert",
         "recipe": None,
         "quantizers": None,
+        "placement": None,
     }
 
 

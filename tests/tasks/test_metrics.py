@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from qdqbert.tasks.metrics import accuracy, pearson, spearman
+from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews, pearson, spearman
 
 # Two roundings of the same float64 sums; the largest seen difference is about 1e-13.
 TOLERANCE = 1e-8
@@ -14,6 +14,7 @@ TOLERANCE = 1e-8
 score_pairs = st.lists(
     st.tuples(st.integers(-1000, 1000), st.floats(-100, 100, width=16)), min_size=2, max_size=60
 )
+class_pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 tied_pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=60)
 
 
@@ -37,6 +38,76 @@ def test_accuracy_by_hand(predictions, labels, expected) -> None:
     result = accuracy(predictions, labels)
     assert type(result) is float
     assert result == expected
+
+
+def _table(pairs: list[tuple[int, int]]) -> np.ndarray:
+    """Examples by label and prediction; classes of neither left out."""
+    classes = sorted({each for pair in pairs for each in pair})
+    table = np.zeros((len(classes), len(classes)))
+    for prediction, label in pairs:
+        table[classes.index(label), classes.index(prediction)] += 1
+    return table
+
+
+def test_f1_by_hand() -> None:
+    # Of class 1: two right, one of three predictions and two of four labels missed.
+    predictions, labels = [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0]
+    assert f1_binary(predictions, labels) == pytest.approx(100 * 4 / 7, abs=TOLERANCE)
+    # Of class 0: one right, two of three predictions and one of two labels missed.
+    assert f1_binary(predictions, labels, positive=0) == pytest.approx(40, abs=TOLERANCE)
+    assert f1_macro(predictions, labels) == pytest.approx((400 / 7 + 40) / 2, abs=TOLERANCE)
+    assert f1_binary(["yes", "no"], ["yes", "yes"], positive="yes") == pytest.approx(200 / 3)
+    assert type(f1_binary([1], [1])) is type(f1_macro([1], [1])) is float
+
+
+@pytest.mark.parametrize("metric", [f1_binary, matthews])
+def test_a_class_that_is_nowhere_scores_0(metric) -> None:
+    assert metric([0, 0], [0, 0]) == 0
+    assert metric([0, 0], [1, 1]) == 0
+    assert metric([1, 0], [0, 0]) == 0
+
+
+def test_macro_f1_is_over_the_classes_that_are_predicted_or_there() -> None:
+    # Class 1 is predicted alone, class 2 is there alone: both score 0. Class 3 is nowhere.
+    assert f1_macro([0, 1], [0, 2]) == pytest.approx(100 / 3, abs=TOLERANCE)
+
+
+def test_matthews_by_hand() -> None:
+    # TP 2, TN 1, FP 1, FN 2: (2 · 1 - 1 · 2) / sqrt(3 · 4 · 2 · 3) = 0.
+    assert matthews([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0]) == 0
+    # TP 2, TN 1, FP 1, FN 0: (2 · 1 - 0) / sqrt(3 · 2 · 2 · 1) = 2 / sqrt(12).
+    assert matthews([1, 1, 1, 0], [1, 1, 0, 0]) == pytest.approx(200 / 12**0.5, abs=TOLERANCE)
+    assert matthews([1, 0], [0, 1]) == -100
+    assert matthews(["a", "b", "c"], ["a", "b", "c"]) == 100
+    assert type(matthews([1, 0], [1, 0])) is float
+
+
+@settings(deadline=None)
+@given(class_pairs)
+def test_f1_agrees_with_precision_and_recall_of_the_confusion_table(pairs) -> None:
+    table = _table(pairs)
+    scores = []
+    for each in range(len(table)):
+        precision = table[each, each] / max(table[:, each].sum(), 1)
+        recall = table[each, each] / max(table[each].sum(), 1)
+        scores.append(2 * precision * recall / max(precision + recall, 1e-9))
+    predictions, labels = zip(*pairs, strict=True)
+    assert f1_macro(predictions, labels) == pytest.approx(100 * np.mean(scores), abs=TOLERANCE)
+    for score, each in zip(scores, sorted({*predictions, *labels}), strict=True):
+        assert f1_binary(predictions, labels, positive=each) == pytest.approx(
+            100 * score, abs=TOLERANCE
+        )
+
+
+@settings(deadline=None)
+@given(class_pairs)
+def test_matthews_agrees_with_the_covariances_of_indicators(pairs) -> None:
+    x, y = (np.eye(4)[list(side)] for side in zip(*pairs, strict=True))
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    spread = (x**2).sum() * (y**2).sum()
+    # A constant side has no spread, but for rounding; any other has at least (1/2)^2 or so.
+    expected = 0 if spread < 1e-9 else 100 * (x * y).sum() / spread**0.5
+    assert matthews(*zip(*pairs, strict=True)) == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_correlations_by_hand() -> None:
@@ -81,7 +152,7 @@ def test_scores_whose_squares_overflow_still_correlate() -> None:
     assert pearson([1e300, 2e300, 3e300], [1, 2, 3]) == pytest.approx(100.0, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("metric", [accuracy, pearson, spearman])
+@pytest.mark.parametrize("metric", [accuracy, f1_binary, f1_macro, matthews, pearson, spearman])
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
@@ -114,6 +185,7 @@ def test_undefined_correlation_is_refused(metric, x, y, message) -> None:
         metric(x, y)
 
 
-def test_accuracy_refuses_to_compare_strings_with_numbers() -> None:
+@pytest.mark.parametrize("metric", [accuracy, f1_binary, f1_macro, matthews])
+def test_classes_are_not_compared_between_strings_and_numbers(metric) -> None:
     with pytest.raises(ValueError, match="must both be strings or both be numbers"):
-        accuracy([1, 0], ["1", "0"])
+        metric([1, 0], ["1", "0"])

@@ -3,30 +3,65 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Example
+from qdqbert.tasks.data import Columns, Example
+from qdqbert.tasks.task import Features, TaskOptions
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
 
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
+OPTIONS = TaskOptions()
+# Predictions 0, 2, 2, 2.
+ROWS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1], [-3, -2, -1]], np.float32))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoints):
+    return load_checkpoint(str(checkpoints("bert"))).tokenizer
 
 
 def examples(*labels: str | None) -> list[Example]:
     return [Example(text="a", label=label) for label in labels]
 
 
+def features(*labels: str | None) -> Features:
+    encoded = Encoded(rows=(), padding={}, truncated=0)
+    return Features(examples=tuple(examples(*labels)), encoded=encoded)
+
+
 def test_the_task_is_listed_under_its_name() -> None:
     assert TASKS["text-classification"] is TASK
 
 
-def test_both_texts_of_a_pair_are_read_together() -> None:
-    assert TASK.texts([Example(text="a", text_pair="b")]) == (["a"], ["b"])
-    assert TASK.texts(examples("0", "1")) == (["a", "a"], None)
+def test_texts_and_labels_are_read_from_a_table(write_file) -> None:
+    path = write_file("reviews.csv", "text,label\na,Positive\nb,Neutral\n")
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=1)
+    assert dataset.examples == (Example(text="a", label="Positive"),)
+
+
+@pytest.mark.parametrize("pair", [None, "b"], ids=["one-text", "pair"])
+def test_both_texts_of_a_pair_are_read_together(tokenizer, pair) -> None:
+    example = Example(text="a", text_pair=pair)
+    names = ("input_ids", "token_type_ids")
+    made = TASK.encode([example], tokenizer, input_names=names, max_length=64, options=OPTIONS)
+    (row,) = made.encoded.rows
+    expected = tokenizer("a", pair)
+    assert {name: row[name].tolist() for name in names} == {name: expected[name] for name in names}
+    assert (made.examples, made.notices) == ((example,), ())
+
+
+def test_texts_that_were_cut_are_told(tokenizer) -> None:
+    long = [Example(text="cat " * 9), Example(text="a")]
+    made = TASK.encode(long, tokenizer, input_names=("input_ids",), max_length=5, options=OPTIONS)
+    assert made.notices == ("1 of 2 texts were longer than 5 tokens and were cut.",)
 
 
 def test_a_row_is_the_logits() -> None:
-    logits = np.ones((2, 3))
-    assert TASK.rows({"logits": logits}, {}) is logits
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    rows = TASK.rows({"logits": logits}, Batch(indices=(0, 1), inputs={}), features("0", "1"))
+    assert [row.tolist() for row in rows] == logits.tolist()
 
 
 @pytest.mark.parametrize(
@@ -41,14 +76,33 @@ def test_a_row_is_the_logits() -> None:
     ids=["names", "any-case", "numbers", "numbers-as-pandas-writes-them", "mixed"],
 )
 def test_accuracy_by_hand(labels) -> None:
-    # Predictions 0, 2, 2, 2: the third is wrong.
-    rows = np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1], [-3, -2, -1]], np.float32)
-    (metric,) = TASK.metrics(rows, examples(*labels), ID2LABEL)
+    # The third prediction is wrong.
+    metric, *_ = TASK.metrics(ROWS, features(*labels), ID2LABEL, OPTIONS)
     assert (metric.name, metric.value, metric.examples) == ("accuracy", 75.0, 4)
 
 
+def test_two_classes_are_scored_by_the_f1_of_the_second() -> None:
+    # Predictions 1, 1, 1, 0.
+    rows = list(np.array([[0, 1], [-2, -1], [3, 4], [1, 0]], np.float32))
+    metrics = TASK.metrics(rows, features(*"1100"), {0: "no", 1: "yes"}, OPTIONS)
+    assert [(metric.name, metric.examples) for metric in metrics] == [
+        ("accuracy", 4),
+        ("f1", 4),
+        ("mcc", 4),
+    ]
+    assert [metric.value for metric in metrics] == pytest.approx([75, 80, 200 / 12**0.5])
+
+
+def test_more_classes_are_scored_by_the_mean_of_their_f1() -> None:
+    # F1 of the classes: 1, 0 and 2 · 2 / (3 + 2).
+    metrics = TASK.metrics(ROWS, features(*"0212"), ID2LABEL, OPTIONS)
+    assert [metric.name for metric in metrics] == ["accuracy", "f1_macro", "mcc"]
+    assert metrics[1].value == pytest.approx(100 * (1 + 0 + 0.8) / 3)
+
+
 def test_a_name_that_looks_like_a_number_is_a_name() -> None:
-    (metric,) = TASK.metrics(np.array([[1.0, 0.0]]), examples("1"), {0: "1", 1: "0"})
+    rows = [np.array([1, 0], np.float32)]
+    metric, *_ = TASK.metrics(rows, features("1"), {0: "1", 1: "0"}, OPTIONS)
     assert metric.value == 100
 
 
@@ -56,23 +110,52 @@ def test_a_name_that_looks_like_a_number_is_a_name() -> None:
 def test_an_unknown_label_lists_those_of_the_model(label) -> None:
     known = "0 or 'Negative', 1 or 'Neutral', 2 or 'Positive'"
     with pytest.raises(DataFileError, match=f"{label!r} is not one of the model's: {known}"):
-        TASK.metrics(np.ones((1, 3)), examples(label), ID2LABEL)
+        TASK.metrics(ROWS[:1], features(label), ID2LABEL, OPTIONS)
+    with pytest.raises(DataFileError, match="is not one of the model's"):
+        TASK.labels(features(label), ID2LABEL)
 
 
 def test_data_without_labels_is_refused() -> None:
     with pytest.raises(DataFileError, match="no labels to compare with"):
-        TASK.metrics(np.ones((1, 3)), examples(None), ID2LABEL)
+        TASK.metrics(ROWS[:1], features(None), ID2LABEL, OPTIONS)
+    with pytest.raises(DataFileError, match="no labels to compare with"):
+        TASK.labels(features(None), ID2LABEL)
+    with pytest.raises(DataFileError, match="no labels to compare with"):
+        TASK.class_names(examples("0", None))
 
 
 def test_one_output_is_scored_by_correlation() -> None:
-    rows = np.array([[0.1], [0.9], [0.5]], np.float32)
-    spearman, pearson = TASK.metrics(rows, examples("1", "3", "2.5"), {0: "LABEL_0"})
+    rows = list(np.array([[0.1], [0.9], [0.5]], np.float32))
+    scored = features("1", "3", "2.5")
+    spearman, pearson = TASK.metrics(rows, scored, {0: "LABEL_0"}, OPTIONS)
     assert spearman.value == pytest.approx(100, abs=1e-9)  # float64 rounding
     expected = 100 * np.corrcoef([0.1, 0.9, 0.5], [1, 3, 2.5])[0, 1]
     # The rows are float32.
     assert pearson.value == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(("columns", "kind"), [(1, "score"), (2, "classes"), (5, "classes")])
-def test_rows_are_classes_unless_there_is_one_output(columns, kind) -> None:
-    assert TASK.kind(np.ones((2, columns), np.float32)) == kind
+def test_a_decision_is_the_largest_class_unless_there_is_one_output() -> None:
+    assert TASK.decisions(ROWS, features(*"0212"), OPTIONS) == [0, 2, 2, 2]
+    assert TASK.decisions([np.ones(1, np.float32)] * 2, features(*"01"), OPTIONS) is None
+
+
+def test_a_model_is_trained_with_numbers_of_classes_or_with_scores() -> None:
+    assert TASK.labels(features("positive", "0", "Neutral"), ID2LABEL) == [
+        {"labels": 2},
+        {"labels": 0},
+        {"labels": 1},
+    ]
+    assert TASK.labels(features("1", "2.5"), {0: "LABEL_0"}) == [{"labels": 1}, {"labels": 2.5}]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (("pos", "neg", " pos ", "Neutral"), ["Neutral", "neg", "pos"]),
+        (("10", "2", "0", "2"), ["0", "2", "10"]),
+        (("b", "3"), ["3", "b"]),
+    ],
+    ids=["names", "numbers-by-value", "numbers-first"],
+)
+def test_the_classes_of_a_new_head_are_all_labels_sorted(labels, names) -> None:
+    assert TASK.class_names(examples(*labels)) == names

@@ -24,13 +24,15 @@ class Calibration:
     """What calibration chose.
 
     Attributes:
-        ranges: By site name. Of a site with a scale: after multiplying by it. Weights take their
-            own, but for those that share one.
+        ranges: Of activations, by site name. Of a site with a scale: after multiplying by it.
         scales: `pre_quant_scale` by site name, `(in,)`, float32.
+        weight_amax: Of weights that do not take their own, by site name: those that share one, or
+            were trained with a fixed one. `()` or `(channels,)`, float32.
     """
 
     ranges: Mapping[str, Range]
     scales: Mapping[str, Tensor]
+    weight_amax: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 def calibrate(
@@ -71,20 +73,20 @@ def calibrate(
     switches = switches or Switches()
     ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
     adjusted = switches.adjust(ranges, sited.sites)
-    if switches.fuse_qkv and switches.quant_per_tensor:
-        adjusted.update(_shared_weight_ranges(sited, scales))
-    return Calibration(ranges=adjusted, scales=scales)
+    shares = switches.fuse_qkv and switches.quant_per_tensor
+    weight_amax = _shared_weight_amax(sited, scales) if shares else {}
+    return Calibration(ranges=adjusted, scales=scales, weight_amax=weight_amax)
 
 
-def _shared_weight_ranges(sited: SitedModel, scales: Mapping[str, Tensor]) -> dict[str, Range]:
+def _shared_weight_amax(sited: SitedModel, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One range for the weights of query, key and value."""
-    found: dict[str, Range] = {}
+    found: dict[str, Tensor] = {}
     for group in fused_groups(sited.quantizers, QKV_WEIGHTS):
         amax = 0.0
         for name in group:
             scale = scales.get(input_site_of(name), torch.ones(()))
             amax = max(amax, float((weight_of(sited.model, name) / scale).abs().max()))
-        found.update(dict.fromkeys(group, Range(amax=amax, low=-amax, high=amax)))
+        found.update(dict.fromkeys(group, torch.tensor(amax)))
     return found
 
 
@@ -99,6 +101,7 @@ def _run(
     with observing(sited, collector.observe, scales), torch.inference_mode():
         for batch in batches:
             inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
-            collector.start_batch(inputs["attention_mask"])
+            # Choices are folded into the batch by their model.
+            collector.start_batch(inputs["attention_mask"].flatten(0, -2))
             forward(inputs)
             advance()

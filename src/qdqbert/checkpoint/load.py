@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,9 +28,6 @@ Task = Literal[
 ]
 """transformers' names of the tasks that an encoder's heads serve."""
 
-SUPPORTED_TASKS: tuple[Task, ...] = ("feature-extraction", "text-classification")
-"""The tasks that this version quantizes and evaluates."""
-
 _ARCHITECTURES: dict[str, Task] = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -44,6 +42,12 @@ _ARCHITECTURES: dict[str, Task] = {
 _AUTO_CLASSES: dict[Task, str] = {
     "feature-extraction": "AutoModel",
     "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "fill-mask": "AutoModelForMaskedLM",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "next-sentence-prediction": "AutoModelForNextSentencePrediction",
+    "text-generation": "AutoModelForCausalLM",
 }
 
 
@@ -77,12 +81,21 @@ class Checkpoint:
         return self.model.config
 
 
-def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    name: str,
+    *,
+    task: str | None = None,
+    class_for: Callable[[Any, Any], Any] = lambda float_class, config: float_class,
+    new_head: Sequence[str] | None = None,
+) -> Checkpoint:
     """Loads model, tokenizer and config.
 
     Args:
         name: A local folder or a hub id.
         task: A task name of transformers; inferred from the config's `architectures` if `None`.
+        class_for: From the model's class and its config to the class to load it with.
+        new_head: A head that the checkpoint lacks is made, for training, with these classes (none
+            for heads that have no classes). `None` refuses such a checkpoint.
 
     Raises:
         CheckpointError: There is no such checkpoint, it holds no safetensors weights, its
@@ -94,17 +107,19 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
     subfolder = head.subfolder if head else ""
     config = _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
     family = family_of(config.model_type)
-    _check_config(config)
     chosen = _choose_task(task, config)
+    _check_config(config, chosen)
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise CheckpointError(
             f"Checkpoint {name!r} is a multi-label classifier, which is not supported yet: "
             "flips and accuracy would be of its largest label only."
         )
-    auto_class = getattr(transformers, _AUTO_CLASSES[chosen])
+    if new_head and not _has_head(config, chosen):
+        config.id2label = dict(enumerate(new_head))
+        config.label2id = {label: index for index, label in config.id2label.items()}
     model, info = _call(
         name,
-        auto_class.from_pretrained,
+        class_for(_model_class(chosen, config), config).from_pretrained,
         name,
         subfolder=subfolder,
         config=config,
@@ -112,7 +127,7 @@ def load_checkpoint(name: str, *, task: str | None = None) -> Checkpoint:
         dtype=torch.float32,
         output_loading_info=True,
     )
-    _check_loaded(name, chosen, info)
+    _check_loaded(name, chosen, info, may_lack_head=new_head is not None)
     tokenizer = _call(
         name, transformers.AutoTokenizer.from_pretrained, name, subfolder=subfolder, use_fast=True
     )
@@ -209,39 +224,64 @@ def check_positions(config: Any) -> None:
         )
 
 
-def _check_config(config: Any) -> None:
+def _check_config(config: Any, task: Task) -> None:
     check_positions(config)
-    if getattr(config, "is_decoder", False):
-        raise CheckpointError("`is_decoder=True` is not supported; only encoders are.")
+    if task == "text-generation":
+        # Without it BERT's causal head would see the tokens that it is asked for.
+        config.is_decoder, config.use_cache = True, False
+    elif getattr(config, "is_decoder", False):
+        raise CheckpointError(
+            "`is_decoder=True` is for `--task text-generation` only; every other task reads a text "
+            "in both directions."
+        )
 
 
 def _choose_task(task: str | None, config: Any) -> Task:
-    supported = ", ".join(SUPPORTED_TASKS)
+    known = ", ".join(get_args(Task))
     if task is not None:
         if task not in get_args(Task):
-            raise UserInputError(f"`--task {task}` is unknown. Known: {', '.join(get_args(Task))}.")
-        chosen: Task = task  # type: ignore[assignment]
-    else:
-        architecture = (getattr(config, "architectures", None) or ["Model"])[0]
-        matching = [found for end, found in _ARCHITECTURES.items() if architecture.endswith(end)]
-        if not matching:
-            raise UserInputError(
-                f"The task of architecture `{architecture}` is not known. Pass `--task`, one of: "
-                f"{supported}."
-            )
-        chosen = matching[0]
-    if chosen not in SUPPORTED_TASKS:
+            raise UserInputError(f"`--task {task}` is unknown. Known: {known}.")
+        return task  # type: ignore[return-value]
+    architecture = (getattr(config, "architectures", None) or ["Model"])[0]
+    matching = [found for end, found in _ARCHITECTURES.items() if architecture.endswith(end)]
+    if not matching:
         raise UserInputError(
-            f"Task `{chosen}` is not supported by this version yet. Supported: {supported}. "
-            "Pass `--task feature-extraction` to quantize the encoder alone."
+            f"The task of architecture `{architecture}` is not known. Pass `--task`, one of: "
+            f"{known}."
         )
-    return chosen
+    return matching[0]
 
 
-def _check_loaded(name: str, task: Task, info: dict[str, Any]) -> None:
+def has_head(name: str, task: Task) -> bool:
+    """Whether a checkpoint's config says that it was trained for a task."""
+    config = _call(name, transformers.AutoConfig.from_pretrained, name)
+    return _has_head(config, task)
+
+
+def _has_head(config: Any, task: Task) -> bool:
+    architectures = getattr(config, "architectures", None) or ["Model"]
+    return any(_ARCHITECTURES.get(_end_of(each)) == task for each in architectures)
+
+
+def _end_of(architecture: str) -> str:
+    return next((end for end in _ARCHITECTURES if architecture.endswith(end)), "")
+
+
+def _model_class(task: Task, config: Any) -> Any:
+    mapping = getattr(transformers, _AUTO_CLASSES[task])._model_mapping
+    if type(config) not in mapping:
+        raise UserInputError(
+            f"`--task {task}`: transformers has no such head for `{config.model_type}`."
+        )
+    return mapping[type(config)]
+
+
+def _check_loaded(name: str, task: Task, info: dict[str, Any], *, may_lack_head: bool) -> None:
     # transformers fills what a checkpoint lacks with random numbers. An unused pooler may lack.
     unused = "pooler." if task == "feature-extraction" else ()
     missing = [key for key in sorted(info["missing_keys"]) if not key.startswith(unused)]
+    if may_lack_head:
+        missing = [key for key in missing if "embeddings." in key or ".layer" in key]
     if missing:
         raise CheckpointError(
             f"Checkpoint {name!r} lacks {len(missing)} weights that task `{task}` needs, among "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.errors import CheckpointError
@@ -18,6 +19,7 @@ _LEGACY_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
 _MODES = tuple(_LEGACY_FLAGS.values())
+_MODULES = "sentence_transformers.models"
 
 ReadFile = Callable[[str], str | None]
 """Text of a file of the checkpoint by its path in it, or `None` where it has no such file."""
@@ -68,6 +70,32 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
         max_length=settings.get("max_seq_length"),
         subfolder=transformer,
     )
+
+
+def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> None:
+    """Makes a folder with an encoder in it one of sentence-transformers.
+
+    Args:
+        head: What comes after the encoder.
+        folder: Where the encoder stands, in the folder's root.
+        hidden: Size of a token's state.
+    """
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    paths |= {"Normalize": "2_Normalize"} if head.normalize else {}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"{_MODULES}.{kind}"}
+        for index, (kind, path) in enumerate(paths.items())
+    ]
+    pooling = {flag: mode == head.pooling for flag, mode in _LEGACY_FLAGS.items()}
+    settings = {"max_seq_length": head.max_length, "do_lower_case": False}
+    for path in paths.values():
+        (folder / path).mkdir(exist_ok=True)
+    for name, content in (
+        ("modules.json", modules),
+        ("1_Pooling/config.json", {"word_embedding_dimension": hidden, **pooling}),
+        ("sentence_bert_config.json", settings),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _pooling_mode(config: dict[str, Any]) -> PoolingMode:

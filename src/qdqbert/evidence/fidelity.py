@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.tasks.task import RowKind
+from qdqbert.tasks.task import Row, whole
+
+Decisions = Sequence[Hashable]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +23,8 @@ class Fidelity:
         sqnr_db: Signal to quantization noise ratio over all rows, dB.
         cosine_mean: Mean over texts of the cosine to the float row; for embeddings only.
         cosine_min: The worst text's.
-        flips_percent: Texts whose largest entry is another one, %; for classes only.
+        flips_percent: Answers (classes, tags of words, spans of text) that are others, %; `None`
+            where answers are no choices.
     """
 
     texts: int
@@ -30,26 +34,45 @@ class Fidelity:
     flips_percent: float | None
 
 
-def compare(reference: ArrayLike, candidate: ArrayLike, *, kind: RowKind) -> Fidelity:
-    """Fidelity of `candidate` to `reference`, both `(texts, features)`.
+def compare(
+    reference: Sequence[ArrayLike],
+    candidate: Sequence[ArrayLike],
+    *,
+    is_embedding: bool = False,
+    decisions: tuple[Decisions, Decisions] | None = None,
+    signal: Callable[[Row], Row] = whole,
+) -> Fidelity:
+    """Fidelity of `candidate` to `reference`: rows `(features,)` or `(positions, features)`.
 
     Args:
         reference: The float model's rows.
-        candidate: The rows to judge.
-        kind: What a row is.
+        candidate: The rows to judge, of the same shapes.
+        is_embedding: Whether rows are vectors, whose cosine counts.
+        decisions: What the float model and the other one answer.
+        signal: What of a row SQNR is taken over.
+
+    Raises:
+        ValueError: Shapes or numbers of answers differ.
     """
-    a, b = _float64(reference), _float64(candidate)
-    if a.shape != b.shape or a.ndim != 2:
-        raise ValueError(f"Rows must have equal shapes (texts, features): {a.shape}, {b.shape}.")
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines = (a * b).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
-    flipped = (a.argmax(axis=1) != b.argmax(axis=1)).mean() * 100
+    left = [np.asarray(row) for row in reference]
+    right = [np.asarray(row) for row in candidate]
+    if [row.shape for row in left] != [row.shape for row in right] or not left:
+        raise ValueError(f"Rows must have equal shapes, got {_shapes(left)} and {_shapes(right)}.")
+    if left[0].ndim == 0:
+        raise ValueError("Rows must have equal shapes (features,), got numbers.")
+    cosines = _cosines(left, right) if is_embedding else None
+    flips = None
+    if decisions is not None:
+        if len(decisions[0]) != len(decisions[1]):
+            raise ValueError(f"Got {len(decisions[0])} answers and {len(decisions[1])}.")
+        differing = [a != b for a, b in zip(*decisions, strict=True)]
+        flips = 100 * sum(differing) / max(len(differing), 1)
     return Fidelity(
-        texts=len(a),
-        sqnr_db=sqnr_db(a, b),
-        cosine_mean=float(cosines.mean()) if kind == "embedding" else None,
-        cosine_min=float(cosines.min()) if kind == "embedding" else None,
-        flips_percent=float(flipped) if kind == "classes" else None,
+        texts=len(left),
+        sqnr_db=sqnr_db(*(np.concatenate([signal(r).ravel() for r in s]) for s in (left, right))),
+        cosine_mean=None if cosines is None else float(cosines.mean()),
+        cosine_min=None if cosines is None else float(cosines.min()),
+        flips_percent=flips,
     )
 
 
@@ -63,5 +86,18 @@ def sqnr_db(reference: ArrayLike, candidate: ArrayLike) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
-def _float64(values: ArrayLike) -> NDArray[np.float64]:
+def _cosines(left: Sequence[ArrayLike], right: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    a, b = _float64(left), _float64(right)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines: NDArray[np.float64] = (a * b).sum(axis=1) / np.maximum(
+        norms, np.finfo(np.float64).tiny
+    )
+    return cosines
+
+
+def _shapes(rows: Sequence[NDArray[np.generic]]) -> str:
+    return str(sorted({row.shape for row in rows})[:3])
+
+
+def _float64(values: ArrayLike | Sequence[ArrayLike]) -> NDArray[np.float64]:
     return np.asarray(values, dtype=np.float64)

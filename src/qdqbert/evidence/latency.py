@@ -30,12 +30,14 @@ class Candidate:
         engine: What runs it.
         model: The .onnx file.
         vocab_size: Token ids are drawn below it.
+        choices: How many texts an input row holds, for multiple choice.
     """
 
     name: str
     engine: EngineName
     model: Path
     vocab_size: int
+    choices: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,7 @@ def _worker(candidate: Candidate, threads: int | None) -> Iterator[_Worker]:
             "model": str(candidate.model),
             "threads": threads,
             "vocab_size": candidate.vocab_size,
+            "choices": candidate.choices,
         }
         worker.precision = worker.ask(load)["precision"]
         yield worker

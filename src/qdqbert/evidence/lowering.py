@@ -73,7 +73,7 @@ class Reference:
     """What the fake-quantized PyTorch model computed for one batch.
 
     Attributes:
-        inputs: What it was given, by name, `(batch, seq)`.
+        inputs: What it was given, by name, `(batch, seq)` or `(batch, choices, seq)`.
         states: Inputs of its encoder layers by name of value, `(batch, seq, hidden)`.
         outputs: Its outputs by name.
         noisy: States and outputs again, each layer given its state with noise in the last bits.
@@ -224,4 +224,5 @@ def _end_to_end(runner: Runner, references: Sequence[Reference]) -> float:
 def _text_only(values: NDArray[np.float32], reference: Reference) -> NDArray[np.float32]:
     """Drops [PAD] positions of token states; leaves rows a text as they are."""
     mask = reference.inputs["attention_mask"].astype(bool)
-    return values[mask] if values.ndim == 3 else values
+    # Encoder layers see each choice as a text of its own.
+    return values[mask.reshape(-1, mask.shape[-1])] if values.ndim == 3 else values

@@ -95,6 +95,7 @@ class EvaluateReport:
         examples: Rows of the file.
         metrics: The task's metrics.
         fidelity: To the reference checkpoint on the same texts, if one was named.
+        leaked_examples: How many of them ranges were taken from.
         notices: What a user should know.
     """
 
@@ -105,6 +106,7 @@ class EvaluateReport:
     examples: int
     metrics: tuple[Metric, ...]
     fidelity: Fidelity | None
+    leaked_examples: int
     notices: tuple[str, ...]
 
 
@@ -124,7 +126,41 @@ class BenchmarkReport:
     threads: int | None
 
 
-def json_ready(report: QuantizeReport | EvaluateReport | BenchmarkReport) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainReport:
+    """What `train` did.
+
+    Attributes:
+        directory: The folder that it wrote.
+        checkpoint: What was trained.
+        task: What for.
+        training_examples: How many it was trained on.
+        evaluation_examples: How many others it was evaluated on.
+        quantizers: How many quantizers were on; 0 in float training.
+        steps: Updates of the weights.
+        resumed_at: The step that it went on from, if it was resumed.
+        before: Metrics before training; of QAT: of the calibrated model.
+        after: Metrics of the model that was written.
+        notices: What a user should know.
+    """
+
+    directory: str
+    checkpoint: str
+    task: str
+    training_examples: int
+    evaluation_examples: int
+    quantizers: int
+    steps: int
+    resumed_at: int | None
+    before: tuple[Metric, ...]
+    after: tuple[Metric, ...]
+    notices: tuple[str, ...]
+
+
+Report = QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport
+
+
+def json_ready(report: Report) -> dict[str, Any]:
     """A report as plain values; `None` for numbers that JSON has no word for, as an SQNR of inf."""
     ready: dict[str, Any] = _plain(dataclasses.asdict(report))
     return ready

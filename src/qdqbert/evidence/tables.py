@@ -11,6 +11,7 @@ from qdqbert.evidence.record import (
     EvaluateReport,
     QuantizeReport,
     TargetReport,
+    TrainReport,
 )
 
 _MEGABYTE = 1e6
@@ -75,6 +76,18 @@ def evaluate_table(report: EvaluateReport) -> RenderableType:
         if fidelity.flips_percent is not None:
             table.add_row("predictions flipped", f"{fidelity.flips_percent:.2f} %")
     return Group(table, *_notices(report.notices))
+
+
+def train_table(report: TrainReport) -> RenderableType:
+    """Metrics before and after."""
+    kind = f"QAT with {report.quantizers} quantizers" if report.quantizers else "float training"
+    table = Table(title=f"{report.checkpoint}, {report.task}: {kind}, {report.steps} steps")
+    table.add_column("")
+    for column in ("before", "after"):
+        table.add_column(column, justify="right")
+    for before, after in zip(report.before, report.after, strict=True):
+        table.add_row(after.name, f"{before.value:.2f}", f"{after.value:.2f}")
+    return Group(table, *_notices(report.notices), Text(f"Written to {report.directory}"))
 
 
 def benchmark_table(report: BenchmarkReport) -> RenderableType:

@@ -26,7 +26,8 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for request in requests:
         # Token ids do not change what is computed, so any do; no position is padding.
         rng = np.random.default_rng(0)
-        shape = (request["batch"], request["sequence"])
+        choices = (load["choices"],) if load.get("choices") else ()
+        shape = (request["batch"], *choices, request["sequence"])
         known = {
             "input_ids": rng.integers(5, load["vocab_size"], shape),
             "attention_mask": np.ones(shape, np.int64),

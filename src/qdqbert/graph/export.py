@@ -27,8 +27,14 @@ from qdqbert.insert.sited import SitedModel, marking
 OPSET = 21
 """LayerNormalization (17), Gelu (20), Q/DQ with any float type of scale (19) and int4 (21)."""
 
-OUTPUTS = {"feature-extraction": "last_hidden_state", "text-classification": "logits"}
-"""transformers' name of what each task reads."""
+OUTPUTS = {
+    "feature-extraction": ("last_hidden_state",),
+    "question-answering": ("start_logits", "end_logits"),
+}
+"""transformers' names of what a task reads; `logits` of every other."""
+
+CHOICES = 4
+"""Choices of the example that a multiple-choice graph is traced with; any number runs."""
 
 SENTENCE_EMBEDDING = "sentence_embedding"
 """Name of the pooled output of sentence-transformers folders."""
@@ -52,8 +58,10 @@ class GraphBody(nn.Module):
         super().__init__()
         self.model = model
         self.head = head
-        self.mask = mask
-        self.output_names = (OUTPUTS[task], *([SENTENCE_EMBEDDING] if head else []))
+        # A causal mask is for transformers to make, and so is one that choices are folded into.
+        self.mask = "plain" if task in ("text-generation", "multiple-choice") else mask
+        outputs = OUTPUTS.get(task, ("logits",))
+        self.output_names = (*outputs, *([SENTENCE_EMBEDDING] if head else []))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
@@ -68,12 +76,19 @@ class GraphBody(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """All inputs `(batch, seq)`, int64. Returns `output_names`."""
+        """All inputs `(batch, seq)`, or `(batch, choices, seq)`, int64. Returns `output_names`."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         mask = additive_mask(attention_mask) if self.mask == "additive" else attention_mask
         outputs = self.model(input_ids=input_ids, attention_mask=mask, **segments)
+        if self.head is None:
+            return tuple(outputs[name] for name in self.output_names)
         main: Tensor = outputs[self.output_names[0]]
-        return (main, pool(main, attention_mask, self.head)) if self.head else (main,)
+        return main, pool(main, attention_mask, self.head)
+
+
+def choices_of(task: str) -> int | None:
+    """How many choices an input row of the task holds; `None` where it holds one text."""
+    return CHOICES if task == "multiple-choice" else None
 
 
 def additive_mask(attention_mask: Tensor) -> Tensor:
@@ -122,7 +137,7 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
     return functional.normalize(pooled, dim=-1) if head.normalize else pooled
 
 
-def example_inputs(input_names: Sequence[str]) -> dict[str, Tensor]:
+def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
     """Two rows of tokens, one with padding, for the exporter to trace; which tokens is all one."""
     known = {
         "input_ids": torch.full((2, 8), 5),
@@ -130,6 +145,9 @@ def example_inputs(input_names: Sequence[str]) -> dict[str, Tensor]:
         "token_type_ids": torch.zeros((2, 8), dtype=torch.int64),
     }
     known["attention_mask"][1, -1] = 0
+    choices = choices_of(task)
+    if choices is not None:
+        known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
     return {name: known[name] for name in input_names}
 
 
@@ -139,16 +157,18 @@ def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tenso
     Args:
         sited: The model with quantizers.
         body: The same model, wrapped.
-        example: Inputs by name, each `(batch, seq)` with both at least 2, some of it padding:
-            the exporter takes a dimension of 1, or a mask of ones, for a constant.
+        example: Inputs by name, each `(batch, seq)` or `(batch, choices, seq)` with all at least
+            2, some of it padding: the exporter takes a dimension of 1, or a mask of ones, for a
+            constant.
     """
-    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
+    axes = {3: ("batch", "choices", "sequence")}.get(example["input_ids"].dim())
+    dims = [torch.export.Dim(name) for name in axes or ("batch", "sequence")]
     with marking(sited), torch.no_grad(), _quiet_exporter():
         program = torch.onnx.export(
             body,
             (),
             kwargs=dict(example),
-            dynamic_shapes={name: {0: batch, 1: sequence} for name in example},
+            dynamic_shapes={name: dict(enumerate(dims)) for name in example},
             input_names=list(example),
             output_names=list(body.output_names),
             opset_version=OPSET,
@@ -179,4 +199,4 @@ def _quiet_exporter() -> Iterator[None]:
 
 def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:
     """Outputs of a `GraphBody` by name, as an engine would return them."""
-    return {name: output.numpy() for name, output in zip(names, outputs, strict=True)}
+    return {name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)}

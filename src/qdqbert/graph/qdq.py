@@ -61,6 +61,7 @@ def insert_qdq(
     ranges: Mapping[str, Range],
     *,
     scales: Mapping[str, NDArray[np.float32]] | None = None,
+    weight_amax: Mapping[str, torch.Tensor] | None = None,
     style: QdqStyle | None = None,
 ) -> ir.Model:
     """A new graph in which every site is quantized as its spec says.
@@ -72,6 +73,7 @@ def insert_qdq(
         specs: By site name; `None` leaves the site in float.
         ranges: By site name, for every activation with a spec.
         scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`.
+        weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
         style: How the target wants its pairs.
 
     Raises:
@@ -90,8 +92,8 @@ def insert_qdq(
         scale = scales.get(input_site_of(name)) if spec is not None else None
         if weight is not None:
             weight = weight if scale is None else weight.astype(np.float32) / scale
-            shared = ranges[name].amax if name in ranges else 0.0
-            _lower_weight(model.graph, node, name, weight, spec, shared)
+            amax = (weight_amax or {}).get(name)
+            _lower_weight(model.graph, node, name, weight, spec, amax)
         elif spec is None:
             _bypass(model.graph, node)
         elif name not in ranges:
@@ -187,11 +189,11 @@ def _lower_weight(
     name: str,
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
-    least: float,
+    amax: torch.Tensor | None,
 ) -> None:
     for consumer in site.outputs[0].consumers():
         if consumer.op_type == "Transpose":
-            _lower_linear_weight(graph, consumer, name, weight, spec, least)
+            _lower_linear_weight(graph, consumer, name, weight, spec, amax)
         elif spec is None:
             continue
         elif consumer.op_type == "Gather" and consumer.inputs[0] is site.outputs[0]:
@@ -210,7 +212,7 @@ def _lower_linear_weight(
     name: str,
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
-    least: float,
+    amax: torch.Tensor | None,
 ) -> None:
     """Folds the transpose: `(out, in)` is stored as `(in, out)`, as MatMul reads it."""
     base = name.removesuffix("._weight_quantizer")
@@ -219,7 +221,7 @@ def _lower_linear_weight(
         folded = add_constant(graph, f"{base}.weight_transposed", weight.T)
         old.replace_all_uses_with(folded)
         return
-    codes, scale = _codes(weight, spec, least)
+    codes, scale = _codes(weight, spec, amax)
     axis = {} if spec.axis is None else {"axis": 1 - spec.axis}
     dequantize = ir.node(
         "DequantizeLinear",
@@ -256,9 +258,9 @@ def _lower_table(
 
 
 def _codes(
-    weight: NDArray[np.generic], spec: TensorSpec, least: float = 0.0
+    weight: NDArray[np.generic], spec: TensorSpec, amax: torch.Tensor | None = None
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     tensor = torch.from_numpy(weight.astype(np.float32))
-    parameters = weight_parameters(tensor, spec, least=least)
+    parameters = weight_parameters(tensor, spec, amax=amax)
     codes = quantize(tensor, parameters, spec).numpy().astype(np.int8)
     return codes, parameters.scale.numpy()

@@ -196,15 +196,17 @@ def quantizing(
     specs: Mapping[str, TensorSpec | None],
     ranges: Mapping[str, Range],
     scales: Mapping[str, Tensor] | None = None,
+    weight_amax: Mapping[str, Tensor] | None = None,
 ) -> Iterator[None]:
     """Fake-quantizes every site that has a spec.
 
     Args:
         sited: The model.
         specs: By site name, for every site.
-        ranges: By site name, for every activation with a spec, and for weights that share one.
+        ranges: By site name, for every activation with a spec.
         scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`; the weights are
             divided by them.
+        weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
@@ -217,8 +219,8 @@ def quantizing(
             continue
         scale = scales.get(input_site_of(site.name))
         if site.kind == "weight":
-            shared = ranges[site.name].amax if site.name in ranges else 0.0
-            weight = _quantized_weight(sited.model, site, spec, scale, shared)
+            amax = (weight_amax or {}).get(site.name)
+            weight = _quantized_weight(sited.model, site, spec, scale, amax)
             actions[site.name] = _constant(weight)
         elif site.name in ranges:
             parameters = parameters_of(ranges[site.name], spec)
@@ -272,12 +274,12 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
 
 
 def _quantized_weight(
-    model: nn.Module, site: Site, spec: TensorSpec, scale: Tensor | None, least: float
+    model: nn.Module, site: Site, spec: TensorSpec, scale: Tensor | None, amax: Tensor | None
 ) -> Tensor:
     # The range of a constant is the constant's own, now: it cannot be stale.
     weight = weight_of(model, site.name)
     weight = weight if scale is None else weight / scale
-    return fake_quantize(weight, weight_parameters(weight, spec, least=least), spec)
+    return fake_quantize(weight, weight_parameters(weight, spec, amax=amax), spec)
 
 
 def _quantize(

@@ -1,40 +1,45 @@
-"""Calibration of a model that keeps its quantizers: a QDQBERT one."""
+"""Calibration of a model that keeps its quantizers: a QDQBERT one, or one that was prepared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from qdqbert.calibration.processes import shared_amax, shared_statistics
+from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
 from qdqbert.calibration.statistics import Collector, calibrator_of, choose_ranges
 from qdqbert.errors import CalibrationError, SpecError
-from qdqbert.insert.sited import SitedModel, observing, sited_model
-from qdqbert.models.configuration import QDQBertConfig
-from qdqbert.models.state import (
-    adjust_,
-    calibrate_weights_,
-    configure_,
-    set_range_,
-)
-from qdqbert.recipes import Switches
+from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, sited_model
+from qdqbert.models.configuration import switches_of
+from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
+from qdqbert.recipes import Switches, build_recipe
+from qdqbert.spec import Smoothing
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def calibrate(
-    model: _Model, batches: Iterable[Mapping[str, Tensor]], *, recipe: Switches | None = None
+    model: _Model,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    recipe: Switches | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> _Model:
     """Finds and sets the range of every quantizer of a model; changes `model` in place.
 
     Values at [PAD] positions are left out, memory does not grow with the data, and weights take
-    their own ranges. Afterwards all quantizers that the recipe leaves on quantize.
+    their own ranges. Afterwards all quantizers that the recipe leaves on quantize. With several
+    processes, as `torchrun` starts them, each gives its part of the data and all get the same
+    ranges as one that saw everything.
 
     Args:
-        model: A QDQBERT model, or another one with sited quantizers.
+        model: A QDQBERT model, or one that went through `qdqbert.prepare`.
         batches: Keyword arguments of its forward, as a tokenizer or a DataLoader gives them.
         recipe: Bits, switches and calibrator; by default those the model has.
+        advance: Called after each batch of each pass; there are two where inputs are smoothed.
 
     Returns:
         The model.
@@ -47,50 +52,96 @@ def calibrate(
     sited = sited_model(model)
     if not sited.quantizers:
         raise SpecError(
-            f"The model ({type(model).__name__}) has no quantizer. Build a QDQBERT model first: "
+            f"The model ({type(model).__name__}) has no quantizer. Put them in first: "
+            "`qdqbert.prepare(model)`, or build a QDQBERT model: "
             "`qdqbert.QDQBertModel.from_pretrained(checkpoint)`."
         )
     config = getattr(model, "config", None)
+    placement = getattr(config, "placement", None)
     if recipe is not None:
-        configure_(sited, recipe)
-        if isinstance(config, QDQBertConfig):
-            config.recipe = recipe.to_dict()
-    stored = config.switches if isinstance(config, QDQBertConfig) else None
-    switches = recipe or stored or Switches()
-    wanted = [
-        site.name
-        for site in sited.sites
-        if site.kind == "activation" and not sited.quantizers[site.name]._disabled
-    ]
-    collector = Collector(wanted)
-    _run(sited, batches, collector)
-    ranges = choose_ranges(collector.statistics, calibrator_of(switches), bits=switches.aprec)
-    device = next(model.parameters()).device
+        if placement is None:
+            configure_(sited, recipe)
+        else:
+            place_(sited, placement, recipe)
+        if hasattr(config, "recipe"):
+            config.recipe = recipe.to_dict()  # type: ignore[union-attr]
+    switches = recipe or switches_of(config) or Switches()
+    scales: dict[str, Tensor] = {}
+    smoothing = None if placement is None else build_recipe(placement).smoothing
+    if smoothing is not None:
+        batches = list(batches)  # they are read twice
+        scales = _smooth_(sited, batches, smoothing, advance)
+    collector = Collector(_wanted(sited))
+    _run(sited, batches, collector, scales, advance)
+    statistics = shared_statistics(collector.statistics, _device(model))
+    ranges = choose_ranges(statistics, calibrator_of(switches), bits=switches.aprec)
     for name, chosen in ranges.items():
-        amax = torch.tensor(chosen.amax, dtype=torch.float32, device=device)
-        set_range_(sited.quantizers[name], amax)
+        set_range_(sited.quantizers[name], chosen)
+        sited.quantizers[name].to(_device(model))
     calibrate_weights_(sited)
     adjust_(sited, switches)
     return model
 
 
-def _run(sited: SitedModel, batches: Iterable[Mapping[str, Tensor]], collector: Collector) -> None:
+def _wanted(sited: SitedModel) -> list[str]:
+    return [
+        site.name
+        for site in sited.sites
+        if site.kind == "activation" and not sited.quantizers[site.name]._disabled
+    ]
+
+
+def _smooth_(
+    sited: SitedModel,
+    batches: Iterable[Mapping[str, Tensor]],
+    smoothing: Smoothing,
+    advance: Callable[[], None],
+) -> dict[str, Tensor]:
+    """Gives smoothed inputs their `pre_quant_scale`, and the weights its inverse."""
+    for quantizer in sited.quantizers.values():
+        if quantizer.pre_quant_scale is not None:
+            del quantizer._pre_quant_scale
+    channels = ChannelCollector(
+        [name for name in _wanted(sited) if smoothing.matches(site_of(sited.quantizers[name]))]
+    )
+    _run(sited, batches, channels, {}, advance)
+    shared_amax({leader: channels.amax[leader] for leader in channels.groups})
+    scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
+    for name, scale in scales.items():
+        sited.quantizers[name].pre_quant_scale = scale
+        weight = name.replace("._input_quantizer", "._weight_quantizer")
+        sited.quantizers[weight].pre_quant_scale = 1 / scale
+    return scales
+
+
+def _run(
+    sited: SitedModel,
+    batches: Iterable[Mapping[str, Tensor]],
+    collector: Collector | ChannelCollector,
+    scales: Mapping[str, Tensor],
+    advance: Callable[[], None],
+) -> None:
     model = sited.model
     training = model.training
-    device = next(model.parameters()).device
+    device = _device(model)
     seen = 0
     model.eval()
     try:
-        with observing(sited, collector.observe), torch.no_grad():
+        with observing(sited, collector.observe, scales), torch.no_grad():
             for batch in batches:
                 inputs = {name: _moved(value, device) for name, value in batch.items()}
                 collector.start_batch(_mask_of(inputs))
                 model(**inputs)
                 seen += 1
+                advance()
     finally:
         model.train(training)
     if not seen:
         raise CalibrationError("No batch was given, so that no quantizer saw data.")
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _moved(value: Any, device: torch.device) -> Any:

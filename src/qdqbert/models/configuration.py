@@ -14,6 +14,7 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
     """Config of a BERT with a quantizer at each of the 20 sites a layer.
 
     Attributes:
+        placement: Name of the recipe that says which quantizers there are; QDQBERT's if `None`.
         recipe: Switches that are not at their default (`qdqbert.Switches.to_dict`); `None` leaves
             quantizers as `QuantLinear`'s default descriptors make them.
         quantizers: What a saved model's quantizers were, as `qdqbert.models.state` writes it;
@@ -25,6 +26,7 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
 
     model_type = "qdqbert"
 
+    placement: str | None = None
     recipe: dict[str, Any] | None = None
     quantizers: dict[str, Any] | None = None
 
@@ -60,4 +62,10 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
     @property
     def switches(self) -> Switches | None:
         """The recipe as a value."""
-        return None if self.recipe is None else Switches.from_dict(self.recipe)
+        return switches_of(self)
+
+
+def switches_of(config: Any) -> Switches | None:
+    """The switches that a config stores; `None` if it stores none."""
+    stored = getattr(config, "recipe", None)
+    return None if stored is None else Switches.from_dict(stored)

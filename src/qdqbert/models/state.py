@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.session import Calibration
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
 from qdqbert.nn import Clip, TensorQuantizer
@@ -18,14 +19,16 @@ from qdqbert.numerics.calibrators import (
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, Switches, fused_groups
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, Switches, build_recipe, fused_groups
+from qdqbert.spec import Range, TensorSpec, resolve
 
 _VERSION = 1
 _FLAGS = {
     "num_bits": 8,
     "unsigned": False,
     "narrow_range": False,
+    "symmetric": True,
+    "moving": None,
     "scale_amax": None,
     "fake_quant": True,
     "learn_amax": False,
@@ -33,8 +36,10 @@ _FLAGS = {
     "if_quant": True,
     "if_clip": False,
 }
-_BASE = "bert."
-# Heads have the encoder under this path, which is not stored: ranges belong to the encoder.
+_BUFFERS = ("amax", "range", "pre_quant_scale")
+
+MOVING = 0.01
+"""Share of a batch in moving ranges, that of torch's observers."""
 
 
 def configure_(sited: SitedModel, switches: Switches) -> None:
@@ -66,11 +71,38 @@ def configure_(sited: SitedModel, switches: Switches) -> None:
     adjust_(sited, switches)
 
 
+def place_(sited: SitedModel, recipe: str, switches: Switches) -> None:
+    """Makes quantizers those of a named recipe; sites that it leaves in float are disabled.
+
+    Raises:
+        UserInputError: The recipe is unknown.
+        UnmatchedRuleError: A pattern finds nothing.
+    """
+    # Tables are quantized when a graph is written; no quantizer of training stands on them.
+    rules = [rule for rule in build_recipe(recipe).rules if "embeddings" not in rule.site]
+    specs = switches.apply(resolve(rules, sited.sites), sited.sites)
+    for name, quantizer in sited.quantizers.items():
+        spec = specs[name]
+        if spec is None:
+            quantizer.disable()
+            continue
+        quantizer.enable()
+        if (quantizer.symmetric, quantizer.axis) != (spec.symmetric, spec.axis):
+            forget_range_(quantizer)
+        quantizer._num_bits, quantizer._axis = spec.bits, spec.axis
+        quantizer.symmetric, quantizer.narrow_range = spec.symmetric, spec.narrow
+        quantizer._unsigned = spec.symmetric and not spec.signed
+        quantizer._calibrator = _calibrator(quantizer, switches)
+    adjust_(sited, switches)
+
+
 def calibrate_weights_(sited: SitedModel) -> None:
     """Sets the range of each weight to that of its values now."""
     for name, quantizer in sited.quantizers.items():
         if site_of(quantizer).kind == "weight" and not quantizer._disabled:
             weight = weight_of(sited.model, name)
+            if quantizer.pre_quant_scale is not None:
+                weight = weight * quantizer.pre_quant_scale
             amax = reduce_amax(weight, axis=reduced_axes(quantizer.axis, weight.dim()))
             set_range_(quantizer, amax)
 
@@ -84,8 +116,11 @@ def adjust_(sited: SitedModel, switches: Switches) -> None:
     }
     if switches.clip_gelu is not None:
         for site in sited.sites:
+            quantizer = sited.quantizers[site.name]
             if site.source == "activation" and site.name in ranges:
                 ranges[site.name].clamp_(max=switches.clip_gelu)
+            if site.source == "activation" and quantizer.range is not None:
+                quantizer.range = quantizer.range.clamp(-switches.clip_gelu, switches.clip_gelu)
     if switches.fuse_qkv:
         groups = fused_groups(ranges, QKV_PRODUCTS)
         if switches.quant_per_tensor:
@@ -96,38 +131,74 @@ def adjust_(sited: SitedModel, switches: Switches) -> None:
                 ranges[name].copy_(shared)
 
 
-def set_range_(quantizer: TensorQuantizer, amax: Tensor) -> None:
-    """Gives a quantizer its range, whatever shape it had, and lets it quantize."""
+def set_range_(quantizer: TensorQuantizer, chosen: Tensor | Range) -> None:
+    """Gives a quantizer its range, whatever shape it had, and lets it quantize.
+
+    Args:
+        quantizer: Any.
+        chosen: `amax`, or both ranges that calibration chose, on the CPU.
+    """
     forget_range_(quantizer)
-    quantizer.amax = amax
+    if not quantizer.symmetric:
+        assert isinstance(chosen, Range)
+        quantizer.range = (chosen.low, chosen.high)
+    elif isinstance(chosen, Range):
+        quantizer.amax = torch.tensor(chosen.amax, dtype=torch.float32)
+    else:
+        quantizer.amax = chosen
     quantizer.enable_quant()
     quantizer.disable_calib()
 
 
 def forget_range_(quantizer: TensorQuantizer) -> None:
     """Makes a quantizer dynamic again."""
-    if quantizer.amax is not None:
-        del quantizer._amax
+    for buffer in ("_amax", "_range"):
+        if getattr(quantizer, buffer, None) is not None:
+            delattr(quantizer, buffer)
+
+
+def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"]) -> None:
+    """Says what training does with calibrated ranges.
+
+    Args:
+        sited: A calibrated model.
+        how: `fixed` keeps them, as the toolkit's guide says; `learned` makes those of activations
+            parameters; `moving` moves all of them towards those of each batch.
+    """
+    for quantizer in sited.quantizers.values():
+        if quantizer._disabled:
+            continue
+        if how == "learned" and site_of(quantizer).kind == "activation":
+            quantizer.learn_range()
+        if how == "moving":
+            quantizer.moving = MOVING
+
+
+def fix_ranges_(sited: SitedModel) -> None:
+    """Ends what `learn_ranges_` began."""
+    for quantizer in sited.quantizers.values():
+        quantizer.fix_range()
 
 
 def stored_state(sited: SitedModel) -> dict[str, Any]:
     """What `restore_` needs beside the tensors: shapes of ranges, and all that is not the default.
 
     Returns:
-        Plain values: `amax` and `pre_quant_scale` map names to shapes such as `"768,1"`;
+        Plain values: `amax`, `range` and `pre_quant_scale` map names to shapes such as `"768,1"`;
         `changed` maps names to attributes.
     """
+    base = _base_of(sited)
     changed: dict[str, dict[str, Any]] = {}
-    shapes: dict[str, dict[str, str]] = {"amax": {}, "pre_quant_scale": {}}
+    shapes: dict[str, dict[str, str]] = {buffer: {} for buffer in _BUFFERS}
     for path, quantizer in sited.quantizers.items():
-        name = path.removeprefix(_BASE)
+        name = path.removeprefix(base)
         defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         values = {key: getattr(quantizer, f"_{key}") for key in defaults}
         different = {key: value for key, value in values.items() if value != defaults[key]}
         if different:
             changed[name] = different
         for buffer, known in shapes.items():
-            tensor = getattr(quantizer, buffer)
+            tensor = getattr(quantizer, f"_{buffer}", None)
             if tensor is not None:
                 known[name] = ",".join(str(size) for size in tensor.shape)
     return {"version": _VERSION, **shapes, "changed": changed}
@@ -144,8 +215,9 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
             f"`quantizers` of config.json has version {stored.get('version')!r}; this version of "
             f"qdqbert reads {_VERSION}. Save the checkpoint again, or update."
         )
-    named = {name for part in ("amax", "pre_quant_scale", "changed") for name in stored[part]}
-    unknown = sorted(named - {path.removeprefix(_BASE) for path in sited.quantizers})
+    named = {name for part in (*_BUFFERS, "changed") for name in stored.get(part, ())}
+    base = _base_of(sited)
+    unknown = sorted(named - {path.removeprefix(base) for path in sited.quantizers})
     if unknown:
         raise CheckpointError(
             f"config.json tells of {len(unknown)} quantizers that the model has not, among them "
@@ -155,15 +227,15 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
     # built from a config alone has nothing to load: it is not calibrated.
     is_loading = torch.empty(0).is_meta
     for path, quantizer in sited.quantizers.items():
-        name = path.removeprefix(_BASE)
+        name = path.removeprefix(base)
         values = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
         for key, value in {**values, **stored["changed"].get(name, {})}.items():
             setattr(quantizer, f"_{key}", tuple(value) if isinstance(value, list) else value)
         quantizer.sync_calibrator()
         if quantizer._learn_amax:
             quantizer.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True)
-        for buffer in ("amax", "pre_quant_scale"):
-            shape = stored[buffer].get(name)
+        for buffer in _BUFFERS:
+            shape = stored.get(buffer, {}).get(name)
             if shape is not None and is_loading:
                 sizes = [int(size) for size in shape.split(",") if size]
                 quantizer.register_buffer(f"_{buffer}", torch.empty(sizes))
@@ -178,14 +250,27 @@ def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
     return {name: _spec_of(name, each) for name, each in sited.quantizers.items()}
 
 
-def stored_ranges(sited: SitedModel) -> dict[str, Range]:
-    """The ranges of activations that a model was calibrated, or trained, with."""
+def stored_calibration(sited: SitedModel) -> Calibration:
+    """The ranges that a model was calibrated, or trained, with."""
     ranges: dict[str, Range] = {}
+    scales: dict[str, Tensor] = {}
+    weight_amax: dict[str, Tensor] = {}
     for name, quantizer in sited.quantizers.items():
-        if site_of(quantizer).kind == "activation" and quantizer.amax is not None:
-            amax = float(quantizer.amax) * (quantizer._scale_amax or 1.0)
-            ranges[name] = Range(amax=amax, low=-amax, high=amax)
-    return ranges
+        amax, ends = quantizer._known_amax, quantizer.range
+        if site_of(quantizer).kind == "weight":
+            if amax is not None:
+                amax = amax.detach().cpu() * (quantizer._scale_amax or 1.0)
+                weight_amax[name] = amax.reshape(()) if quantizer.axis is None else amax.flatten()
+            continue
+        if ends is not None:
+            low, high = (float(end) for end in ends)
+            ranges[name] = Range(amax=max(-low, high), low=low, high=high)
+        elif amax is not None:
+            largest = float(amax) * (quantizer._scale_amax or 1.0)
+            ranges[name] = Range(amax=largest, low=-largest, high=largest)
+        if quantizer.pre_quant_scale is not None:
+            scales[name] = quantizer.pre_quant_scale.cpu()
+    return Calibration(ranges=ranges, scales=scales, weight_amax=weight_amax)
 
 
 def _spec_of(name: str, quantizer: TensorQuantizer) -> TensorSpec | None:
@@ -200,8 +285,15 @@ def _spec_of(name: str, quantizer: TensorQuantizer) -> TensorSpec | None:
             f"bits and an axis of {kept[1]} or none. Set others with `apply_recipe`."
         )
     assert not isinstance(axis, tuple)
+    if not quantizer.symmetric:
+        return TensorSpec(bits=bits, signed=False, symmetric=False)
     narrow = quantizer.narrow_range and not quantizer.unsigned
     return TensorSpec(bits=bits, signed=not quantizer.unsigned, narrow=narrow, axis=axis)
+
+
+def _base_of(sited: SitedModel) -> str:
+    """Heads have the encoder under this path, which is not stored: ranges are the encoder's."""
+    return f"{sited.model.base_model_prefix}."
 
 
 def _calibrator(quantizer: TensorQuantizer, switches: Switches) -> Calibrator:

@@ -21,14 +21,14 @@ from qdqbert.nn.export import (
     quantize_dequantize_e4m3,
     quiet_tracer,
 )
-from qdqbert.numerics.affine import reduce_amax, widened
+from qdqbert.numerics.affine import affine_parameters, fake_quantize, reduce_amax, widened
 from qdqbert.numerics.calibrators import (
     Calibrator,
     HistogramCalibrator,
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.spec import Site
+from qdqbert.spec import Site, TensorSpec
 from qdqbert.tensor_quant import (
     E4M3,
     E4M3_MAX,
@@ -55,6 +55,8 @@ _STORED = (
     "_axis",
     "_unsigned",
     "_narrow_range",
+    "_symmetric",
+    "_moving",
     "_scale_amax",
     "_disabled",
     "_if_quant",
@@ -72,6 +74,10 @@ class TensorQuantizer(nn.Module):
 
     Attributes:
         site: The name of the place where it stands, if it stands in a model of ours.
+        symmetric: Whether codes are spread evenly around zero, as the toolkit's all are. If not,
+            `range` takes the place of `amax`, and codes have a zero point.
+        moving: Share of each training batch's own range in the running average that the range
+            becomes; `None` keeps it as it was calibrated.
         action: What is done instead of all of the above while one of the context managers of
             `qdqbert.insert.sited` runs; they put back what was there before.
         use_fb_fake_quant: Class switch of pytorch-quantization 2.1: fake quantization by torch's
@@ -122,6 +128,8 @@ class TensorQuantizer(nn.Module):
         self._learn_amax = desc.learn_amax
         self._unsigned = desc.unsigned
         self._narrow_range = desc.narrow_range
+        self._symmetric = True
+        self._moving: float | None = None
         self._scale: Tensor | float | None = None if not desc.fake_quant else 1.0
         self._disabled = disabled
         self._if_quant = if_quant
@@ -216,6 +224,43 @@ class TensorQuantizer(nn.Module):
             _LOG.error("Setting amax no None is meaningless.")
             return
         self._set("_amax", value, "amax")
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether codes are spread evenly around zero."""
+        return self._symmetric
+
+    @symmetric.setter
+    def symmetric(self, value: bool) -> None:
+        self._symmetric = value
+
+    @property
+    def moving(self) -> float | None:
+        """Share of a training batch in the range."""
+        return self._moving
+
+    @moving.setter
+    def moving(self, value: float | None) -> None:
+        self._moving = value
+
+    @property
+    def range(self) -> Tensor | None:
+        """Lowest and highest value of affine codes, shape `(2,)`; `None` while unknown."""
+        if self._symmetric:
+            return None
+        if self._learn_amax:
+            low, high = self._learned_ends()
+            return torch.stack([low.clamp(max=0), high.clamp(min=0)])
+        return getattr(self, "_range", None)
+
+    @range.setter
+    def range(self, value: Tensor | NDArray[Any] | tuple[float, float]) -> None:
+        ends = torch.as_tensor(value)
+        if ends.shape != (2,) or not float(ends[0]) <= 0 <= float(ends[1]):
+            raise ValueError(
+                f"`range` must be a low end <= 0 and a high end >= 0, got {value}.{self._where()}"
+            )
+        self._set("_range", ends, "range")
 
     @property
     def pre_quant_scale(self) -> Tensor | None:
@@ -331,10 +376,48 @@ class TensorQuantizer(nn.Module):
     def start_learning(self, amax: float | None = None) -> None:
         """Sets the learned range, to what its descriptor said if `amax` is `None`."""
         amax = self._first_amax if amax is None else amax
+        self._set_learned(-amax, amax)
+
+    def learn_range(self) -> None:
+        """Makes the calibrated range a parameter.
+
+        Raises:
+            UncalibratedError: There is none.
+        """
+        ends = self._fixed_ends()
+        self._learn_amax = True
+        self.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True).to(ends.device)
+        self._set_learned(float(ends[0]), float(ends[1]))
+
+    def fix_range(self) -> None:
+        """Ends learning and moving: the range stays what it has become."""
+        self._moving = None
+        if not self._learn_amax:
+            return
+        low, high = (float(end) for end in self._learned_ends())
+        self._learn_amax, self._if_clip = False, False
+        del self.clip
+        if self._symmetric:
+            self.amax = max(-low, high)
+        else:
+            self.range = (min(low, 0.0), max(high, 0.0))
+
+    def _set_learned(self, lowest: float, highest: float) -> None:
         low, high = self._learned_ends()
         with torch.no_grad():
-            low.fill_(-amax)
-            high.fill_(amax)
+            low.fill_(lowest)
+            high.fill_(highest)
+
+    def _fixed_ends(self) -> Tensor:
+        known = self._fixed_amax if self._symmetric else self.range
+        if known is None:
+            raise UncalibratedError(
+                f"There is no range to learn from. Calibrate first.{self._where()}"
+            )
+        if not self._symmetric:
+            return known
+        amax = known.max()
+        return torch.stack([-amax, amax])
 
     def sync_calibrator(self) -> None:
         """Gives the calibrator this quantizer's bits, sign and axis, where they were changed."""
@@ -377,6 +460,10 @@ class TensorQuantizer(nn.Module):
     def _quant_forward(self, inputs: Tensor) -> Tensor:
         if self._learn_amax:
             inputs = self.clip(inputs)
+        elif self._moving is not None and self.training and not is_exporting():
+            self._move(inputs)
+        if not self._symmetric:
+            return self._affine_forward(inputs)
         if is_exporting():
             return self._export(inputs)
         if self._enable_onnx_export:
@@ -395,6 +482,42 @@ class TensorQuantizer(nn.Module):
         if self._unsigned and not torch.compiler.is_compiling():
             check_unsigned(inputs, self._unsigned)
         return fake_quantize_amax(inputs, amax, self._codes)
+
+    def _affine_forward(self, inputs: Tensor) -> Tensor:
+        ends = self.range
+        if ends is None:
+            raise UncalibratedError(
+                f"Affine codes have no range of their own. Calibrate first.{self._where()}"
+            )
+        if is_exporting():
+            raise NotImplementedError(
+                "Affine quantizers are not exported by `torch.onnx.export`; `qdqbert.quantize` "
+                f"writes their graph.{self._where()}"
+            )
+        assert isinstance(self._num_bits, int), "affine codes are integers"
+        spec = TensorSpec(bits=self._num_bits, signed=False, symmetric=False)
+        # Clipping passes gradients to learned ends; a scale is a constant for the rounding.
+        low, high = ends.detach().unbind()
+        parameters = affine_parameters(low, high, spec, check=False)
+        return fake_quantize(inputs, parameters, spec)
+
+    def _move(self, inputs: Tensor) -> None:
+        """Moves the range towards that of a batch.
+
+        Source: torch's `MovingAverageMinMaxObserver`, whose default is 0.01.
+        """
+        assert self._moving is not None
+        with torch.no_grad():
+            known = self._fixed_amax if self._symmetric else self.range
+            if known is None:
+                raise UncalibratedError(
+                    f"There is no range to move. Calibrate first.{self._where()}"
+                )
+            if self._symmetric:
+                now = self._own_amax(inputs).reshape(known.shape)
+            else:
+                now = torch.stack([inputs.amin().clamp(max=0), inputs.amax().clamp(min=0)])
+            known.lerp_(now.to(known.dtype), self._moving)
 
     def _get_amax(self, inputs: Tensor) -> Tensor:
         known = self._known_amax
@@ -535,12 +658,13 @@ class TensorQuantizer(nn.Module):
     # What is kept
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
-        amax = self._fixed_amax
+        before = {name: getattr(self, name, None) for name in ("_amax", "_range")}
         super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
-        moved = self._fixed_amax
-        if amax is not None and moved is not None and moved.dtype.itemsize < amax.dtype.itemsize:
-            # A model in half precision has its ranges in float32: codes must not change.
-            self._amax = amax.to(moved.device)
+        for name, old in before.items():
+            new = getattr(self, name, None)
+            if old is not None and new is not None and new.dtype.itemsize < old.dtype.itemsize:
+                # A model in half precision has its ranges in float32: codes must not change.
+                setattr(self, name, old.to(new.device))
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -553,7 +677,7 @@ class TensorQuantizer(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
-        for buffer in ("_amax", "_pre_quant_scale"):
+        for buffer in ("_amax", "_range", "_pre_quant_scale"):
             stored = state_dict.get(prefix + buffer)
             if stored is None:
                 if getattr(self, buffer, None) is not None:
@@ -596,6 +720,8 @@ class TensorQuantizer(nn.Module):
             "pre_quant_scale" if self.pre_quant_scale is not None else "",
             "learned" if self._learn_amax else "",
             calibrator,
+            "" if self._symmetric else "affine",
+            "" if self._moving is None else f"moving={self._moving}",
             "" if self._scale is None else f"scale={self._scale}",
             "quant" if self._if_quant else "",
             "clip" if self._if_clip else "",

@@ -56,13 +56,16 @@ def symmetric_parameters(amax: Tensor, spec: TensorSpec) -> QuantizationParamete
     )
 
 
-def affine_parameters(low: Tensor, high: Tensor, spec: TensorSpec) -> QuantizationParameters:
+def affine_parameters(
+    low: Tensor, high: Tensor, spec: TensorSpec, *, check: bool = True
+) -> QuantizationParameters:
     """Turns the ends of a range into a scale and a zero point that keeps real 0 exact.
 
     Args:
         low: Smallest value to cover, real units, at most 0. Shape `()` or `(channels,)`.
         high: Largest value to cover, real units, at least 0. Shape of `low`.
         spec: Where the codes come from; must be affine.
+        check: Whether to look at the values, for which a GPU has to be waited for.
 
     Raises:
         ValueError: The range is not finite or does not hold 0, or `spec` is symmetric.
@@ -71,9 +74,9 @@ def affine_parameters(low: Tensor, high: Tensor, spec: TensorSpec) -> Quantizati
     """
     if spec.symmetric:
         raise ValueError(f"An affine spec is needed, got {spec}.")
-    if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+    if check and not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
         raise ValueError(f"The range must be finite, got {low.tolist()} .. {high.tolist()}.")
-    if bool((low > 0).any()) or bool((high < 0).any()):
+    if check and (bool((low > 0).any()) or bool((high < 0).any())):
         raise ValueError(f"The range must hold 0, got {low.tolist()} .. {high.tolist()}.")
     low, high = low.to(torch.float32), high.to(torch.float32)
     scale = _usable((high - low) / (spec.qmax - spec.qmin))
@@ -90,7 +93,7 @@ def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
 
 
 def weight_parameters(
-    weight: Tensor, spec: TensorSpec, *, least: float = 0.0
+    weight: Tensor, spec: TensorSpec, *, amax: Tensor | None = None
 ) -> QuantizationParameters:
     """Scale and zero point of a constant, from its own largest magnitudes ("max" calibration).
 
@@ -101,16 +104,20 @@ def weight_parameters(
     Args:
         weight: Any shape, floating point; `(out, in)` if the spec has a `pair_limit`.
         spec: Symmetric; with an axis, one scale per index of it.
-        least: Smallest `amax`, for weights that share a range with others.
+        amax: What to take instead of the weight's own, for weights that were trained with a fixed
+            range or share one. Shape `()` or `(channels,)`. A `pair_limit` enlarges it too.
     """
     weight = weight.detach()
     rows = _rows(weight, spec.axis or 0)
-    amax = rows.abs().amax(dim=1).clamp_min(least)
+    largest = rows.abs().amax(dim=1)
+    if amax is not None:
+        largest = amax.detach().to(largest).expand_as(largest)
+        rows = rows.clamp(-largest[:, None], largest[:, None])
     if spec.pair_limit is not None:
         # Rounding adds up to half a step to each of the two codes.
-        largest = _pair_sums(rows).amax(dim=1)
-        amax = torch.maximum(amax, largest * spec.qmax / (spec.pair_limit - 1))
-    return symmetric_parameters(amax.amax() if spec.axis is None else amax, spec)
+        pairs = _pair_sums(rows).amax(dim=1)
+        largest = torch.maximum(largest, pairs * spec.qmax / (spec.pair_limit - 1))
+    return symmetric_parameters(largest.amax() if spec.axis is None else largest, spec)
 
 
 def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 
 from qdqbert.engines.runner import EngineName
@@ -120,9 +121,12 @@ def lower(
     plan: Plan,
     ranges: Mapping[str, Range],
     scales: Mapping[str, NDArray[np.float32]],
+    weight_amax: Mapping[str, torch.Tensor] | None = None,
 ) -> ir.Model:
     """The graph that a target runs: Q/DQ pairs where the plan has specs, then its rewrites."""
-    model = insert_qdq(sited, plan.specs, ranges, scales=scales, style=plan.target.style)
+    model = insert_qdq(
+        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, style=plan.target.style
+    )
     for rewrite in plan.target.rewrites:
         model = rewrite(model)
     return model

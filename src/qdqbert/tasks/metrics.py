@@ -17,15 +17,60 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
         ValueError: An input is empty, not one-dimensional or holds NaN, the lengths differ, or
             strings are compared with numbers.
     """
-    left, right = np.asarray(predictions), np.asarray(labels)
-    _check(left, right, names=("predictions", "labels"))
-    if (left.dtype.kind in "US") != (right.dtype.kind in "US"):
-        # They are never equal, so the accuracy would be 0 without a word.
-        raise ValueError(
-            "`predictions` and `labels` must both be strings or both be numbers, got "
-            f"{left.dtype} and {right.dtype}. Convert one of them."
-        )
+    left, right = _classes(predictions, labels)
     return 100.0 * float(np.mean(left == right))
+
+
+def f1_binary(predictions: ArrayLike, labels: ArrayLike, positive: int | str = 1) -> float:
+    """Returns the F1 score of one class, in percent; 0 where it is neither predicted nor there.
+
+    Args:
+        predictions: As for `accuracy`.
+        labels: As for `accuracy`.
+        positive: The class that counts; 1 for MRPC and QQP of GLUE.
+
+    Raises:
+        ValueError: As `accuracy`.
+    """
+    left, right = _classes(predictions, labels)
+    return 100.0 * _f1(left == positive, right == positive)
+
+
+def f1_macro(predictions: ArrayLike, labels: ArrayLike) -> float:
+    """Returns the mean of the F1 scores of all classes that are predicted or there, in percent.
+
+    Args:
+        predictions: As for `accuracy`.
+        labels: As for `accuracy`.
+
+    Raises:
+        ValueError: As `accuracy`.
+    """
+    left, right = _classes(predictions, labels)
+    classes = np.union1d(left, right)
+    return 100.0 * float(np.mean([_f1(left == each, right == each) for each in classes]))
+
+
+def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
+    """Returns Matthews' correlation of two or more classes times 100, -100 to 100.
+
+    It is 0 where all predictions, or all labels, are of one class.
+
+    Args:
+        predictions: As for `accuracy`.
+        labels: As for `accuracy`.
+
+    Raises:
+        ValueError: As `accuracy`.
+    """
+    left, right = _classes(predictions, labels)
+    classes = np.union1d(left, right)
+    predicted = np.array([np.sum(left == each) for each in classes], dtype=np.float64)
+    there = np.array([np.sum(right == each) for each in classes], dtype=np.float64)
+    # Covariances of the classes' indicators, times the number of examples squared: whole numbers.
+    shared = float(np.sum(left == right)) * left.size - float(predicted @ there)
+    spread = (left.size**2 - float(predicted @ predicted)) * (right.size**2 - float(there @ there))
+    return 0.0 if spread == 0 else 100.0 * min(1.0, max(-1.0, shared / spread**0.5))
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
@@ -54,6 +99,26 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """
     left, right = _scores(x, y)
     return _correlation(_average_ranks(left), _average_ranks(right))
+
+
+def _classes(
+    predictions: ArrayLike, labels: ArrayLike
+) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    left, right = np.asarray(predictions), np.asarray(labels)
+    _check(left, right, names=("predictions", "labels"))
+    if (left.dtype.kind in "US") != (right.dtype.kind in "US"):
+        # They are never equal, so a metric would be 0 without a word.
+        raise ValueError(
+            "`predictions` and `labels` must both be strings or both be numbers, got "
+            f"{left.dtype} and {right.dtype}. Convert one of them."
+        )
+    return left, right
+
+
+def _f1(predicted: NDArray[np.bool_], there: NDArray[np.bool_]) -> float:
+    """Harmonic mean of precision and recall, 0 to 1; 0 where nothing is true."""
+    total = int(predicted.sum()) + int(there.sum())
+    return 2 * int((predicted & there).sum()) / total if total else 0.0
 
 
 def _scores(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -2,63 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import DataFileError
+from qdqbert.encoding import Batch
 from qdqbert.tasks.data import Example
-from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.scores import correlations
-from qdqbert.tasks.task import Metric, Rows, Task
-
-
-def _texts(examples: Sequence[Example]) -> tuple[list[str], list[str] | None]:
-    """Pairs are read together."""
-    pairs = [example.text_pair for example in examples if example.text_pair is not None]
-    return [example.text for example in examples], pairs or None
+from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
+from qdqbert.tasks.scores import correlations, scores_of
+from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.texts import class_of, encode_together, label_of, read_texts
 
 
 def _rows(
-    outputs: Mapping[str, NDArray[np.float32]], inputs: Mapping[str, NDArray[np.int64]]
-) -> Rows:
-    del inputs
-    return outputs["logits"]
+    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
+) -> list[Row]:
+    del batch, features
+    return list(outputs["logits"])
 
 
-def _metrics(rows: Rows, examples: Sequence[Example], id2label: Mapping[int, str]) -> list[Metric]:
-    if rows.shape[1] == 1:
-        return correlations(rows[:, 0], examples)
-    labels = [_class_of(example, id2label) for example in examples]
-    return [
-        Metric(name="accuracy", value=accuracy(rows.argmax(axis=1), labels), examples=len(labels))
-    ]
+def _metrics(
+    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+) -> list[Metric]:
+    """Accuracy first; `f1` is of class 1, as GLUE has it."""
+    del options
+    logits = np.stack(rows)
+    if logits.shape[1] == 1:
+        return correlations(logits[:, 0], features.examples)
+    predictions, labels = logits.argmax(axis=1), _classes(features, id2label)
+    values = {"accuracy": accuracy(predictions, labels)}
+    if logits.shape[1] == 2:
+        values["f1"] = f1_binary(predictions, labels)
+    else:
+        values["f1_macro"] = f1_macro(predictions, labels)
+    values["mcc"] = matthews(predictions, labels)
+    return [Metric(name=n, value=value, examples=len(labels)) for n, value in values.items()]
 
 
-def _class_of(example: Example, id2label: Mapping[int, str]) -> int:
-    """The class of a label: its name in the config, in any case, or its number."""
-    if example.label is None:
-        raise DataFileError(
-            "The data has no labels to compare with. Name their column with `--label-column`."
-        )
-    wanted = example.label.strip().lower()
-    for index, name in id2label.items():
-        if wanted == name.lower():
-            return index
-    if wanted.removesuffix(".0").isdigit() and int(wanted.removesuffix(".0")) in id2label:
-        return int(wanted.removesuffix(".0"))
-    known = ", ".join(f"{index} or {name!r}" for index, name in sorted(id2label.items())[:20])
-    raise DataFileError(
-        f"Label {example.label!r} is not one of the model's: {known}. Name the labels' column "
-        "with `--label-column`, or set `id2label` in the checkpoint's config.json."
+def _decisions(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable] | None:
+    """The class of each text; none of a score."""
+    del features, options
+    return None if len(rows[0]) == 1 else [int(row.argmax()) for row in rows]
+
+
+def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
+    if len(id2label) == 1:
+        return [{"labels": score} for score in scores_of(features.examples)]
+    return [{"labels": label} for label in _classes(features, id2label)]
+
+
+def _classes(features: Features, id2label: Mapping[int, str]) -> list[int]:
+    return [class_of(label_of(example), id2label) for example in features.examples]
+
+
+def _class_names(examples: Sequence[Example]) -> list[str]:
+    """All labels, sorted; numbers by their value."""
+    names = {label_of(example) for example in examples}
+    return sorted(
+        names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)
     )
 
 
 TEXT_CLASSIFICATION = Task(
     name="text-classification",
-    texts=_texts,
+    read=read_texts,
+    encode=encode_together,
     rows=_rows,
     metrics=_metrics,
-    kind=lambda rows: "classes" if rows.shape[1] > 1 else "score",
+    decisions=_decisions,
+    labels=_labels,
+    class_names=_class_names,
 )

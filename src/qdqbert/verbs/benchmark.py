@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qdqbert.artifact import is_artifact, open_artifact
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.record import BenchmarkReport
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.export import GraphBody, choices_of, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.models.modeling import register
+from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 
 _ANY_VOCABULARY = 1000
@@ -116,6 +116,7 @@ def _candidates(
                 engine=engine,
                 model=artifact.model_for(engine),
                 vocab_size=config.vocab_size,
+                choices=choices_of(artifact.task),
             )
             for engine in engines or usable
         ]
@@ -126,23 +127,28 @@ def _candidates(
             Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
             for engine in engines or (("openvino",) if path.suffix == ".xml" else installed)
         ]
-    vocab_size = export_float(model, exported, sequences)
+    checkpoint = export_float(model, exported, sequences)
     return [
-        Candidate(name=model, engine=engine, model=exported, vocab_size=vocab_size)
+        Candidate(
+            name=model,
+            engine=engine,
+            model=exported,
+            vocab_size=checkpoint.config.vocab_size,
+            choices=choices_of(checkpoint.task),
+        )
         for engine in engines or installed
     ]
 
 
-def export_float(model: str, path: Path, sequences: Sequence[int]) -> int:
-    """Writes the float graph of a checkpoint; returns its vocabulary's size."""
-    register()
-    checkpoint = load_checkpoint(model)
+def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint:
+    """Writes the float graph of a checkpoint, which is returned."""
+    checkpoint = load_model(model)
     _check_length(model, checkpoint.max_length, sequences)
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    sited_graph = export_sited(sited, body, example_inputs(checkpoint.input_names))
+    sited_graph = export_sited(sited, body, example_inputs(checkpoint.input_names, checkpoint.task))
     save_graph(float_graph(sited_graph), path)
-    return int(checkpoint.config.vocab_size)
+    return checkpoint
 
 
 def _check_length(model: str, max_length: int, sequences: Sequence[int]) -> None:

@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from qdqbert.artifact import is_artifact, open_artifact
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.artifact import is_artifact, open_artifact, read_training, write_json
 from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.fidelity import compare
 from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
-from qdqbert.models.modeling import register
+from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Columns, Example, read_dataset
-from qdqbert.tasks.task import Rows, Task
-from qdqbert.verbs.inference import EncodedExamples, TorchRunner, encode_examples, rows_of
+from qdqbert.tasks.data import Columns, fingerprint
+from qdqbert.tasks.task import Rows, Task, TaskOptions
+from qdqbert.verbs.inference import (
+    EncodedExamples,
+    TorchRunner,
+    encode_examples,
+    fidelity_of,
+    rows_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """A loaded model with what is needed to feed and judge it."""
+    """A loaded model, and what its inputs are.
+
+    Attributes:
+        task: What it is for.
+        engine: What runs it.
+        runner: It, loaded.
+        tokenizer: Its tokenizer.
+        id2label: Its classes.
+        max_length: Longest row in tokens.
+        calibrated_on: Fingerprints of the examples that its ranges were taken from.
+    """
 
     task: Task
     engine: str
     runner: Runner
-    encoded: EncodedExamples
+    tokenizer: Any
+    input_names: Sequence[str]
     id2label: dict[int, str]
     max_length: int
+    calibrated_on: frozenset[str]
 
 
 def evaluate(
@@ -42,56 +59,65 @@ def evaluate(
     reference: str | Path | None = None,
     columns: Columns | None = None,
     max_examples: int | None = None,
+    max_length: int | None = None,
     batch_size: int = 8,
+    options: Mapping[str, Any] | None = None,
+    allow_leakage: bool = False,
+    output: str | Path | None = None,
     progress: Progress | None = None,
 ) -> EvaluateReport:
-    """Evaluates a float checkpoint or a quantized folder.
+    """Evaluates a float checkpoint, a QAT checkpoint or a quantized folder.
 
     Args:
         model: A folder that `quantize` wrote, or a checkpoint: a local folder or a hub id.
-        data: Labelled examples, .csv, .tsv or .jsonl.
+        data: Labelled examples, in a format of the task.
         task: A task name of transformers; inferred if `None`.
         engine: What runs a quantized folder, ONNX Runtime if `None` and it can. A checkpoint
             runs in PyTorch.
         reference: A float checkpoint to compare with, text by text.
         columns: Which columns to read; guessed if `None`.
-        max_examples: Read no more rows than this.
-        batch_size: Texts at once; they are bucketed by length.
+        max_examples: Read no more examples than this.
+        max_length: Longest input in tokens; the folder's, the task's or the checkpoint's if `None`.
+        batch_size: Rows at once; they are bucketed by length.
+        options: Settings of the task that differ from those that the model was quantized or
+            trained with: names and values of `TaskOptions`.
+        allow_leakage: Score examples that ranges were taken from too; the report says how many.
+        output: A folder for the files that are usual for the task, such as `predictions.json`.
         progress: Shows stages; silent if `None`.
 
     Raises:
-        UserInputError: Something that was named cannot be used.
+        UserInputError: Something that was named cannot be used, or the model was calibrated on
+            examples of the data.
     """
     if batch_size < 1:
         raise UserInputError(f"`--batch-size` must be at least 1, got {batch_size}.")
     progress = progress or Silent()
-    dataset = read_dataset(data, columns=columns or Columns(), max_examples=max_examples)
-    notices = list(dataset.notices)
-
-    def rows(
-        name: str | Path, task: str | None, engine: EngineName | None, limit: int | None
-    ) -> tuple[_Subject, Rows]:
-        with progress.stage(f"Loading {Path(name).name}"):
-            subject = _load(str(name), task, engine, dataset.examples, batch_size, limit)
-        with progress.stage("Evaluating", len(subject.encoded.batches)) as advance:
-            return subject, rows_of(subject.task, subject.runner, subject.encoded, advance)
-
-    subject, made = rows(model, task, engine, None)
-    if subject.encoded.truncated:
+    with progress.stage(f"Loading {Path(model).name}"):
+        subject = _load(str(model), task, engine, max_length)
+    settings = dataclasses.replace(_options_of(Path(model)), **(options or {}))
+    dataset = subject.task.read(str(data), columns=columns or Columns(), max_examples=max_examples)
+    leaked = sum(fingerprint(each) in subject.calibrated_on for each in dataset.examples)
+    check_leakage(leaked, len(dataset), str(data), allowed=allow_leakage)
+    encoded, rows = _run(subject, dataset.examples, batch_size, settings, progress)
+    notices = [*dataset.notices, *encoded.features.notices]
+    if leaked:
         notices.append(
-            f"{subject.encoded.truncated} of {subject.encoded.texts} texts were longer than "
-            f"{subject.max_length} tokens and were cut."
+            f"{leaked} of {len(dataset)} examples were calibrated on: the metrics flatter."
         )
-    metrics = subject.task.metrics(made, dataset.examples, subject.id2label)
+    metrics = subject.task.metrics(rows, encoded.features, subject.id2label, settings)
     fidelity = None
     if reference is not None:
-        _, expected = rows(reference, subject.task.name, None, subject.max_length)
-        if expected.shape != made.shape:
+        with progress.stage(f"Loading {Path(reference).name}"):
+            other = _load(str(reference), subject.task.name, None, subject.max_length)
+        _, expected = _run(other, dataset.examples, batch_size, settings, progress)
+        if expected[0].shape != rows[0].shape:
             raise UserInputError(
-                f"`--reference {reference}` gives {expected.shape[1]} numbers a text, the model "
-                f"{made.shape[1]}; expected the checkpoint that was quantized."
+                f"`--reference {reference}` gives {expected[0].shape[-1]} numbers a text, the "
+                f"model {rows[0].shape[-1]}; expected the checkpoint that was quantized."
             )
-        fidelity = compare(expected, made, kind=subject.task.kind(expected))
+        fidelity = fidelity_of(subject.task, expected, rows, encoded.features, settings)
+    if output is not None:
+        _write_files(subject.task, rows, encoded, settings, Path(output))
     return EvaluateReport(
         model=str(model),
         task=subject.task.name,
@@ -100,53 +126,93 @@ def evaluate(
         examples=len(dataset.examples),
         metrics=tuple(metrics),
         fidelity=fidelity,
+        leaked_examples=leaked,
         notices=tuple(notices),
     )
 
 
-def _load(
-    name: str,
-    task: str | None,
-    engine: EngineName | None,
-    examples: Sequence[Example],
+def check_leakage(leaked: int, examples: int, data: str, *, allowed: bool) -> None:
+    """Refuses data that ranges were taken from.
+
+    Raises:
+        UserInputError: Some were, and it is not allowed.
+    """
+    if leaked and not allowed:
+        raise UserInputError(
+            f"{leaked} of {examples} examples of `{data}` were calibrated on, so that the metrics "
+            "would flatter. Pass other data, or `--allow-leakage`, which the report will say."
+        )
+
+
+def _run(
+    subject: _Subject,
+    examples: Sequence[Any],
     batch_size: int,
-    limit: int | None,
-) -> _Subject:
-    """Loads a folder or a checkpoint; `limit` cuts a checkpoint's inputs as a folder's are."""
+    options: TaskOptions,
+    progress: Progress,
+) -> tuple[EncodedExamples, Rows]:
+    with progress.stage("Tokenizing"):
+        encoded = encode_examples(
+            subject.task,
+            subject.tokenizer,
+            examples,
+            input_names=subject.input_names,
+            max_length=subject.max_length,
+            batch_size=batch_size,
+            options=options,
+        )
+    with progress.stage("Evaluating", len(encoded.batches)) as advance:
+        return encoded, rows_of(subject.task, subject.runner, encoded, advance)
+
+
+def _options_of(model: Path) -> TaskOptions:
+    if is_artifact(model):
+        return open_artifact(model).task_options
+    return TaskOptions(**read_training(model).get("task_options", {}))
+
+
+def _write_files(
+    task: Task, rows: Rows, encoded: EncodedExamples, options: TaskOptions, output: Path
+) -> None:
+    if task.files is None:
+        raise UserInputError(f"`--output`: task `{task.name}` has no files to write. Leave it out.")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, content in task.files(rows, encoded.features, options).items():
+            write_json(output / name, content)
+    except OSError as error:
+        raise UserInputError(
+            f"`--output {output}` cannot be written: {error.strerror}. Name another folder."
+        ) from error
+
+
+def _load(name: str, task: str | None, engine: EngineName | None, limit: int | None) -> _Subject:
+    """Loads a folder or a checkpoint, whose inputs are cut at `limit`."""
     if is_artifact(Path(name)):
-        return _load_artifact(Path(name), task, engine, examples, batch_size)
+        return _load_artifact(Path(name), task, engine, limit)
     if engine is not None:
         raise UserInputError(
             f"`--engine {engine}` is for quantized folders; {name!r} is a checkpoint, which runs "
             "in PyTorch."
         )
-    register()
-    checkpoint = load_checkpoint(name, task=task)
-    body = GraphBody.of(checkpoint)
-    max_length = min(checkpoint.max_length, limit or checkpoint.max_length)
+    checkpoint = load_model(name, task=task)
+    chosen = TASKS[checkpoint.task]
+    trained = read_training(Path(name))
+    usual = trained.get("max_length") or chosen.max_length or checkpoint.max_length
     return _Subject(
-        task=TASKS[checkpoint.task],
+        task=chosen,
         engine="pytorch",
-        runner=TorchRunner(body, checkpoint.input_names),
-        encoded=encode_examples(
-            TASKS[checkpoint.task],
-            checkpoint.tokenizer,
-            examples,
-            input_names=checkpoint.input_names,
-            max_length=max_length,
-            batch_size=batch_size,
-        ),
+        runner=TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names),
+        tokenizer=checkpoint.tokenizer,
+        input_names=checkpoint.input_names,
         id2label=checkpoint.config.id2label,
-        max_length=max_length,
+        max_length=min(limit or usual, checkpoint.max_length),
+        calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
     )
 
 
 def _load_artifact(
-    directory: Path,
-    task: str | None,
-    engine: EngineName | None,
-    examples: Sequence[Example],
-    batch_size: int,
+    directory: Path, task: str | None, engine: EngineName | None, limit: int | None
 ) -> _Subject:
     artifact = open_artifact(directory)
     if task not in (None, artifact.task):
@@ -160,14 +226,9 @@ def _load_artifact(
         task=TASKS[artifact.task],
         engine=chosen,
         runner=open_runner(chosen, artifact.model_for(chosen)),
-        encoded=encode_examples(
-            TASKS[artifact.task],
-            artifact.load_tokenizer(),
-            examples,
-            input_names=artifact.input_names,
-            max_length=artifact.max_length,
-            batch_size=batch_size,
-        ),
+        tokenizer=artifact.load_tokenizer(),
+        input_names=artifact.input_names,
         id2label=artifact.load_config().id2label,
-        max_length=artifact.max_length,
+        max_length=min(limit or artifact.max_length, artifact.max_length),
+        calibrated_on=artifact.calibration_fingerprints,
     )

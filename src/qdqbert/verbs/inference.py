@@ -1,4 +1,4 @@
-"""Runs examples through a float checkpoint or a graph, to one row a text."""
+"""Runs examples through a checkpoint or a graph, to one row for each row of their features."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from qdqbert.encoding import Batch, encode, make_batches
+from qdqbert.encoding import Batch, make_batches
 from qdqbert.engines.runner import Runner
+from qdqbert.evidence.fidelity import Fidelity, compare
 from qdqbert.graph.export import GraphBody, to_numpy
-from qdqbert.tasks.data import Example
-from qdqbert.tasks.task import Rows, Task
+from qdqbert.tasks.task import Features, Row, Rows, Task, TaskOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,35 +20,35 @@ class EncodedExamples:
     """Examples as batches of model inputs.
 
     Attributes:
+        features: What the batches are cut from.
         batches: Length-bucketed.
-        texts: How many rows they make.
-        truncated: How many texts lost their end.
-        tokens: Tokens in all, special ones included and padding not.
     """
 
+    features: Features
     batches: tuple[Batch, ...]
-    texts: int
-    truncated: int
-    tokens: int
+
+    @property
+    def texts(self) -> int:
+        """How many rows they make."""
+        return len(self.features.encoded.rows)
 
 
 def encode_examples(
     task: Task,
     tokenizer: Any,
-    examples: Sequence[Example],
+    examples: Sequence[Any],
     *,
     input_names: Sequence[str],
     max_length: int,
     batch_size: int,
+    options: TaskOptions,
 ) -> EncodedExamples:
     """Tokenizes and batches examples as their task feeds them."""
-    texts, pairs = task.texts(examples)
-    encoded = encode(tokenizer, texts, pairs, input_names=input_names, max_length=max_length)
+    features = task.encode(
+        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
+    )
     return EncodedExamples(
-        batches=tuple(make_batches(encoded, batch_size=batch_size)),
-        texts=len(texts),
-        truncated=encoded.truncated,
-        tokens=sum(encoded.lengths),
+        features=features, batches=tuple(make_batches(features.encoded, batch_size=batch_size))
     )
 
 
@@ -65,8 +64,9 @@ class TorchRunner:
 
     def run(self, inputs: Any) -> dict[str, Any]:
         """One forward pass."""
+        device = next(self._body.parameters()).device
         with torch.inference_mode():
-            outputs = self._body(**{k: torch.from_numpy(v) for k, v in inputs.items()})
+            outputs = self._body(**{k: torch.from_numpy(v).to(device) for k, v in inputs.items()})
         return to_numpy(outputs, self.output_names)
 
 
@@ -76,11 +76,25 @@ def rows_of(
     encoded: EncodedExamples,
     advance: Callable[[], None] = lambda: None,
 ) -> Rows:
-    """One row a text, in the order of the texts, `(texts, features)`."""
-    rows: dict[int, Rows] = {}
+    """What the model says, one row for each of the features'."""
+    rows: dict[int, Row] = {}
     for batch in encoded.batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        made = task.rows(runner.run(inputs), batch.inputs)
+        made = task.rows(runner.run(inputs), batch, encoded.features)
         rows.update(zip(batch.indices, made, strict=True))
         advance()
-    return np.stack([rows[index] for index in range(encoded.texts)])
+    return [rows[index] for index in range(encoded.texts)]
+
+
+def fidelity_of(
+    task: Task, reference: Rows, candidate: Rows, features: Features, options: TaskOptions
+) -> Fidelity:
+    """How near one model's rows are to another's, by what counts in the task."""
+    answers = [task.decisions(rows, features, options) for rows in (reference, candidate)]
+    return compare(
+        reference,
+        candidate,
+        is_embedding=task.is_embedding,
+        decisions=None if answers[0] is None or answers[1] is None else (answers[0], answers[1]),
+        signal=task.signal,
+    )

@@ -13,10 +13,13 @@ from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.numerics.affine import parameters_of
 from qdqbert.targets.target import Plan
-from qdqbert.tasks.data import Example, digest_examples
+from qdqbert.tasks.data import digest_examples, fingerprint
 from qdqbert.verbs.options import QuantizeOptions
 
-_VERSIONED = ("qdqbert", "torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "openvino")
+_VERSIONED = (
+    *("qdqbert", "torch", "transformers", "accelerate"),
+    *("onnx", "onnx-ir", "onnxruntime", "openvino"),
+)
 
 
 def quantization_json(
@@ -25,7 +28,7 @@ def quantization_json(
     calibration: Calibration,
     models: Mapping[str, str],
     plans: Sequence[Plan],
-    used: Sequence[Example],
+    used: Sequence[Any],
     *,
     max_length: int,
     output_names: Sequence[str],
@@ -57,12 +60,14 @@ def quantization_json(
         "outputs": list(output_names),
         "embeddings": options.embeddings,
         "switches": options.recipe_switches.to_dict(),
+        "task_options": dataclasses.asdict(options.task_options),
         "calibration": {
             "calibrator": options.calibrator,
             "percentile": options.percentile_used,
             "data": options.calibration_data or "built-in",
             "examples": len(used),
             "examples_sha256": digest_examples(used),
+            "fingerprints": sorted({fingerprint(example) for example in used}),
         },
         "targets": {
             plan.target.name: {
@@ -75,7 +80,7 @@ def quantization_json(
         },
         "ranges": {name: dataclasses.asdict(r) for name, r in calibration.ranges.items()},
         "pre_quant_scales": sorted(calibration.scales),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions(),
     }
 
 
@@ -111,11 +116,12 @@ def _sites_json(plan: Plan, calibration: Calibration) -> Mapping[str, Any]:
     return sites
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide numbers."""
+    found = {"python": platform.python_version()}
     for package in _VERSIONED:
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    return found

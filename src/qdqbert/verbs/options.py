@@ -11,8 +11,9 @@ from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Calibrator, Percentile
 from qdqbert.recipes import CalibratorName, Embeddings, Switches
 from qdqbert.tasks.data import Columns
+from qdqbert.tasks.task import TaskOptions
 
-_OWN_WORDS = ("model", "targets", "columns", "benchmark", "overwrite", "switches")
+_OWN_WORDS = ("model", "targets", "columns", "benchmark", "overwrite", "switches", "task_options")
 # Options that are no `--name value` of a command line.
 
 
@@ -25,12 +26,14 @@ class QuantizeOptions:
     task: str | None = None
     calibration_data: str | None = None
     columns: Columns = dataclasses.field(default_factory=Columns)
+    task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
     calibration_samples: int = 300
     max_length: int | None = None
     batch_size: int = 8
     calibrator: CalibratorName = "max"
     percentile: float | None = None
     recipe: str | None = None
+    recalibrate: bool = False
     switches: Switches = dataclasses.field(default_factory=Switches)
     targets: tuple[str, ...] = ()
     embeddings: Embeddings = "int8"
@@ -96,7 +99,12 @@ class QuantizeOptions:
             if field.name in _OWN_WORDS:
                 continue
             if value is not None and value != field.default:
-                words += [f"--{field.name.replace('_', '-')}", str(value)]
+                flag = f"--{field.name.replace('_', '-')}"
+                words += [flag] if value is True else [flag, str(value)]
+        for option in dataclasses.fields(self.task_options):
+            value = getattr(self.task_options, option.name)
+            if value != option.default and option.name != "seed":
+                words += [f"--{option.name.replace('_', '-')}", str(value)]
         for role in dataclasses.fields(self.columns):
             column = getattr(self.columns, role.name)
             if column is not None:

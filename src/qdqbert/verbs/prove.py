@@ -12,17 +12,16 @@ from qdqbert.artifact import size_bytes
 from qdqbert.calibration.session import Calibration
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.engines.runner import ENGINES, EngineName, is_installed, open_runner
-from qdqbert.evidence.fidelity import compare
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
 from qdqbert.evidence.record import LatencyReport, TargetReport
-from qdqbert.graph.export import GraphBody
+from qdqbert.graph.export import GraphBody, choices_of
 from qdqbert.insert.sited import SitedModel, encoder_layers, quantizing
 from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.task import Rows
-from qdqbert.verbs.inference import EncodedExamples, rows_of
+from qdqbert.tasks.task import Rows, TaskOptions
+from qdqbert.verbs.inference import EncodedExamples, fidelity_of, rows_of
 
 _SHAPES = ((1, 32), (8, 128))
 _ROUNDS = 3
@@ -60,6 +59,7 @@ class Evidence:
         float_rows: The float model's answers to them.
         float_model: File of the float graph.
         max_length: Longest input in tokens.
+        options: Settings of the task.
     """
 
     checkpoint: Checkpoint
@@ -71,6 +71,7 @@ class Evidence:
     float_rows: Rows
     float_model: Path
     max_length: int
+    options: TaskOptions
 
 
 def prove(
@@ -107,7 +108,13 @@ def prove(
                 engine=engine,
                 recipe=each.plan.recipe.name,
                 model=each.name,
-                fidelity=compare(evidence.float_rows, rows, kind=task.kind(rows)),
+                fidelity=fidelity_of(
+                    task,
+                    evidence.float_rows,
+                    rows,
+                    evidence.heldout.features,
+                    evidence.options,
+                ),
                 lowering=check_lowering(each.model, references[target], engine),
                 size_bytes=size_bytes(each.path),
                 size_ratio=size_bytes(each.path) / size_bytes(evidence.float_model),
@@ -141,6 +148,7 @@ def _time(
             engine=engine,
             model=model,
             vocab_size=evidence.checkpoint.config.vocab_size,
+            choices=choices_of(evidence.checkpoint.task),
         )
         for name, engine, model in models
     ]
@@ -175,7 +183,13 @@ def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     layers = encoder_layers(checkpoint.model, checkpoint.family)
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    with quantizing(evidence.sited, plan.specs, calibration.ranges, calibration.scales):
+    with quantizing(
+        evidence.sited,
+        plan.specs,
+        calibration.ranges,
+        calibration.scales,
+        calibration.weight_amax,
+    ):
         return make_references(evidence.sited, evidence.body, evidence.graph, layers, chosen)
 
 

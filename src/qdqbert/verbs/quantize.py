@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,22 @@ from qdqbert.artifact import (
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.calibration.session import Calibration, calibrate
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
-from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.record import QuantizeReport, json_ready
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
-from qdqbert.models.modeling import register
-from qdqbert.models.state import stored_ranges, stored_specs
+from qdqbert.models.loading import load_model
+from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.progress import Progress, Silent
 from qdqbert.recipes import Switches
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.spec import TensorSpec
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, lower, make_plan
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Dataset, Example, read_dataset
+from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.task import Rows, Task
 from qdqbert.verbs.inference import EncodedExamples, TorchRunner, encode_examples, rows_of
 from qdqbert.verbs.manifest import quantization_json
@@ -79,15 +79,15 @@ def quantize(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Stored:
-    """What a QDQBERT checkpoint says of its quantizers.
+    """What a checkpoint with quantizers says of them.
 
     Attributes:
         specs: How they quantize, by site name.
-        ranges: Those of calibrated activations.
+        calibration: What they were calibrated, or trained, with.
     """
 
     specs: Mapping[str, TensorSpec | None]
-    ranges: Mapping[str, Range]
+    calibration: Calibration
 
 
 class _Run:
@@ -113,11 +113,10 @@ class _Run:
         with writing(output, overwrite=overwrite) as folder:
             with self.progress.stage("Loading the checkpoint"):
                 source = str(demo_checkpoint()) if options.model is None else options.model
-                register()
-                checkpoint = load_checkpoint(source, task=options.task)
+                checkpoint = load_model(source, task=options.task)
             task = TASKS[checkpoint.task]
-            used, heldout = self._examples()
-            limit = self._max_length(checkpoint)
+            used, heldout = self._examples(task)
+            limit = self._max_length(checkpoint, task)
             calibration_batches = self._encode(checkpoint, used, "calibration", limit)
             heldout_batches = self._encode(checkpoint, heldout, "held-out", limit)
             body = GraphBody.of(checkpoint)
@@ -138,14 +137,15 @@ class _Run:
                 for target in targets
             ]
             calibration = self._calibrate(sited, body, calibration_batches, plans, stored)
-            if not np.isfinite(float_rows).all():
+            if not all(np.isfinite(row).all() for row in float_rows):
                 # What calibration did not see: a head that stays in float.
                 raise CheckpointError(
                     f"The float checkpoint {checkpoint.name!r} answers with NaN or infinite "
                     "values. Check its weights."
                 )
             with self.progress.stage("Exporting the graph"):
-                graph = export_sited(sited, body, example_inputs(checkpoint.input_names))
+                example = example_inputs(checkpoint.input_names, checkpoint.task)
+                graph = export_sited(sited, body, example)
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
             self._write_inputs(folder, checkpoint, calibration, written, used, body, limit)
             with tempfile.TemporaryDirectory() as scratch:
@@ -161,6 +161,7 @@ class _Run:
                     float_rows=float_rows,
                     float_model=float_model,
                     max_length=limit,
+                    options=options.task_options,
                 )
                 reports = prove(
                     written,
@@ -182,19 +183,29 @@ class _Run:
             write_json(folder / REPORT, json_ready(report))
         return report
 
-    def _examples(self) -> tuple[list[Example], list[Example]]:
+    def _examples(self, task: Task) -> tuple[list[Any], list[Any]]:
         """Examples to calibrate on, and others to compare on."""
         wanted = self.options.calibration_samples
         if self.options.calibration_data is None:
+            if not task.reads_texts:
+                raise UserInputError(
+                    f"`--calibration-data` is missing: task `{task.name}` cannot take ranges from "
+                    "the built-in sentences. Pass training data of the task."
+                )
             pool, heldout = list(resources.calibration_examples()), resources.heldout_examples()
         else:
-            dataset = self._read(self.options.calibration_data)
+            dataset = self._read(task, self.options.calibration_data)
             pool, heldout = list(dataset.examples), ()
         random.Random(self.options.seed).shuffle(pool)
         used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
         if len(used) < wanted:
             self.notices.append(f"Calibrated on {len(used)} examples; {wanted} were asked for.")
-        if not heldout and len(rest) < 16:
+        if not heldout and not rest and not task.reads_texts:
+            raise UserInputError(
+                f"`--calibration-data` holds {len(pool)} examples, all of which are calibrated on; "
+                "none is left to compare with float. Pass more, or fewer `--calibration-samples`."
+            )
+        if not heldout and len(rest) < 16 and task.reads_texts:
             self.notices.append(
                 f"The data has {len(rest)} examples beyond those used for calibration; fidelity "
                 "is measured on built-in sentences instead."
@@ -202,13 +213,13 @@ class _Run:
             heldout = resources.heldout_examples()
         return used, list(heldout or rest)
 
-    def _read(self, path: str) -> Dataset:
-        dataset = read_dataset(path, columns=self.options.columns)
+    def _read(self, task: Task, path: str) -> Dataset:
+        dataset = task.read(path, columns=self.options.columns, max_examples=None)
         self.notices += dataset.notices
         return dataset
 
     def _encode(
-        self, checkpoint: Checkpoint, examples: Sequence[Example], what: str, limit: int
+        self, checkpoint: Checkpoint, examples: Sequence[Any], what: str, limit: int
     ) -> EncodedExamples:
         encoded = encode_examples(
             TASKS[checkpoint.task],
@@ -217,22 +228,20 @@ class _Run:
             input_names=checkpoint.input_names,
             max_length=limit,
             batch_size=self.options.batch_size,
+            options=self.options.task_options,
         )
-        if encoded.truncated:
-            self.notices.append(
-                f"{encoded.truncated} of {encoded.texts} {what} texts were longer than {limit} "
-                "tokens and were cut."
-            )
+        self.notices += [f"Of the {what} texts: {each}" for each in encoded.features.notices]
         return encoded
 
-    def _max_length(self, checkpoint: Checkpoint) -> int:
+    def _max_length(self, checkpoint: Checkpoint, task: Task) -> int:
         asked = self.options.max_length
         if asked is not None and asked > checkpoint.max_length:
             self.notices.append(
                 f"--max-length {asked} is more than the checkpoint takes; {checkpoint.max_length} "
                 "is used."
             )
-        return min(asked or checkpoint.max_length, checkpoint.max_length)
+        usual = task.max_length or checkpoint.max_length
+        return min(asked or usual, checkpoint.max_length)
 
     def _float_rows(
         self, task: Task, body: GraphBody, encoded: EncodedExamples, checkpoint: Checkpoint
@@ -245,7 +254,7 @@ class _Run:
         sited = sited_model(checkpoint.model)
         if not sited.quantizers:
             return None
-        stored = _Stored(specs=stored_specs(sited), ranges=stored_ranges(sited))
+        stored = _Stored(specs=stored_specs(sited), calibration=stored_calibration(sited))
         for quantizer in sited.quantizers.values():
             quantizer.disable()
         return stored
@@ -262,15 +271,14 @@ class _Run:
         if (
             stored is not None
             and self.options.recipe is None
-            and self.options.calibration_data is None
-            and wanted <= set(stored.ranges)
+            and not self.options.recalibrate
+            and wanted <= set(stored.calibration.ranges)
         ):
             self.notices.append(
-                "Ranges are those of the checkpoint's own quantizers; pass --calibration-data to "
-                "calibrate anew."
+                "Ranges are those of the checkpoint's own quantizers; pass --recalibrate to "
+                "take them from the data."
             )
-            ranges = self.options.switches.adjust(stored.ranges, sited.sites)
-            return Calibration(ranges={name: ranges[name] for name in sorted(wanted)}, scales={})
+            return self._stored_calibration(stored.calibration, sited, wanted)
         if self.options.calibration_data is None and self.options.model is not None:
             self.notices.append(
                 "Calibrated on the built-in English sentences; pass --calibration-data with texts "
@@ -301,6 +309,19 @@ class _Run:
                 advance=advance,
             )
 
+    def _stored_calibration(
+        self, stored: Calibration, sited: SitedModel, wanted: Collection[str]
+    ) -> Calibration:
+        switches = self.options.switches
+        ranges = switches.adjust(stored.ranges, sited.sites)
+        # Ranges of a weight that was trained with them, unless bits or axes are others now.
+        same_weights = not (switches.quant_per_tensor or switches.recalibrate_weights)
+        return Calibration(
+            ranges={name: ranges[name] for name in sorted(wanted)},
+            scales={name: stored.scales[name] for name in sorted(set(stored.scales) & set(wanted))},
+            weight_amax=stored.weight_amax if same_weights else {},
+        )
+
     def _write_graph(
         self,
         plan: Plan,
@@ -314,7 +335,7 @@ class _Run:
         path.parent.mkdir(exist_ok=True)
         with self.progress.stage(f"Lowering for {plan.target.name}"):
             scales = {site: scale.numpy() for site, scale in calibration.scales.items()}
-            model = lower(graph, plan, calibration.ranges, scales)
+            model = lower(graph, plan, calibration.ranges, scales, calibration.weight_amax)
             save_graph(model, path)
         return Written(plan=plan, model=model, path=path, name=name)
 
@@ -324,7 +345,7 @@ class _Run:
         checkpoint: Checkpoint,
         calibration: Calibration,
         written: Sequence[Written],
-        used: Sequence[Example],
+        used: Sequence[Any],
         body: GraphBody,
         limit: int,
     ) -> None:

@@ -1,0 +1,107 @@
+"""QAT with distillation, from a float checkpoint to INT8 graphs on their engines, over seeds.
+
+    python benchmarks/qat.py CHECKPOINT --task T --train-data F --eval-data F [--seeds 0 1 2] \
+        [--learning-rate X] [--epochs N] [--alpha A] ...
+
+For each seed: `train(qat=True, distill_from=CHECKPOINT)`, `quantize` for ONNX Runtime and OpenVINO
+with the ranges that were trained with, `evaluate` of both. Prints the main metrics of the float
+checkpoint, of the calibrated model before training, of the trained one in PyTorch, and of the
+graphs; the last row is the mean over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+import qdqbert
+from qdqbert.recipes import Switches
+
+TARGETS = ("onnxruntime", "openvino")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("checkpoint")
+    for name in ("--task", "--train-data", "--eval-data"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--epochs", type=float, default=0.3)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--max-length", type=int)
+    parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, default=2.0)
+    parser.add_argument("--dropout", default="off")
+    parser.add_argument("--ranges", default="fixed")
+    parser.add_argument("--recipe", default="qdqbert")
+    parser.add_argument("--calibrator", default="percentile")
+    parser.add_argument("--percentile", type=float, default=99.99)
+    parser.add_argument("--keep", type=Path, help="folder for the trained checkpoints")
+    options = parser.parse_args()
+    reference = qdqbert.evaluate(
+        options.checkpoint, options.eval_data, task=options.task, max_length=options.max_length
+    )
+    name = reference.metrics[0].name
+    print(f"float: {name} {reference.metrics[0].value:.2f}", flush=True)
+    print(f"| seed | calibrated | QAT, PyTorch | {' | '.join(TARGETS)} |", flush=True)
+    print(f"|---|---|---|{'---|' * len(TARGETS)}", flush=True)
+    rows = [row_of(seed, options) for seed in options.seeds]
+    means = " | ".join(f"{mean(column):.2f}" for column in zip(*rows, strict=True))
+    print(f"| mean | {means} |")
+
+
+def row_of(seed: int, options: argparse.Namespace) -> list[float]:
+    with tempfile.TemporaryDirectory() as scratch:
+        trained, graphs = Path(scratch) / "trained", Path(scratch) / "int8"
+        percentile = options.percentile if options.calibrator == "percentile" else None
+        report = qdqbert.train(
+            options.checkpoint,
+            trained,
+            train_data=options.train_data,
+            eval_data=options.eval_data,
+            eval_steps=10**9,
+            task=options.task,
+            qat=True,
+            recipe=options.recipe,
+            switches=Switches(calibrator=options.calibrator, percentile=percentile),
+            ranges=options.ranges,
+            distill_from=options.checkpoint,
+            distillation=qdqbert.Distillation(alpha=options.alpha, temperature=options.temperature),
+            learning_rate=options.learning_rate,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            max_length=options.max_length,
+            dropout=options.dropout,
+            seed=seed,
+        )
+        qdqbert.quantize(
+            trained,
+            graphs,
+            task=options.task,
+            calibration_data=options.train_data,
+            max_length=options.max_length,
+            targets=TARGETS,
+            benchmark=False,
+        )
+        row = [report.before[0].value, report.after[0].value]
+        for engine in TARGETS:
+            found = qdqbert.evaluate(
+                graphs,
+                options.eval_data,
+                engine=engine,  # type: ignore[arg-type]
+                allow_leakage=False,
+            )
+            row.append(found.metrics[0].value)
+        if options.keep is not None:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(trained, options.keep / f"seed-{seed}", dirs_exist_ok=True)
+    print(f"| {seed} | {' | '.join(f'{value:.2f}' for value in row)} |", flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Statistics of several processes: each sees a part of the data, all end with the whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, distributed
+
+from qdqbert.calibration.statistics import Statistics, merge_statistics
+from qdqbert.numerics.histogram import Histogram
+
+
+def is_shared() -> bool:
+    """Whether there are other processes, as `torchrun` or `accelerate launch` start them."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histogram]:
+    """What all processes saw together, exactly as if one had seen it all.
+
+    Args:
+        mine: What this process saw; of the same sites in every process.
+        device: What tensors have to lie on to be sent.
+    """
+    if not is_shared():
+        return dict(mine)
+    names = sorted(mine)
+    # Numbers rather than objects, which torch would pickle.
+    counts = torch.stack([torch.cat([mine[n].positive, mine[n].negative]) for n in names])
+    exponents = torch.tensor([mine[name].exponent for name in names])
+    ends = torch.tensor([(mine[n].low, mine[n].high) for n in names], dtype=torch.float64)
+    parts = zip(*(_gathered(x.to(device)) for x in (counts, exponents, ends)), strict=True)
+    merged: Statistics = {}
+    for theirs in parts:
+        merged = merge_statistics(merged, _statistics(names, *(x.cpu() for x in theirs)))
+    return dict(merged)
+
+
+def shared_amax(mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The largest of all processes, elementwise; of the same names in every process."""
+    if is_shared():
+        for name in sorted(mine):
+            distributed.all_reduce(mine[name], op=distributed.ReduceOp.MAX)
+    return mine
+
+
+def _gathered(x: Tensor) -> list[Tensor]:
+    parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, x)
+    return parts
+
+
+def _statistics(names: list[str], counts: Tensor, exponents: Tensor, ends: Tensor) -> Statistics:
+    found = {}
+    for name, row, exponent, (low, high) in zip(
+        names, counts, exponents.tolist(), ends.tolist(), strict=True
+    ):
+        positive, negative = row.view(2, -1)
+        found[name] = Histogram(
+            exponent=exponent, positive=positive, negative=negative, low=low, high=high
+        )
+    return found

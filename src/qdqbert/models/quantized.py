@@ -1,0 +1,133 @@
+"""A transformers model that carries quantizers: made, saved and loaded, whatever its family.
+
+What quantizers are is in config.json (`placement`, `recipe`, `quantizers`), their ranges lie in the
+safetensors beside the weights. The folder stays one of the float class: transformers without this
+package loads its weights, and tells of the ranges as keys that it does not use.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from qdqbert.checkpoint.families import family_of
+from qdqbert.checkpoint.load import check_positions
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.insert.modules import ATTENTION
+from qdqbert.insert.sited import insert_quantizers_, sited_model
+from qdqbert.models.configuration import switches_of
+from qdqbert.models.state import configure_, place_, restore_, stored_state
+from qdqbert.recipes import Switches
+
+_RANGES = ("_quantizer._amax", "_quantizer._range", "_quantizer._pre_quant_scale")
+
+
+class QuantizedModel:
+    """What makes a class of transformers one with quantizers; comes first in the list of bases."""
+
+    _keep_in_fp32_modules_strict = ("_quantizer",)
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        """Builds the float model and puts quantizers in.
+
+        Args:
+            config: Its `placement` names a recipe, the `qdqbert` one if there is none; its
+                `recipe`, if any, sets bits and switches.
+            args: For the float class.
+            kwargs: For the float class.
+        """
+        check_positions(config)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        put_quantizers_in_(self)
+
+    def apply_recipe(self, recipe: Switches) -> None:
+        """Sets bits and switches of all quantizers; they are saved with the model.
+
+        Raises:
+            UnmatchedRuleError: A pattern finds nothing.
+        """
+        model: Any = self
+        configure_(sited_model(model), recipe)
+        model.config.recipe = recipe.to_dict()
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers, but only for the attention that has quantizers in it.
+
+        Raises:
+            UserInputError: Another one is asked for.
+        """
+        if attn_implementation != ATTENTION:
+            raise UserInputError(
+                f"`attn_implementation={attn_implementation!r}` has no place for the quantizers of "
+                f"the attention products; QDQBERT models keep to {ATTENTION!r}."
+            )
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As transformers: safetensors, and config.json with what quantizers need."""
+        model: Any = self
+        model.config.quantizers = stored_state(sited_model(model))
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers, for a float checkpoint and for those that were saved by these classes.
+
+        Raises:
+            CheckpointError: The checkpoint is of another family, or its ranges are not complete.
+        """
+        model, info = super().from_pretrained(  # type: ignore[misc]
+            *args, output_loading_info=True, **kwargs
+        )
+        # transformers fills what is missing with whatever lies in memory, and drops what is left.
+        for keys, what in (("missing_keys", "lack"), ("unexpected_keys", "hold, unannounced")):
+            ranges = sorted(key for key in info[keys] if key.endswith(_RANGES))
+            if ranges:
+                raise CheckpointError(
+                    f"The checkpoint's weights {what} {len(ranges)} ranges, among them "
+                    f"`{ranges[0]}`; its config.json says otherwise. Save it again with "
+                    "`save_pretrained`, or calibrate anew from the float checkpoint."
+                )
+        if model.config.quantizers is None:
+            # Built on the meta device, where numbers are lost; a float checkpoint has none.
+            for quantizer in sited_model(model).quantizers.values():
+                if quantizer._learn_amax:
+                    quantizer.start_learning()
+        return (model, info) if output_loading_info else model
+
+
+def put_quantizers_in_(model: Any) -> None:
+    """Puts quantizers in, as the model's config says; they quantize from here on."""
+    config, training = model.config, model.training
+    sited = insert_quantizers_(model, family_of(config.model_type), tables=False)
+    for quantizer in sited.quantizers.values():
+        quantizer.enable()
+    switches = switches_of(config)
+    placement = getattr(config, "placement", None)
+    if placement is not None:
+        place_(sited, placement, switches or Switches())
+    elif switches is not None:
+        configure_(sited, switches)
+    stored = getattr(config, "quantizers", None)
+    if stored is not None:
+        restore_(sited, stored)
+    model.train(training)
+
+
+@functools.cache
+def quantized_class(float_class: Any) -> Any:
+    """The class with quantizers of a class of transformers; it has the same name."""
+    if issubclass(float_class, QuantizedModel):
+        return float_class
+    return type(
+        float_class.__name__,
+        (QuantizedModel, float_class),
+        {"__module__": float_class.__module__, "__doc__": float_class.__doc__},
+    )
+
+
+def class_for(float_class: Any, config: Any) -> Any:
+    """The class that loads a checkpoint: with quantizers if its config tells of some."""
+    if getattr(config, "quantizers", None) is None:
+        return float_class
+    return quantized_class(float_class)

@@ -1,0 +1,200 @@
+"""SQuAD's metrics, number for number as the official evaluators of v1.1 and v2.0 give them.
+
+Both compare words after lowering the case and dropping punctuation, then articles, then spaces.
+They differ where nothing is left: to v1.1 two empty answers share no word, so F1 is 0 although
+they match exactly; to v2.0 they agree.
+
+Source: evaluate-v1.1.py and evaluate-v2.0.py, https://rajpurkar.github.io/SQuAD-explorer/.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from qdqbert.errors import DataFileError
+
+Golds = Mapping[str, Sequence[str]]
+"""The answers that count as right, by id of the question; none if it has no answer."""
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_LOGGER = logging.getLogger(__name__)
+
+_Scores = dict[str, float]
+
+
+def normalize(text: str) -> str:
+    """The text in lower case without ASCII punctuation, English articles and extra spaces."""
+    # Punctuation first: "the." has an article, and "a.m." becomes "am", which is none.
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+    """Scores answers to questions that all have one.
+
+    Args:
+        golds: Right answers, at least one for each question.
+        predictions: Answers by id; a question without one scores 0.
+
+    Returns:
+        `exact_match` and `f1`, in percent.
+
+    Raises:
+        DataFileError: There is no question, or one has no right answer.
+    """
+    _check_some(golds)
+    unanswerable = next((id_ for id_, texts in golds.items() if not texts), None)
+    if unanswerable is not None:
+        raise DataFileError(
+            f"Question {unanswerable!r} must have an answer, as SQuAD v1.1 scores no others, got "
+            "none. Score the questions as v2.0."
+        )
+    missing = golds.keys() - predictions.keys()
+    if missing:
+        _LOGGER.warning("%d of %d questions have no prediction: 0.", len(missing), len(golds))
+    exact = f1 = 0.0
+    for id_, texts in golds.items():
+        if id_ in predictions:
+            exact += max(_exact(predictions[id_], text) for text in texts)
+            f1 += max(_f1_v1(predictions[id_], text) for text in texts)
+    return {"exact_match": 100.0 * exact / len(golds), "f1": 100.0 * f1 / len(golds)}
+
+
+def score_v2(
+    golds: Golds,
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    *,
+    null_threshold: float = 1.0,
+) -> dict[str, float]:
+    """Scores answers to questions some of which have none, where "" is right.
+
+    Args:
+        golds: Right answers; a question without one has none.
+        predictions: Answers by id, "" for none.
+        null_odds: How sure the model is that a question has no answer, by id, on any scale.
+        null_threshold: With `null_odds`, one above this counts as the answer "".
+
+    Returns:
+        `exact`, `f1` and `total`; the same as `HasAns_…` and `NoAns_…` over the questions with and
+        without an answer, where there are such; with `null_odds` the best that another threshold
+        could give, as `best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`. Scores are in
+        percent.
+
+    Raises:
+        DataFileError: There is no question, or one has no prediction or no odds.
+    """
+    _check_some(golds)
+    _check_all(golds, predictions, "a prediction")
+    if null_odds is not None:
+        _check_all(golds, null_odds, "null odds")
+    exact = _best_of(golds, predictions, _exact)
+    f1 = _best_of(golds, predictions, _f1_v2)
+    shown_exact, shown_f1 = (
+        _with_threshold(scores, golds, null_odds, null_threshold) for scores in (exact, f1)
+    )
+    result = _means(shown_exact, shown_f1, list(golds))
+    for prefix, is_answered in (("HasAns", True), ("NoAns", False)):
+        ids = [id_ for id_, texts in golds.items() if bool(texts) is is_answered]
+        if ids:
+            means = _means(shown_exact, shown_f1, ids)
+            result |= {f"{prefix}_{name}": value for name, value in means.items()}
+    if null_odds is not None:
+        for name, scores in (("exact", exact), ("f1", f1)):
+            best, threshold = _best_threshold(golds, predictions, scores, null_odds)
+            result |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    return result
+
+
+def _check_some(golds: Golds) -> None:
+    if not golds:
+        raise DataFileError("There must be at least one question to score, got none.")
+
+
+def _check_all(golds: Golds, given: Collection[str], what: str) -> None:
+    # The official evaluator of v2.0 ends with a KeyError here.
+    missing = [id_ for id_ in golds if id_ not in given]
+    if missing:
+        raise DataFileError(
+            f"Every question must have {what}, got none for {len(missing)} of {len(golds)}, such "
+            f"as {missing[0]!r}. Add them."
+        )
+
+
+def _exact(prediction: str, gold: str) -> int:
+    return int(normalize(prediction) == normalize(gold))
+
+
+def _f1_v1(prediction: str, gold: str) -> float:
+    return _overlap(normalize(prediction).split(), normalize(gold).split())
+
+
+def _f1_v2(prediction: str, gold: str) -> float:
+    words = normalize(prediction).split(), normalize(gold).split()
+    return _overlap(*words) if all(words) else float(words[0] == words[1])
+
+
+def _overlap(prediction: list[str], gold: list[str]) -> float:
+    """F1 of two bags of words; 0 where they share none."""
+    same = (collections.Counter(prediction) & collections.Counter(gold)).total()
+    if not same:
+        return 0.0
+    precision, recall = same / len(prediction), same / len(gold)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def _best_of(
+    golds: Golds, predictions: Mapping[str, str], score: Callable[[str, str], float]
+) -> _Scores:
+    """The score of each prediction against the right answer that it fits best."""
+    return {
+        # A right answer of nothing but articles and punctuation is left out.
+        id_: max(score(predictions[id_], each) for each in list(filter(normalize, texts)) or [""])
+        for id_, texts in golds.items()
+    }
+
+
+def _with_threshold(
+    scores: _Scores, golds: Golds, null_odds: Mapping[str, float] | None, threshold: float
+) -> _Scores:
+    """The scores, with "" as the answer to each question whose odds are above the threshold."""
+    if null_odds is None:
+        return scores
+    return {
+        id_: float(not golds[id_]) if null_odds[id_] > threshold else score
+        for id_, score in scores.items()
+    }
+
+
+def _means(exact: _Scores, f1: _Scores, ids: Sequence[str]) -> dict[str, float]:
+    return {
+        "exact": 100.0 * sum(exact[id_] for id_ in ids) / len(ids),
+        "f1": 100.0 * sum(f1[id_] for id_ in ids) / len(ids),
+        "total": len(ids),
+    }
+
+
+def _best_threshold(
+    golds: Golds,
+    predictions: Mapping[str, str],
+    scores: _Scores,
+    null_odds: Mapping[str, float],
+) -> tuple[float, float]:
+    """The best score over thresholds of the odds, in percent, and the first one that gives it.
+
+    Starting from "" as all answers, each question in the order of its odds takes its prediction: it
+    gains the score where there is an answer, and loses 1 where there is none.
+    """
+    best = current = float(sum(not texts for texts in golds.values()))
+    threshold = 0.0
+    for id_ in sorted(null_odds, key=lambda each: null_odds[each]):
+        if id_ not in golds:
+            continue
+        current += scores[id_] if golds[id_] else -float(bool(predictions[id_]))
+        if current > best:
+            best, threshold = current, null_odds[id_]
+    return 100.0 * best / len(golds), threshold

@@ -1,0 +1,1 @@
+"""Training of float and quantized models, on transformers' Trainer."""

@@ -1,0 +1,53 @@
+"""Loss and metrics over the steps of a run, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqbert.errors import MissingExtraError
+
+_PREFIX = "eval_"
+
+
+def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values by name: `loss`, `learning_rate`, and each metric.
+
+    Args:
+        history: `TrainerState.log_history`.
+    """
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for entry in history:
+        for name, value in entry.items():
+            if name in ("loss", "learning_rate") or name.startswith(_PREFIX):
+                point = (int(entry["step"]), float(value))
+                curves.setdefault(name.removeprefix(_PREFIX), []).append(point)
+    return curves
+
+
+def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws a panel for the loss and one for each metric.
+
+    Args:
+        history: `TrainerState.log_history`.
+        path: The file, .svg or .png.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "Drawing the curves needs matplotlib. Install it with: pip install 'qdqbert[train]'"
+        ) from error
+    curves = {name: c for name, c in curves_of(history).items() if name != "learning_rate"}
+    figure = Figure(figsize=(4.5 * max(len(curves), 1), 3.2), layout="constrained")
+    for index, (name, points) in enumerate(curves.items(), start=1):
+        axes = figure.add_subplot(1, len(curves), index)
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, marker="." if len(points) < 30 else None)
+        axes.set(title=name, xlabel="step")
+        axes.grid(alpha=0.3)
+    figure.savefig(path)

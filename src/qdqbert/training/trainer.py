@@ -1,0 +1,190 @@
+"""transformers' Trainer with a teacher, a task's own metrics, and a loss that has to be finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.errors import TrainingError
+from qdqbert.tasks.task import Metric
+from qdqbert.training.losses import (
+    Distillation,
+    embed,
+    embedding_distance,
+    logits_distance,
+    similarity_loss,
+    states_distance,
+)
+from qdqbert.training.rows import BucketSampler, TrainingRows
+
+_PAIR_SCORE = "scores"
+
+
+class Teacher:
+    """A float model that a student follows.
+
+    Attributes:
+        model: It, in evaluation mode, on the student's device.
+        settings: How.
+    """
+
+    def __init__(self, model: nn.Module, settings: Distillation) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.settings = settings
+
+    def outputs(self, inputs: Mapping[str, Tensor], *, hidden: bool) -> Any:
+        """What it says of a batch."""
+        with torch.no_grad():
+            return self.model(**inputs, output_hidden_states=hidden)
+
+
+class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
+    """Trains one head, whatever it is for."""
+
+    def __init__(
+        self,
+        *args: Any,
+        outputs: tuple[str, ...],
+        head: SentenceHead | None,
+        is_embedder: bool,
+        teacher: Teacher | None,
+        score: Callable[[], list[Metric]] | None,
+        on_step: Callable[[], None],
+        **kwargs: Any,
+    ) -> None:
+        """As transformers' Trainer.
+
+        Args:
+            args: For the Trainer.
+            outputs: Names of the model's outputs that a teacher is followed in.
+            head: How an embedder's states become one vector.
+            is_embedder: Whether the loss is one of embeddings.
+            teacher: Whom to follow, if anybody.
+            score: Evaluates the model as it stands.
+            on_step: Called after each step.
+            kwargs: For the Trainer.
+        """
+        self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
+        self._teacher, self._score, self._on_step = teacher, score, on_step
+        super().__init__(*args, **kwargs)
+        # Gradient accumulation is to average over batches: our losses are means already.
+        self.model_accepts_loss_kwargs = False
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The task's loss, the distance to the teacher, or both. Shape `()`."""
+        del num_items_in_batch
+        inputs = dict(inputs)
+        scores = inputs.pop(_PAIR_SCORE, None)
+        settings = self._teacher.settings if self._teacher else Distillation(alpha=0.0)
+        hidden = settings.hidden_weight > 0
+        outputs = model(**inputs, output_hidden_states=hidden)
+        loss: Tensor | float = 0.0
+        if settings.alpha < 1:
+            own = self._embedding_loss(outputs, inputs, scores) if self._is_embedder else None
+            loss = (1 - settings.alpha) * (outputs["loss"] if own is None else own)
+        if self._teacher is not None:
+            theirs = self._teacher.outputs(inputs, hidden=hidden)
+            loss = loss + settings.alpha * self._distance(outputs, theirs, inputs)
+            if hidden:
+                loss = loss + settings.hidden_weight * states_distance(outputs, theirs, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def _embedding_loss(
+        self, outputs: Any, inputs: Mapping[str, Tensor], scores: Tensor | None
+    ) -> Tensor:
+        assert scores is not None, "checked when the data were read"
+        return similarity_loss(embed(outputs, inputs, self._head), scores)
+
+    def _distance(self, outputs: Any, theirs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        assert self._teacher is not None
+        if self._is_embedder:
+            vectors = (embed(each, inputs, self._head) for each in (outputs, theirs))
+            return embedding_distance(*vectors)
+        temperature = self._teacher.settings.temperature
+        return logits_distance(outputs, theirs, inputs, self._outputs, temperature=temperature)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As transformers.
+
+        Raises:
+            TrainingError: The loss is NaN or infinite.
+        """
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if not bool(torch.isfinite(loss)):
+            self._fail(f"The loss is {float(loss)} at step {self.state.global_step + 1}")
+        self._on_step()
+        return loss
+
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The task's own metrics, over the whole of the evaluation data."""
+        del args, kwargs
+        if self._score is None:
+            return {}
+        training = self.model.training
+        self.model.eval()
+        metrics = {f"{metric_key_prefix}_{each.name}": each.value for each in self._score()}
+        self.model.train(training)
+        self.log(dict(metrics))
+        self.control: Any = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
+        rows = train_dataset or self.train_dataset
+        assert isinstance(rows, TrainingRows)
+        return BucketSampler(rows.lengths, self.args.train_batch_size, seed=self.args.seed)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        broken = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
+        if broken:
+            self._fail(f"The weight `{broken[0]}` is NaN or infinite at {self.state.global_step}")
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        except OSError as error:
+            self._fail(f"A checkpoint cannot be written ({error.strerror or error})", error)
+        except RuntimeError as error:  # what torch.save makes of a full disk
+            if not _is_write_error(error):
+                raise
+            self._fail(f"A checkpoint cannot be written ({error})".split("\n")[0], error)
+
+    def _fail(self, what: str, cause: Exception | None = None) -> None:
+        last = last_checkpoint(Path(self.args.output_dir))
+        kept = (
+            "There is no checkpoint yet."
+            if last is None
+            else f"The last good checkpoint is {str(last)!r}; `--resume` goes on from it."
+        )
+        raise TrainingError(
+            f"{what}. {kept} Try a lower `--learning-rate`, or other data."
+            if cause is None
+            else f"{what}. {kept} Make room first."
+        ) from cause
+
+
+def _is_write_error(error: RuntimeError) -> bool:
+    words = str(error).lower()
+    return "write" in words or "space" in words or "iostream" in words
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint that was written to its end; `None` if there is none."""
+    found = [
+        path
+        for path in folder.glob("checkpoint-*")
+        # The Trainer writes its own state last.
+        if (path / "trainer_state.json").is_file() and path.name.split("-")[1].isdecimal()
+    ]
+    return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)

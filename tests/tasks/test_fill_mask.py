@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoding import Batch, make_batches
+from qdqbert.errors import CheckpointError, DataFileError
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.data import Columns, Example
+from qdqbert.tasks.fill_mask import FILL_MASK as TASK
+from qdqbert.tasks.fill_mask import mask_tokens
+from qdqbert.tasks.task import Features, TaskOptions
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+TEXTS = [Example(text=f"the cat {word} on a river at night") for word in ("sat", "was", "came")]
+MASK, SPECIAL = 4, np.arange(5)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoints):
+    return load_checkpoint(str(checkpoints("bert"))).tokenizer
+
+
+def encode(tokenizer, examples, **options) -> Features:
+    chosen = TaskOptions(**options)
+    return TASK.encode(examples, tokenizer, input_names=NAMES, max_length=64, options=chosen)
+
+
+def mask(ids, **options):
+    chosen = TaskOptions(**options)
+    return mask_tokens(ids, special=SPECIAL, mask=MASK, vocab_size=900, options=chosen)
+
+
+def test_the_task_is_listed_under_its_name() -> None:
+    assert TASKS["fill-mask"] is TASK
+
+
+def test_labels_of_a_table_are_not_read(write_file) -> None:
+    path = write_file("reviews.csv", "text,label\na b,\nc d,x\n")
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    assert [example.text for example in dataset.examples] == ["a b", "c d"]
+    assert TASK.class_names(dataset.examples) is None
+
+
+def test_places_hold_what_was_masked(tokenizer) -> None:
+    made = encode(tokenizer, TEXTS, mlm_probability=0.5)
+    for example, row, (positions, ids) in zip(TEXTS, made.encoded.rows, made.places, strict=True):
+        restored = row["input_ids"].copy()
+        restored[positions] = ids
+        assert restored.tolist() == tokenizer(example.text)["input_ids"]
+        assert (positions.dtype, ids.dtype) == (np.int32, np.int32)
+        assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
+    assert [row["attention_mask"].all() for row in made.encoded.rows] == [True] * 3
+
+
+def test_masks_of_a_text_do_not_depend_on_its_neighbours(tokenizer) -> None:
+    together = encode(tokenizer, TEXTS)
+    alone = encode(tokenizer, TEXTS[2:])
+    np.testing.assert_equal(together.encoded.rows[2], alone.encoded.rows[0])
+    np.testing.assert_equal(together.places[2], alone.places[0])
+
+
+def test_another_seed_masks_others(tokenizer) -> None:
+    first, again, other = (
+        [place[0].tolist() for place in encode(tokenizer, TEXTS, seed=seed).places]
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_shares_are_those_of_bert() -> None:
+    ids = np.random.default_rng(0).integers(5, 900, 100_000).astype(np.int32)
+    masked, (positions, true) = mask(ids)
+    now = masked[positions]
+    # Three standard deviations of 15,000 draws are 1 % of them.
+    assert len(positions) / len(ids) == pytest.approx(0.15, abs=0.004)
+    assert (now == MASK).mean() == pytest.approx(0.8, abs=0.01)
+    assert (now == true).mean() == pytest.approx(0.1, abs=0.01)
+    untouched = np.delete(np.arange(len(ids)), positions)
+    assert (masked[untouched] == ids[untouched]).all()
+
+
+def test_at_least_one_token_is_masked() -> None:
+    ids = np.array([2, 77, 3], np.int32)
+    _, (positions, true) = mask(ids, mlm_probability=1e-9)
+    assert (positions.tolist(), true.tolist()) == ([1], [77])
+
+
+def test_ids_that_were_given_are_not_changed() -> None:
+    ids = np.arange(5, 50, dtype=np.int32)
+    mask(ids, mlm_probability=0.9)
+    assert ids.tolist() == list(range(5, 50))
+
+
+def test_text_without_a_known_token_is_left_out_and_told(tokenizer) -> None:
+    made = encode(tokenizer, [Example(text="\u2603"), TEXTS[0]])
+    assert made.examples == (TEXTS[0],)
+    assert len(made.encoded.rows) == len(made.places) == 1
+    assert made.notices == ("1 of 2 texts have no token to mask: left out.",)
+    with pytest.raises(DataFileError, match="All 1 texts have no token to mask"):
+        encode(tokenizer, [Example(text="\u2603")])
+
+
+def test_tokenizer_without_a_mask_is_refused() -> None:
+    @dataclasses.dataclass
+    class Maskless:
+        mask_token_id: None = None
+
+    with pytest.raises(CheckpointError, match="has no mask token"):
+        encode(Maskless(), TEXTS)
+
+
+def test_rows_are_of_masked_positions_in_the_order_of_the_batch(tokenizer) -> None:
+    made = encode(tokenizer, [*TEXTS, Example(text="home")], mlm_probability=0.4)
+    (batch,) = make_batches(made.encoded, batch_size=4)
+    logits = np.zeros((*batch.inputs["input_ids"].shape, len(tokenizer)), np.float32)
+    for place, index in enumerate(batch.indices):
+        positions, ids = made.places[index]
+        logits[place, positions, ids] = 50  # as good as certain
+    rows = TASK.rows({"logits": logits}, batch, made)
+    for row, index in zip(rows, batch.indices, strict=True):
+        assert row[:, 1].tolist() == made.places[index][1].tolist()
+        assert row[:, 0] == pytest.approx(0, abs=1e-6)  # 1000 exp(-50)
+    ordered = [rows[batch.indices.index(index)] for index in range(4)]
+    perplexity, accuracy = TASK.metrics(ordered, made, {}, TaskOptions())
+    assert perplexity.value == pytest.approx(1, abs=1e-6)
+    assert accuracy.value == 100
+    assert TASK.decisions(ordered, made, TaskOptions()) == [
+        token for _, ids in made.places for token in ids.tolist()
+    ]
+
+
+def test_rows_of_a_part_of_the_batches_fit(tokenizer) -> None:
+    made = encode(tokenizer, TEXTS)
+    batch = Batch(indices=(2,), inputs={})
+    logits = np.zeros((1, 64, len(tokenizer)), np.float32)
+    (row,) = TASK.rows({"logits": logits}, batch, made)
+    assert row[:, 0] == pytest.approx(-np.log(len(tokenizer)))
+
+
+def test_labels_are_minus_100_but_where_masked(tokenizer) -> None:
+    made = encode(tokenizer, TEXTS[:1], mlm_probability=0.5)
+    (labels,) = TASK.labels(made, {})
+    ((positions, ids),) = made.places
+    wanted = labels["labels"]
+    assert wanted.dtype == np.int64
+    assert wanted[positions].tolist() == ids.tolist()
+    assert set(np.delete(wanted, positions).tolist()) == {-100}

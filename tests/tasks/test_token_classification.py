@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from transformers import RobertaTokenizer
+
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoding import Batch, Encoded, make_batches
+from qdqbert.errors import CheckpointError, DataFileError
+from qdqbert.tasks import token_classification
+from qdqbert.tasks.data import Columns
+from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
+from qdqbert.tasks.token_classification import TokenExample, tokens_of
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+OPTIONS = TaskOptions()
+GUESS = Columns()
+ID2LABEL = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+CAT = TokenExample(words=("the", "cat", "sat"), tags=("O", "B-PER", "O"))
+RAIN = TokenExample(words=("rain",), tags=("B-LOC",))
+ROWS = """
+{"tokens": ["the", "cat", "sat"], "ner_tags": ["O", "B-PER", "O"]}
+
+{"tokens": [], "ner_tags": []}
+{"tokens": ["rain"], "ner_tags": ["B-LOC"]}
+"""
+BTC = "the\tO\ncat\tB-PER\nsat\tO\n\nrain\tB-LOC\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoints):
+    return load_checkpoint(str(checkpoints("bert"))).tokenizer
+
+
+def read(path, *, columns=GUESS, max_examples=None) -> list[TokenExample]:
+    return list(TASK.read(str(path), columns=columns, max_examples=max_examples).examples)
+
+
+def encode(examples, tokenizer, max_length: int = 64, names=NAMES) -> Features:
+    return TASK.encode(
+        examples, tokenizer, input_names=names, max_length=max_length, options=OPTIONS
+    )
+
+
+def features(*examples: TokenExample, places: list[list[int]] | None = None) -> Features:
+    """As if each word were one token, [CLS] before the first, unless places are given."""
+    if places is None:
+        places = [list(range(1, 1 + len(example.words))) for example in examples]
+    rows = tuple({"input_ids": np.zeros(12, np.int32)} for _ in examples)
+    return Features(
+        examples=examples,
+        encoded=Encoded(rows=rows, padding={"input_ids": 0}, truncated=0),
+        places=tuple(np.array(each, np.int32) for each in places),
+    )
+
+
+def predicting(*classes: list[int]) -> list[np.ndarray]:
+    return [np.eye(len(ID2LABEL), dtype=np.float32)[each] for each in classes]
+
+
+def values(rows, made: Features, id2label=None) -> dict[str, float]:
+    metrics = TASK.metrics(rows, made, ID2LABEL if id2label is None else id2label, OPTIONS)
+    assert {metric.examples for metric in metrics} == {len(made.examples)}
+    return {metric.name: metric.value for metric in metrics}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("btc.train", BTC),
+        ("spaces.txt", BTC.replace("\t", " ")),
+        ("aligned.conll", BTC.replace("\t", "    ")),
+        ("four-columns.conll", BTC.replace("\t", " NN I-NP ")),
+        ("four-columns-by-tab.conll", BTC.replace("\t", "\t_\t_\t")),
+        ("windows.conll", BTC.replace("\n", "\r\n")),
+        ("mark.conll", "\ufeff" + BTC),
+        ("gaps.conll", "\n\n" + BTC.replace("\n\n", "\n\n \t\n\n") + "\n\n"),
+        ("documents.conll", "-DOCSTART-\tO\n\n" + BTC.replace("\n\n", "\n-DOCSTART-\tO\n")),
+        ("comments.conll", "# id = 1\n# text = a b\n" + BTC.replace("\n\n", "\n\n# id = 2\n")),
+        ("open-end.conll", BTC.rstrip()),
+        ("rows.jsonl", ROWS),
+    ],
+)
+def test_each_way_to_write_them_reads_as_the_same_sentences(write_file, name, text) -> None:
+    assert read(write_file(name, text)) == [CAT, RAIN]
+
+
+def test_comments_between_spaces_are_told_by_their_columns(write_file) -> None:
+    text = "# id = 1\n" + BTC.replace("\t", " ") + "# O\n"
+    hash_word = TokenExample(words=("rain", "#"), tags=("B-LOC", "O"))
+    assert read(write_file("a.conll", text)) == [CAT, hash_word]
+
+
+def test_a_single_column_is_words_without_tags(write_file) -> None:
+    path = write_file("a.txt", "# id = 1\nthe\n#\n\nrain\n")
+    assert read(path) == [TokenExample(words=("the", "#")), TokenExample(words=("rain",))]
+
+
+def test_odd_words_stay_what_they_are(write_file) -> None:
+    words = ("#tag", "two words", " ", "", "\u00a0", "a\u2028b", "\u200b", "\x85", '"', "#")
+    text = "".join(f"{word}\tO\n" for word in words)
+    assert read(write_file("a.conll", text)) == [TokenExample(words=words, tags=("O",) * 10)]
+    spaced = read(write_file("b.conll", "a\u00a0b O\n"))
+    assert spaced == [TokenExample(words=("a\u00a0b",), tags=("O",))]
+
+
+def test_no_more_than_asked_for_are_read(write_file) -> None:
+    dataset = TASK.read(str(write_file("a.conll", BTC)), columns=Columns(), max_examples=1)
+    assert dataset.examples == (CAT,)
+    assert (dataset.columns, dataset.notices) == (Columns(), ())
+    assert CAT.content == ("the cat sat",)
+    assert len(dataset.digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.conll", "", "holds no sentences"),
+        ("a.conll", " \n\t\n\n", "holds no sentences"),
+        ("a.conll", "a\tO\nb\n", r"Line 2 of `.*a.conll` must have 2 column\(s\).*got 1"),
+        ("a.conll", "a\tO\n\nb\tx\tO\n", "Line 3 .* got 3. Separate all columns by a tab"),
+        ("a.conll", "a\tO\nb\t \n", "Line 2 .* must have a tag in its last column, got none"),
+        ("a.jsonl", "[1]", "Line 1 of `.*` must be a JSON object, got list"),
+        ("a.jsonl", '\n{"tokens"', "Line 2 of `.*` is not JSON"),
+        ("a.ndjson", '{"text": "a"}', "Line 1 .* as `tokens` or `words`, got only 'text'"),
+    ],
+    ids=["empty", "blank", "short", "long", "no-tag", "list", "no-json", "no-words"],
+)
+def test_a_malformed_file_is_refused(write_file, name, text, message) -> None:
+    with pytest.raises(DataFileError, match=message):
+        read(write_file(name, text))
+
+
+def test_what_is_no_file_in_utf8_is_refused(tmp_path) -> None:
+    with pytest.raises(DataFileError, match="does not exist"):
+        read(tmp_path / "none.conll")
+    with pytest.raises(DataFileError, match="is a directory, not a file"):
+        read(tmp_path)
+    (tmp_path / "latin.conll").write_bytes(b"a\tO\ncaf\xe9\tO\n")
+    with pytest.raises(DataFileError, match="must be UTF-8, got byte 0xe9 in line 2"):
+        read(tmp_path / "latin.conll")
+
+
+@pytest.mark.parametrize(
+    ("columns", "option"),
+    [
+        (Columns(text="0"), "--text-column '0'"),
+        (Columns(text_pair="b"), "--text-pair-column 'b'"),
+        (Columns(label="tag"), "--label-column 'tag'"),
+    ],
+    ids=["text", "pair", "label"],
+)
+def test_columns_cannot_be_chosen(write_file, columns, option) -> None:
+    with pytest.raises(DataFileError, match=f"cannot be chosen, got `{option}`"):
+        read(write_file("a.conll", BTC), columns=columns)
+
+
+def test_at_least_one_example_is_asked_for(write_file) -> None:
+    with pytest.raises(DataFileError, match="`max_examples` must be at least 1, got 0"):
+        read(write_file("a.conll", BTC), max_examples=0)
+
+
+def test_data_of_the_hub_is_read_row_by_row(monkeypatch) -> None:
+    rows = [{"id": "0", "tokens": ["rain"], "ner_tags": ["B-LOC"]}, {"tokens": 3}]
+    monkeypatch.setattr(token_classification, "hub_rows", lambda path: enumerate(rows, start=1))
+    assert read("hub:a@test", max_examples=1) == [RAIN]
+    with pytest.raises(DataFileError, match="Row 2 of `hub:a@test` must have a list of str"):
+        read("hub:a@test")
+
+
+@pytest.mark.parametrize("words", ["tokens", "words"])
+@pytest.mark.parametrize("tags", ["ner_tags", "tags", "labels"])
+def test_a_row_has_its_lists_under_several_names(words, tags) -> None:
+    row = json.loads(json.dumps({words: ["a", "b"], tags: [0, "B-PER"], "id": 3}))
+    assert tokens_of(row, "Row 1") == TokenExample(words=("a", "b"), tags=("0", "B-PER"))
+
+
+@pytest.mark.parametrize("tags", [None, [None]], ids=["none", "hidden"])
+def test_a_row_may_have_no_tags(tags) -> None:
+    assert tokens_of({"tokens": ["a"], "tags": tags}, "Row 1") == TokenExample(words=("a",))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a b"}, "Row 7 must have a list of words as `tokens` or `words`, got only 'te"),
+        ({"words": "a b"}, "Row 7 must have a list of str as `words`, got str"),
+        ({"words": ["a", 1]}, "Row 7 must have str in `words`, got 1"),
+        ({"words": ["a"], "tags": "O"}, "a list of str or int as `tags`, got str"),
+        ({"words": ["a"], "tags": [True]}, "str or int in `tags`, got True"),
+        ({"words": ["a", "b"], "tags": ["O", None]}, "str or int in `tags`, got None"),
+        ({"words": ["a", "b"], "tags": ["O"]}, "got 2 words in `words` and 1 tags in `tags`"),
+    ],
+    ids=["text", "string", "number", "tags", "bool", "half-hidden", "lengths"],
+)
+def test_a_row_of_something_else_is_refused(row, message) -> None:
+    with pytest.raises(DataFileError, match=message):
+        tokens_of(row, "Row 7")
+
+
+def test_a_word_has_the_place_of_its_first_token(tokenizer) -> None:
+    # "xyz" is of three letters: x, ##y, ##z.
+    made = encode([TokenExample(words=("the", "xyz", "cat."))], tokenizer)
+    (row,), (places,) = made.encoded.rows, made.places
+    tokens = tokenizer.convert_ids_to_tokens(row["input_ids"])
+    assert tokens == ["[CLS]", "the", "x", "##y", "##z", "cat", ".", "[SEP]"]
+    assert places.dtype == np.int32
+    assert places.tolist() == [1, 2, 5]
+    assert set(row) == set(made.encoded.padding) == set(NAMES)
+    assert made.notices == ()
+
+
+def test_words_of_plain_text_are_tokenized_as_the_text(tokenizer) -> None:
+    examples = [TokenExample(words=("the", "cat") * (1 + index % 5)) for index in range(70)]
+    made = encode(examples, tokenizer, names=("input_ids",))
+    for row, example in zip(made.encoded.rows, examples, strict=True):
+        assert row["input_ids"].tolist() == tokenizer(*example.content)["input_ids"]
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\u200b", "\x00"])
+def test_words_without_tokens_shift_no_others(tokenizer, nothing) -> None:
+    made = encode([TokenExample(words=(nothing, "the", nothing, nothing, "cat"))], tokenizer)
+    assert made.places[0].tolist() == [-1, 1, -1, -1, 2]
+    # They are not beyond the end.
+    assert made.notices == ()
+
+
+def test_words_beyond_the_end_are_counted(tokenizer) -> None:
+    # Two of the four tokens are special. Half of "xyz" is inside: it has its first token.
+    examples = [
+        TokenExample(words=("the", "cat", "sat", "", "on")),
+        TokenExample(words=("the", "xyz")),
+        TokenExample(words=("xyz", "the")),
+        TokenExample(words=("rain",)),
+    ]
+    made = encode(examples, tokenizer, max_length=4)
+    assert [places.tolist() for places in made.places] == [[1, 2, -1, -1, -1], [1, 2], [1, -1], [1]]
+    assert made.encoded.truncated == 3
+    assert made.encoded.lengths == [4, 4, 4, 3]
+    assert made.notices == ("3 of 10 words lie beyond the first 4 tokens: their tags count as O.",)
+
+
+def test_words_of_a_byte_level_tokenizer_get_their_space() -> None:
+    vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 5, "\u0120": 6}
+    plain = RobertaTokenizer(vocab=vocab | {"\u0120a": 7}, merges=[("\u0120", "a")])
+    made = encode([TokenExample(words=("a", "a"))], plain, names=("input_ids",))
+    assert made.encoded.rows[0]["input_ids"].tolist() == [0, 7, 7, 2]
+    assert made.places[0].tolist() == [1, 2]
+    # The caller's is as it was.
+    assert plain("aa")["input_ids"] == [0, 5, 5, 2]
+
+
+def test_a_tokenizer_that_knows_no_words_is_refused() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(CheckpointError, match=r"knows the word of each token.*got Slow"):
+        encode([CAT], Slow())
+
+
+def test_rows_are_the_logits_of_first_tokens(tokenizer) -> None:
+    examples = [RAIN, TokenExample(words=("xyz", "", "cat", "sat", "on"))]
+    made = encode(examples, tokenizer, max_length=6)
+    (batch,) = make_batches(made.encoded, batch_size=2)
+    assert batch.indices == (1, 0)
+    logits = np.arange(2 * 6 * 5, dtype=np.float32).reshape(2, 6, 5)
+    long, short = TASK.rows({"logits": logits}, batch, made)
+    assert short.tolist() == [logits[1, 1].tolist()]
+    zeros = [0.0] * 5
+    assert long.tolist() == [logits[0, 1].tolist(), zeros, logits[0, 4].tolist(), zeros, zeros]
+    assert {long.dtype, short.dtype} == {np.dtype(np.float32)}
+
+
+def test_rows_belong_to_the_texts_of_their_batch() -> None:
+    made = features(CAT, RAIN)
+    logits = np.arange(40, dtype=np.float32).reshape(1, 8, 5)
+    (row,) = TASK.rows({"logits": logits}, Batch(indices=(1,), inputs={}), made)
+    assert row.tolist() == [logits[0, 1].tolist()]
+
+
+def test_decisions_are_the_classes_of_words_that_were_seen() -> None:
+    made = features(CAT, RAIN, places=[[1, -1, 2], [1]])
+    assert TASK.decisions(predicting([0, 4, 2], [3]), made, OPTIONS) == [0, 2, 3]
+
+
+def test_entities_are_scored_by_hand() -> None:
+    examples = [
+        TokenExample(words=("a",) * 4, tags=("B-PER", "I-PER", "O", "B-LOC")),
+        TokenExample(words=("a",) * 2, tags=("B-LOC", "O")),
+    ]
+    # The person is found, the first place is cut off, the second is longer: 1 of 3 and 1 of 2.
+    made = features(*examples, places=[[1, 2, 3, -1], [1, 2]])
+    found = values(predicting([1, 2, 0, 3], [3, 4]), made)
+    assert list(found) == ["f1", "precision", "recall", "accuracy"]
+    assert found["precision"] == 50
+    assert found["recall"] == pytest.approx(100 / 3)
+    assert found["f1"] == pytest.approx(40)
+    assert found["accuracy"] == pytest.approx(100 * 4 / 6)
+
+
+@pytest.mark.parametrize(
+    "tags", [("o", "b-per", "O"), ("0", "1", "0")], ids=["any-case", "numbers"]
+)
+def test_tags_may_be_in_any_case_or_numbers(tags) -> None:
+    made = features(TokenExample(words=CAT.words, tags=tags))
+    assert values(predicting([0, 1, 0]), made)["f1"] == 100
+    assert TASK.labels(made, ID2LABEL)[0]["labels"].tolist()[:5] == [-100, 0, 1, 0, -100]
+
+
+def test_the_name_of_a_tag_comes_before_its_number_and_case() -> None:
+    made = features(TokenExample(words=("a", "b", "c"), tags=("1", "x", "X")))
+    (labels,) = TASK.labels(made, {0: "1", 1: "X", 2: "x"})
+    assert labels["labels"].tolist()[1:4] == [0, 2, 1]
+
+
+def test_parts_of_speech_are_scored_by_accuracy_alone() -> None:
+    made = features(TokenExample(words=("the", "cat"), tags=("DET", "NOUN")))
+    id2label = {0: "DET", 1: "NOUN", 2: "VERB", 3: "X", 4: "SYM"}
+    assert values(predicting([0, 2]), made, id2label) == {"accuracy": 50}
+
+
+def test_letters_alone_are_tags_of_entities() -> None:
+    made = features(TokenExample(words=("the", "cat"), tags=("O", "B")))
+    assert values(predicting([0, 1]), made, {0: "O", 1: "B", 2: "I", 3: "E", 4: "S"})["f1"] == 100
+
+
+def test_a_model_is_trained_at_first_tokens_alone(tokenizer) -> None:
+    example = TokenExample(words=("xyz", "", "cat", "sat"), tags=("B-PER", "O", "I-PER", "B-LOC"))
+    made = encode([example], tokenizer, max_length=6)
+    (labels,) = TASK.labels(made, ID2LABEL)
+    assert set(labels) == {"labels"}
+    assert labels["labels"].dtype == np.int64
+    assert labels["labels"].tolist() == [-100, 1, -100, -100, 2, -100]
+
+
+def test_an_unknown_tag_lists_those_of_the_model() -> None:
+    made = features(TokenExample(words=("a", "b"), tags=("O", "B-ORG")))
+    message = "Tag 'B-ORG' is not one of the model's: 0 or 'O', 1 or 'B-PER', 2 or 'I-PER', 3 or"
+    with pytest.raises(DataFileError, match=message):
+        TASK.metrics(predicting([0, 0]), made, ID2LABEL, OPTIONS)
+    with pytest.raises(DataFileError, match=message):
+        TASK.labels(made, ID2LABEL)
+
+
+def test_data_without_tags_is_refused() -> None:
+    example = TokenExample(words=("a",))
+    with pytest.raises(DataFileError, match="no tags to compare with"):
+        TASK.metrics(predicting([0]), features(example), ID2LABEL, OPTIONS)
+    with pytest.raises(DataFileError, match="no tags to compare with"):
+        TASK.labels(features(example), ID2LABEL)
+    with pytest.raises(DataFileError, match="no tags to compare with"):
+        TASK.class_names([CAT, example])
+
+
+@pytest.mark.parametrize(
+    ("tags", "names"),
+    [
+        (("O", "I-PER", "B-PER", "O"), ["B-PER", "I-PER", "O"]),
+        (("10", "2", "0"), ["0", "2", "10"]),
+    ],
+    ids=["names", "numbers-by-value"],
+)
+def test_the_classes_of_a_new_head_are_all_tags_sorted(tags, names) -> None:
+    assert TASK.class_names([TokenExample(words=("a",) * len(tags), tags=tags)]) == names

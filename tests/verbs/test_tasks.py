@@ -1,0 +1,347 @@
+"""Every head from a float checkpoint to a proven INT8 folder, against plain transformers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from torch.nn import functional
+
+import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.data import Columns
+from qdqbert.tasks.task import TaskOptions
+
+WORDS = ("the", "cat", "dog", "on", "a", "river", "in", "rain", "home", "night", "music", "was")
+OPTIONS = TaskOptions(doc_stride=16)  # the usual 128 are more than these models take
+ARTICLES = ("a", "an", "the")  # which SQuAD's metrics leave out
+TAGS = ("O", "B-PER", "I-PER")
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(3, 9)))
+
+
+def plain_texts(rng: random.Random, count: int) -> str:
+    return "\n".join(sentence(rng) for _ in range(count))
+
+
+def pairs(rng: random.Random, count: int) -> str:
+    rows = [f"{sentence(rng)}\t{sentence(rng)}\t{rng.randint(0, 1)}" for _ in range(count)]
+    return "\n".join(["sentence1\tsentence2\tlabel", *rows])
+
+
+def choices(rng: random.Random, count: int) -> str:
+    header = "video-id,sent1,sent2,ending0,ending1,ending2,ending3,label"
+    rows = []
+    for index in range(count):
+        texts = ",".join(sentence(rng) for _ in range(6))
+        rows.append(f"v{index},{texts},{rng.randint(0, 3)}")
+    return "\n".join([header, *rows])
+
+
+def questions(rng: random.Random, count: int) -> str:
+    rows = []
+    for index in range(count):
+        words = sentence(rng).split()
+        first = rng.randrange(len(words))
+        answer = " ".join(words[first : first + 3])
+        start = len(" ".join([*words[:first], ""]))
+        answers = {"text": [answer], "answer_start": [start]}
+        row = {"id": str(index), "question": sentence(rng), "context": " ".join(words)}
+        rows.append(json.dumps({**row, "answers": answers}))
+    return "\n".join(rows)
+
+
+def tagged(rng: random.Random, count: int) -> str:
+    sentences = [sentence(rng).split() for _ in range(count)]
+    return "\n\n".join(
+        "\n".join(f"{word} {rng.choice(TAGS)}" for word in words) for words in sentences
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One head: what saves it, its data, and its metrics as plain transformers gives them."""
+
+    auto_class: str
+    file: str
+    write: Callable[[random.Random, int], str]
+    expect: Callable[[Any, Any, Path], dict[str, float]]
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def examples_of(task: str, path: Path) -> tuple[Any, ...]:
+    return TASKS[task].read(str(path), columns=Columns(), max_examples=None).examples
+
+
+def choice_accuracy(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    right = []
+    for line in path.read_text().splitlines()[1:]:
+        _, first, start, *endings, label = line.split(",")
+        texts = [first] * len(endings), [f"{start} {ending}" for ending in endings]
+        inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+        logits = model(**{name: x[None] for name, x in inputs.items()}).logits
+        right.append(int(logits.argmax()) == int(label))
+    return {"accuracy": 100 * float(np.mean(right))}
+
+
+def next_accuracy(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    right = []
+    for line in path.read_text().splitlines()[1:]:
+        first, second, label = line.split("\t")
+        logits = model(**tokenizer(first, second, return_tensors="pt")).logits
+        right.append(int(logits.argmax()) == int(label))
+    return {"accuracy": 100 * float(np.mean(right))}
+
+
+def causal_perplexity(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    losses: list[float] = []
+    right: list[bool] = []
+    for text in path.read_text().splitlines():
+        inputs = tokenizer(text, return_tensors="pt")
+        logits, ids = model(**inputs).logits[0, :-1].double(), inputs["input_ids"][0, 1:]
+        losses += functional.cross_entropy(logits, ids, reduction="none").tolist()
+        right += (logits.argmax(1) == ids).tolist()
+    return {"perplexity": float(np.exp(np.mean(losses))), "accuracy": 100 * float(np.mean(right))}
+
+
+def masked_perplexity(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    task = TASKS["fill-mask"]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    features = task.encode(
+        examples_of("fill-mask", path),
+        tokenizer,
+        input_names=names,
+        max_length=64,
+        options=OPTIONS,
+    )
+    losses: list[float] = []
+    right: list[bool] = []
+    for row, label in zip(features.encoded.rows, task.labels(features, {}), strict=True):
+        inputs = {name: torch.from_numpy(row[name])[None].long() for name in names}
+        logits, ids = model(**inputs).logits[0].double(), torch.from_numpy(label["labels"])
+        masked = ids != -100
+        losses += functional.cross_entropy(logits, ids, reduction="none")[masked].tolist()
+        right += (logits.argmax(1) == ids)[masked].tolist()
+    return {"perplexity": float(np.exp(np.mean(losses))), "accuracy": 100 * float(np.mean(right))}
+
+
+def answer_scores(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    exact, f1 = [], []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        inputs = tokenizer(row["question"], row["context"], return_tensors="pt")
+        outputs = model(**inputs)
+        offsets = tokenizer(row["question"], row["context"], return_offsets_mapping=True)
+        kinds = offsets.sequence_ids(0)
+        places = [place for place, kind in enumerate(kinds) if kind == 1]
+        first, last = max(
+            itertools.combinations_with_replacement(places, 2),
+            key=lambda span: float(
+                outputs.start_logits[0, span[0]] + outputs.end_logits[0, span[1]]
+            ),
+        )
+        spans = offsets["offset_mapping"]
+        texts = row["context"][spans[first][0] : spans[last][1]], row["answers"]["text"][0]
+        found, wanted = ([word for word in text.split() if word not in ARTICLES] for text in texts)
+        common = sum((collections.Counter(found) & collections.Counter(wanted)).values())
+        exact.append(found == wanted)
+        f1.append(2 * common / (len(found) + len(wanted)) if common else 0)
+    return {"f1": 100 * float(np.mean(f1)), "exact_match": 100 * float(np.mean(exact))}
+
+
+def tag_accuracy(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    right = []
+    for block in path.read_text().split("\n\n"):
+        words, tags = zip(*(line.split() for line in block.splitlines()), strict=True)
+        inputs = tokenizer([words], is_split_into_words=True, return_tensors="pt")
+        tokens = inputs.word_ids(0)
+        answers = model(**inputs).logits[0].argmax(dim=1)
+        for index, tag in enumerate(tags):
+            right.append(int(answers[tokens.index(index)]) == TAGS.index(tag))
+    return {"accuracy": 100 * float(np.mean(right))}
+
+
+CASES = {
+    "fill-mask": Case(
+        auto_class="AutoModelForMaskedLM",
+        file="texts.txt",
+        write=plain_texts,
+        expect=masked_perplexity,
+    ),
+    "multiple-choice": Case(
+        auto_class="AutoModelForMultipleChoice",
+        file="swag.csv",
+        write=choices,
+        expect=choice_accuracy,
+    ),
+    "next-sentence-prediction": Case(
+        auto_class="AutoModelForNextSentencePrediction",
+        file="pairs.tsv",
+        write=pairs,
+        expect=next_accuracy,
+    ),
+    "question-answering": Case(
+        auto_class="AutoModelForQuestionAnswering",
+        file="squad.jsonl",
+        write=questions,
+        expect=answer_scores,
+    ),
+    "token-classification": Case(
+        auto_class="AutoModelForTokenClassification",
+        file="tags.conll",
+        write=tagged,
+        expect=tag_accuracy,
+        changes={
+            "id2label": dict(enumerate(TAGS)),
+            "label2id": {tag: index for index, tag in enumerate(TAGS)},
+        },
+    ),
+    "text-generation": Case(
+        auto_class="AutoModelForCausalLM",
+        file="texts.txt",
+        write=plain_texts,
+        expect=causal_perplexity,
+        changes={"is_decoder": True},
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Made:
+    """One head's checkpoint, its INT8 folder, and data: to calibrate on, and to score."""
+
+    checkpoint: Path
+    directory: Path
+    report: Any
+    calibration: Path
+    dev: Path
+
+
+@pytest.fixture(scope="module")
+def make(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    @functools.cache
+    def quantize(task: str) -> Made:
+        case, folder = CASES[task], tmp_path_factory.mktemp(task)
+        rng = random.Random(0)
+        paths = folder / f"train-{case.file}", folder / f"dev-{case.file}"
+        for path, count in zip(paths, (40, 24), strict=True):
+            path.write_text(case.write(rng, count))
+        auto_class = getattr(transformers, case.auto_class)
+        checkpoint = save_tiny(
+            folder / "float", "bert", auto_class, num_hidden_layers=1, **case.changes
+        )
+        report = qdqbert.quantize(
+            checkpoint,
+            folder / "int8",
+            calibration_data=paths[0],
+            targets=("onnxruntime",),
+            benchmark=False,
+            calibration_samples=16,
+            task_options=OPTIONS,
+        )
+        return Made(
+            checkpoint=checkpoint,
+            directory=folder / "int8",
+            report=report,
+            calibration=paths[0],
+            dev=paths[1],
+        )
+
+    return quantize
+
+
+@pytest.fixture(params=list(CASES))
+def task(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_float_metrics_are_those_of_plain_transformers(make, task: str) -> None:
+    made = make(task)
+    model = getattr(transformers, CASES[task].auto_class).from_pretrained(made.checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made.checkpoint)
+    with torch.inference_mode():
+        expected = CASES[task].expect(model, tokenizer, made.dev)
+    report = qdqbert.evaluate(made.checkpoint, made.dev, batch_size=5, options=OPTIONS)
+    assert (report.task, report.engine, report.examples) == (task, "pytorch", 24)
+    found = {each.name: each.value for each in report.metrics if each.name in expected}
+    # Padding changes the order of float32 sums, and log-probabilities are kept in float32.
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_int8_folder_is_near_its_checkpoint(make, task: str) -> None:
+    made = make(task)
+    report = qdqbert.evaluate(made.directory, made.dev, reference=made.checkpoint)
+    # 8 bits give 25 to 40 dB on these; a wrong scale, mask or output falls below 15.
+    assert report.fidelity.sqnr_db > 20
+    assert report.fidelity.flips_percent < 25
+    assert report.engine == "onnxruntime"
+
+
+def test_folder_agrees_with_the_fake_quantized_model_layer_by_layer(make, task: str) -> None:
+    made = make(task)
+    (target,) = made.report.targets
+    assert made.report.task == task
+    assert target.lowering.is_exact
+    assert target.fidelity.sqnr_db > 20  # as above, on the rest of the calibration file
+    assert target.fidelity.texts == 24
+
+
+def test_examples_that_were_calibrated_on_are_refused(make, task: str) -> None:
+    made = make(task)
+    with pytest.raises(UserInputError, match=r"16 of 40 examples of .* were calibrated on"):
+        qdqbert.evaluate(made.directory, made.calibration)
+    report = qdqbert.evaluate(made.directory, made.calibration, allow_leakage=True)
+    assert report.leaked_examples == 16
+
+
+def test_labels_give_the_loss_that_transformers_computes(make, task: str) -> None:
+    made = make(task)
+    model = getattr(transformers, CASES[task].auto_class).from_pretrained(made.checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made.checkpoint)
+    features = TASKS[task].encode(
+        examples_of(task, made.dev)[:1],
+        tokenizer,
+        input_names=("input_ids", "attention_mask", "token_type_ids"),
+        max_length=64,
+        options=OPTIONS,
+    )
+    (row,), (labels,) = features.encoded.rows, TASKS[task].labels(features, model.config.id2label)
+    inputs = {name: torch.from_numpy(values)[None].long() for name, values in row.items()}
+    given = {name: torch.as_tensor(value)[None] for name, value in labels.items()}
+    with torch.inference_mode():
+        assert torch.isfinite(model(**inputs, **given).loss)
+
+
+def test_any_number_of_choices_runs(make, write_file) -> None:
+    made = make("multiple-choice")
+    rng = random.Random(1)
+    rows = [
+        {"context": sentence(rng), "endings": [sentence(rng) for _ in range(3)], "label": 0}
+        for _ in range(16)
+    ]
+    data = write_file("three.jsonl", "\n".join(map(json.dumps, rows)))
+    report = qdqbert.evaluate(made.directory, data, reference=made.checkpoint)
+    assert report.fidelity.sqnr_db > 20  # as above
+
+
+def test_output_weights_of_a_masked_model_stay_float_though_its_embeddings_are_int8(make) -> None:
+    graph = onnx.load(make("fill-mask").directory / "model.onnx").graph
+    tables = {each.name: each.data_type for each in graph.initializer if each.dims == [1024, 32]}
+    assert sorted(tables.values()) == [onnx.TensorProto.FLOAT, onnx.TensorProto.INT8]
+    (weight,) = (name for name, kind in tables.items() if kind == onnx.TensorProto.FLOAT)
+    assert weight.endswith("predictions.decoder.weight")
