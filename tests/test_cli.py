@@ -251,7 +251,7 @@ def test_texts_that_are_cut_are_counted_and_told(happy) -> None:
     result, _ = happy
     notices = " ".join(strict_json(result.stdout)["notices"])
     # By hand: [CLS] the cat is (very x 3i) good [SEP] is 6 + 3i tokens, over 16 from i = 4 on.
-    assert "Of the calibration texts: 8 of 12 texts were longer than 16 tokens and were cut." in notices
+    assert "calibration texts: 8 of 12 texts were longer than 16 tokens and were cut." in notices
     assert "Calibrated on 12 examples; 300 were asked for." in notices
     assert "built-in sentences instead" in notices
 
