@@ -81,6 +81,31 @@ def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
     )
 
 
+def qordered(embeddings: Embeddings = "int8") -> Recipe:
+    """Q/DQ on every output, for kernels that are int8 from end to end: 12 tensors and 6 weights.
+
+    A layer's quantized tensors are the outputs of query, key, value, the scores before they are
+    scaled, the probabilities, the context, the sum before either LayerNorm and the output of both,
+    and what goes into the activation function and comes out. In place of outputs stand the inputs
+    that read them; query, key, value and a residual read one tensor, and share its pair. The inputs
+    of residual adds from a dense layer stay float, as its sum is quantized.
+
+    Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
+    """
+    return Recipe(
+        name="qordered",
+        summary="every output of the encoder, symmetric: for end-to-end int8 kernels",
+        rules=(
+            _embedding_rule(embeddings),
+            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            Rule(site="*.add_local_input_quantizer", spec=None),
+            Rule(site="*_input_quantizer", spec=SYMMETRIC),
+            Rule(site="*.layernorm_output_quantizer", spec=SYMMETRIC),
+        ),
+        outputs=True,
+    )
+
+
 def stored_recipe(embeddings: Embeddings = "int8") -> Recipe:
     """What a QDQBERT checkpoint says of its own quantizers; only tables are left to a rule."""
     return Recipe(
@@ -90,7 +115,12 @@ def stored_recipe(embeddings: Embeddings = "int8") -> Recipe:
     )
 
 
-RECIPES = {"linear": linear, "linear-signed": linear_signed, "qdqbert": qdqbert}
+RECIPES = {
+    "linear": linear,
+    "linear-signed": linear_signed,
+    "qdqbert": qdqbert,
+    "qordered": qordered,
+}
 
 
 def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:

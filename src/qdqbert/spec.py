@@ -190,12 +190,14 @@ class Recipe:
         summary: One line for people.
         rules: Matched in order against the names of all sites.
         smoothing: Which inputs are smoothed first, if any.
+        outputs: Whether its rules are about every output, see `insert_quantizers_`.
     """
 
     name: str
     summary: str
     rules: tuple[Rule, ...]
     smoothing: Smoothing | None = None
+    outputs: bool = False
 
 
 def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:

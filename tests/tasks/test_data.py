@@ -292,6 +292,7 @@ def test_digest_tells_fields_and_examples_apart() -> None:
         ("a.csv", 'text,label\na,1\n"b,2\nc,3', Columns(), "row at line 3 .*is no CSV"),
         ("a.jsonl", '{"text": "a"}\n{"text": ', Columns(), "Line 2 .*is not JSON"),
         ("a.jsonl", "[" * 100_000, Columns(), "Line 1 .*is not JSON"),
+        ("a.jsonl", '"a"\n"\\ud800"', Columns(), "Line 2 .*holds half of a surrogate pair"),
         ("a.jsonl", '{"text": "a"}\n[1]', Columns(), "Line 2 .*must be a JSON object.*got list"),
         ("a.jsonl", '{"text": "a"}\n"b"', Columns(), "Line 2 .*'text', got only '<line>'"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', Columns(), "Line 2 .*'label'"),

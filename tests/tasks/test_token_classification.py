@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from transformers import RobertaTokenizer
@@ -9,34 +7,20 @@ from transformers import RobertaTokenizer
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import CheckpointError, DataFileError
-from qdqbert.tasks import token_classification
-from qdqbert.tasks.data import Columns
+from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.task import Features, TaskOptions
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
-from qdqbert.tasks.token_classification import TokenExample, tokens_of
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 OPTIONS = TaskOptions()
-GUESS = Columns()
 ID2LABEL = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 CAT = TokenExample(words=("the", "cat", "sat"), tags=("O", "B-PER", "O"))
 RAIN = TokenExample(words=("rain",), tags=("B-LOC",))
-ROWS = """
-{"tokens": ["the", "cat", "sat"], "ner_tags": ["O", "B-PER", "O"]}
-
-{"tokens": [], "ner_tags": []}
-{"tokens": ["rain"], "ner_tags": ["B-LOC"]}
-"""
-BTC = "the\tO\ncat\tB-PER\nsat\tO\n\nrain\tB-LOC\n"
 
 
 @pytest.fixture(scope="module")
 def tokenizer(checkpoints):
     return load_checkpoint(str(checkpoints("bert"))).tokenizer
-
-
-def read(path, *, columns=GUESS, max_examples=None) -> list[TokenExample]:
-    return list(TASK.read(str(path), columns=columns, max_examples=max_examples).examples)
 
 
 def encode(examples, tokenizer, max_length: int = 64, names=NAMES) -> Features:
@@ -65,140 +49,6 @@ def values(rows, made: Features, id2label=None) -> dict[str, float]:
     metrics = TASK.metrics(rows, made, ID2LABEL if id2label is None else id2label, OPTIONS)
     assert {metric.examples for metric in metrics} == {len(made.examples)}
     return {metric.name: metric.value for metric in metrics}
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("btc.train", BTC),
-        ("spaces.txt", BTC.replace("\t", " ")),
-        ("aligned.conll", BTC.replace("\t", "    ")),
-        ("four-columns.conll", BTC.replace("\t", " NN I-NP ")),
-        ("four-columns-by-tab.conll", BTC.replace("\t", "\t_\t_\t")),
-        ("windows.conll", BTC.replace("\n", "\r\n")),
-        ("mark.conll", "\ufeff" + BTC),
-        ("gaps.conll", "\n\n" + BTC.replace("\n\n", "\n\n \t\n\n") + "\n\n"),
-        ("documents.conll", "-DOCSTART-\tO\n\n" + BTC.replace("\n\n", "\n-DOCSTART-\tO\n")),
-        ("comments.conll", "# id = 1\n# text = a b\n" + BTC.replace("\n\n", "\n\n# id = 2\n")),
-        ("open-end.conll", BTC.rstrip()),
-        ("rows.jsonl", ROWS),
-    ],
-)
-def test_each_way_to_write_them_reads_as_the_same_sentences(write_file, name, text) -> None:
-    assert read(write_file(name, text)) == [CAT, RAIN]
-
-
-def test_comments_between_spaces_are_told_by_their_columns(write_file) -> None:
-    text = "# id = 1\n" + BTC.replace("\t", " ") + "# O\n"
-    hash_word = TokenExample(words=("rain", "#"), tags=("B-LOC", "O"))
-    assert read(write_file("a.conll", text)) == [CAT, hash_word]
-
-
-def test_a_single_column_is_words_without_tags(write_file) -> None:
-    path = write_file("a.txt", "# id = 1\nthe\n#\n\nrain\n")
-    assert read(path) == [TokenExample(words=("the", "#")), TokenExample(words=("rain",))]
-
-
-def test_odd_words_stay_what_they_are(write_file) -> None:
-    words = ("#tag", "two words", " ", "", "\u00a0", "a\u2028b", "\u200b", "\x85", '"', "#")
-    text = "".join(f"{word}\tO\n" for word in words)
-    assert read(write_file("a.conll", text)) == [TokenExample(words=words, tags=("O",) * 10)]
-    spaced = read(write_file("b.conll", "a\u00a0b O\n"))
-    assert spaced == [TokenExample(words=("a\u00a0b",), tags=("O",))]
-
-
-def test_no_more_than_asked_for_are_read(write_file) -> None:
-    dataset = TASK.read(str(write_file("a.conll", BTC)), columns=Columns(), max_examples=1)
-    assert dataset.examples == (CAT,)
-    assert (dataset.columns, dataset.notices) == (Columns(), ())
-    assert CAT.content == ("the cat sat",)
-    assert len(dataset.digest) == 64
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.conll", "", "holds no sentences"),
-        ("a.conll", " \n\t\n\n", "holds no sentences"),
-        ("a.conll", "a\tO\nb\n", r"Line 2 of `.*a.conll` must have 2 column\(s\).*got 1"),
-        ("a.conll", "a\tO\n\nb\tx\tO\n", "Line 3 .* got 3. Separate all columns by a tab"),
-        ("a.conll", "a\tO\nb\t \n", "Line 2 .* must have a tag in its last column, got none"),
-        ("a.jsonl", "[1]", "Line 1 of `.*` must be a JSON object, got list"),
-        ("a.jsonl", '\n{"tokens"', "Line 2 of `.*` is not JSON"),
-        ("a.ndjson", '{"text": "a"}', "Line 1 .* as `tokens` or `words`, got only 'text'"),
-    ],
-    ids=["empty", "blank", "short", "long", "no-tag", "list", "no-json", "no-words"],
-)
-def test_a_malformed_file_is_refused(write_file, name, text, message) -> None:
-    with pytest.raises(DataFileError, match=message):
-        read(write_file(name, text))
-
-
-def test_what_is_no_file_in_utf8_is_refused(tmp_path) -> None:
-    with pytest.raises(DataFileError, match="does not exist"):
-        read(tmp_path / "none.conll")
-    with pytest.raises(DataFileError, match="is a directory, not a file"):
-        read(tmp_path)
-    (tmp_path / "latin.conll").write_bytes(b"a\tO\ncaf\xe9\tO\n")
-    with pytest.raises(DataFileError, match="must be UTF-8, got byte 0xe9 in line 2"):
-        read(tmp_path / "latin.conll")
-
-
-@pytest.mark.parametrize(
-    ("columns", "option"),
-    [
-        (Columns(text="0"), "--text-column '0'"),
-        (Columns(text_pair="b"), "--text-pair-column 'b'"),
-        (Columns(label="tag"), "--label-column 'tag'"),
-    ],
-    ids=["text", "pair", "label"],
-)
-def test_columns_cannot_be_chosen(write_file, columns, option) -> None:
-    with pytest.raises(DataFileError, match=f"cannot be chosen, got `{option}`"):
-        read(write_file("a.conll", BTC), columns=columns)
-
-
-def test_at_least_one_example_is_asked_for(write_file) -> None:
-    with pytest.raises(DataFileError, match="`max_examples` must be at least 1, got 0"):
-        read(write_file("a.conll", BTC), max_examples=0)
-
-
-def test_data_of_the_hub_is_read_row_by_row(monkeypatch) -> None:
-    rows = [{"id": "0", "tokens": ["rain"], "ner_tags": ["B-LOC"]}, {"tokens": 3}]
-    monkeypatch.setattr(token_classification, "hub_rows", lambda path: enumerate(rows, start=1))
-    assert read("hub:a@test", max_examples=1) == [RAIN]
-    with pytest.raises(DataFileError, match="Row 2 of `hub:a@test` must have a list of str"):
-        read("hub:a@test")
-
-
-@pytest.mark.parametrize("words", ["tokens", "words"])
-@pytest.mark.parametrize("tags", ["ner_tags", "tags", "labels"])
-def test_a_row_has_its_lists_under_several_names(words, tags) -> None:
-    row = json.loads(json.dumps({words: ["a", "b"], tags: [0, "B-PER"], "id": 3}))
-    assert tokens_of(row, "Row 1") == TokenExample(words=("a", "b"), tags=("0", "B-PER"))
-
-
-@pytest.mark.parametrize("tags", [None, [None]], ids=["none", "hidden"])
-def test_a_row_may_have_no_tags(tags) -> None:
-    assert tokens_of({"tokens": ["a"], "tags": tags}, "Row 1") == TokenExample(words=("a",))
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"text": "a b"}, "Row 7 must have a list of words as `tokens` or `words`, got only 'te"),
-        ({"words": "a b"}, "Row 7 must have a list of str as `words`, got str"),
-        ({"words": ["a", 1]}, "Row 7 must have str in `words`, got 1"),
-        ({"words": ["a"], "tags": "O"}, "a list of str or int as `tags`, got str"),
-        ({"words": ["a"], "tags": [True]}, "str or int in `tags`, got True"),
-        ({"words": ["a", "b"], "tags": ["O", None]}, "str or int in `tags`, got None"),
-        ({"words": ["a", "b"], "tags": ["O"]}, "got 2 words in `words` and 1 tags in `tags`"),
-    ],
-    ids=["text", "string", "number", "tags", "bool", "half-hidden", "lengths"],
-)
-def test_a_row_of_something_else_is_refused(row, message) -> None:
-    with pytest.raises(DataFileError, match=message):
-        tokens_of(row, "Row 7")
 
 
 def test_a_word_has_the_place_of_its_first_token(tokenizer) -> None:
@@ -365,3 +215,7 @@ def test_data_without_tags_is_refused() -> None:
 )
 def test_the_classes_of_a_new_head_are_all_tags_sorted(tags, names) -> None:
     assert TASK.class_names([TokenExample(words=("a",) * len(tags), tags=tags)]) == names
+
+
+def test_the_task_reads_sentences() -> None:
+    assert TASK.read is read_sentences

@@ -34,12 +34,15 @@ class LayerSites:
         residual_outputs: Paths of modules of the form
             `LayerNorm(dropout(dense(x)) + residual)`.
         branches: Paths of modules whose output is added to a residual by the module around them.
+        activation: Path of a module of the form `activation(dense(x))`, in families that a recipe
+            of outputs knows.
     """
 
     linears: Mapping[Source, tuple[str, ...]]
     attention: str
     residual_outputs: tuple[str, ...] = ()
     branches: tuple[str, ...] = ()
+    activation: str | None = None
 
     @property
     def reads_encoder(self) -> bool:
@@ -60,6 +63,7 @@ BERT_LAYER = LayerSites(
     },
     attention="attention.self",
     residual_outputs=("attention.output", "output"),
+    activation="intermediate",
 )
 """20 sites: 6 linears x (input, weight), 4 inputs of attention products, 2 residual adds x 2."""
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from qdqbert.checkpoint.families import LayerSites
 from qdqbert.nn import QuantLinear, TensorQuantizer
 from qdqbert.spec import Site, Source
 from qdqbert.tensor_quant import QuantDescriptor
@@ -76,7 +77,7 @@ class QuantResidualOutput(nn.Module):
         """The local branch `(batch, seq, in)` and the residual, to `(batch, seq, hidden)`."""
         local = self.dropout(self.dense(hidden_states))
         normed: Tensor = self.LayerNorm(residual_sum(self, local, input_tensor))
-        return normed
+        return _if_there(self, "layernorm_output_quantizer", normed)
 
 
 def quantized_linear(
@@ -117,7 +118,7 @@ def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
     total: Tensor = quantizers.add_local_input_quantizer(
         local
     ) + quantizers.add_residual_input_quantizer(residual)
-    return total
+    return _if_there(branch, "layernorm_input_quantizer", total)
 
 
 def add_matmul_quantizers_(
@@ -167,7 +168,8 @@ def quantized_attention(
     query = quantizers.matmul_q_input_quantizer(query)
     key_transposed = quantizers.matmul_k_input_quantizer(key.transpose(2, 3))
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query, key_transposed) * scale
+    products = torch.matmul(query, key_transposed)
+    scores = _if_there(module, "softmax_input_quantizer", products) * scale
     if attention_mask is not None:
         scores = scores + attention_mask
     probabilities = functional.dropout(
@@ -176,6 +178,63 @@ def quantized_attention(
     probabilities = quantizers.matmul_a_input_quantizer(probabilities)
     context = torch.matmul(probabilities, quantizers.matmul_v_input_quantizer(value))
     return context.transpose(1, 2).contiguous(), probabilities
+
+
+def add_output_quantizers_(
+    layer: nn.Module, *, name: str, sites: LayerSites, is_last: bool
+) -> None:
+    """Hangs quantizers on what no product or add reads, so that every output has one.
+
+    Outputs of linears, of the probabilities and of LayerNorms are read by quantizers that stand
+    there already; scores, sums before a LayerNorm, the activation function's input, and the last
+    LayerNorm's output are not.
+
+    Args:
+        layer: After the 20 quantizers were put in.
+        name: Its path.
+        sites: Its layout, with an `activation`.
+        is_last: Whether no layer reads what it makes.
+
+    Source: onnxruntime-inference-examples, `qat_utils.py`.
+    """
+    assert sites.activation is not None
+    hung: list[tuple[str, str, tuple[int, ...]]] = [
+        (sites.attention, "softmax_input_quantizer", (2, 3)),
+        (sites.activation, "activation_input_quantizer", (1,)),
+        *((path, "layernorm_input_quantizer", (1,)) for path in sites.residual_outputs),
+    ]
+    if is_last:
+        hung.append((sites.residual_outputs[-1], "layernorm_output_quantizer", (1,)))
+    for path, attribute, axes in hung:
+        site = Site(name=f"{name}.{path}.{attribute}", kind="activation", sequence_axes=axes)
+        layer.get_submodule(path).add_module(attribute, _activation_quantizer(site))
+    activation: Any = layer.get_submodule(sites.activation)
+    activation.intermediate_act_fn = _QuantizedActivation(
+        activation.intermediate_act_fn, activation.activation_input_quantizer
+    )
+
+
+class _QuantizedActivation(nn.Module):
+    """An activation function with a quantizer before it, which another module holds."""
+
+    def __init__(self, function: Any, quantizer: TensorQuantizer) -> None:
+        super().__init__()
+        self.function = function
+        self._quantizer = (quantizer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape of `x`."""
+        result: Tensor = self.function(self._quantizer[0](x))
+        return result
+
+
+def _if_there(module: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Passes `x` through a quantizer that only recipes of outputs have."""
+    quantizer = getattr(module, name, None)
+    if quantizer is None:
+        return x
+    result: Tensor = quantizer(x)
+    return result
 
 
 def _activation_quantizer(site: Site) -> TensorQuantizer:

@@ -26,6 +26,7 @@ from qdqbert.insert.modules import (
     QuantEmbedding,
     QuantResidualOutput,
     add_matmul_quantizers_,
+    add_output_quantizers_,
     add_residual_quantizers_,
     quantized_linear,
     register_attention,
@@ -60,7 +61,9 @@ class SitedModel:
         return tuple(site_of(quantizer) for quantizer in self.quantizers.values())
 
 
-def insert_quantizers_(model: nn.Module, family: Family, *, tables: bool = True) -> SitedModel:
+def insert_quantizers_(
+    model: nn.Module, family: Family, *, tables: bool = True, outputs: bool = False
+) -> SitedModel:
     """Puts a quantizer at every site of a family's layers; changes `model` in place.
 
     In a layer of BERT: 6 linears x (input, weight) + 4 inputs of the attention products + 2
@@ -71,9 +74,12 @@ def insert_quantizers_(model: nn.Module, family: Family, *, tables: bool = True)
         model: A transformers model.
         family: Where its sites stand.
         tables: Whether embedding tables are sites too.
+        outputs: Whether every output is a site, for recipes that ask for it: four more a layer,
+            and one at the end.
 
     Raises:
-        CheckpointError: The model holds no encoder layer of this family.
+        CheckpointError: The model holds no encoder layer of this family, or `outputs` is not known
+            for it.
     """
     layers = encoder_layers(model, family)
     if not layers:
@@ -84,8 +90,20 @@ def insert_quantizers_(model: nn.Module, family: Family, *, tables: bool = True)
     register_attention()
     model.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
     if not sited_model(model).quantizers:  # a QDQBERT model has its own
+        if outputs and family.sites.activation is None:
+            raise CheckpointError(
+                f"Quantizers on all outputs are known for layers like BERT's; family "
+                f"`{family.model_type}` has others. Pass another recipe."
+            )
         for name in layers:
             _insert_in_layer_(model, name, family)
+            if outputs:
+                add_output_quantizers_(
+                    model.get_submodule(name),
+                    name=name,
+                    sites=family.sites,
+                    is_last=name == layers[-1],
+                )
     for name, module in list(model.named_modules()):
         if tables and family.is_embedding_table(name) and isinstance(module, nn.Embedding):
             model.set_submodule(name, QuantEmbedding.from_float(module, name=name))

@@ -18,7 +18,7 @@ from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_, sited_model
 from qdqbert.models.configuration import switches_of
 from qdqbert.models.state import configure_, place_, restore_, stored_state
-from qdqbert.recipes import Switches
+from qdqbert.recipes import Switches, build_recipe
 
 _RANGES = ("_quantizer._amax", "_quantizer._range", "_quantizer._pre_quant_scale")
 
@@ -99,11 +99,12 @@ class QuantizedModel:
 def put_quantizers_in_(model: Any) -> None:
     """Puts quantizers in, as the model's config says; they quantize from here on."""
     config, training = model.config, model.training
-    sited = insert_quantizers_(model, family_of(config.model_type), tables=False)
+    placement = getattr(config, "placement", None)
+    outputs = placement is not None and build_recipe(placement).outputs
+    sited = insert_quantizers_(model, family_of(config.model_type), tables=False, outputs=outputs)
     for quantizer in sited.quantizers.values():
         quantizer.enable()
     switches = switches_of(config)
-    placement = getattr(config, "placement", None)
     if placement is not None:
         place_(sited, placement, switches or Switches())
     elif switches is not None:

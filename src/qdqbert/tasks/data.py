@@ -21,6 +21,7 @@ from qdqbert.tasks.columns import LINE, Row, Table, is_header, quoted, resolve_c
 from qdqbert.tasks.columns import Columns as Columns
 from qdqbert.tasks.folder import folder_rows
 from qdqbert.tasks.hub import hub_rows, is_hub
+from qdqbert.tasks.lines import existing_file, kind_of, load_json, read_lines
 
 _GUESS_ALL = Columns()
 _HEAD_ROWS = 20  # how many rows a guess may look at
@@ -124,27 +125,9 @@ def read_dataset(
     return Dataset(path=str(path), examples=examples, columns=resolved, notices=tuple(notices))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields number and text of each line, its end kept, a byte order mark left out."""
-    offset = 0
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                mark = 3 if number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0
-                yield number, raw[mark:].decode("utf-8")
-                offset += len(raw)
-    except UnicodeDecodeError as error:
-        raise DataFileError(
-            f"File `{path}` must be UTF-8, got byte 0x{error.object[error.start]:02x} at position "
-            f"{offset + mark + error.start} (line {number}). Save it as UTF-8."
-        ) from error
-    except OSError as error:
-        raise DataFileError(f"File `{path}` cannot be read: {error}. Name another file.") from error
-
-
 def _csv_records(path: Path) -> Iterator[_Record]:
     # strict: a quote that is never closed is an error, not a text that swallows the file.
-    reader = csv.reader((text for _, text in _lines(path)), strict=True)
+    reader = csv.reader((text for _, text in read_lines(path)), strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -167,30 +150,22 @@ def _csv_records(path: Path) -> Iterator[_Record]:
 
 def _tsv_records(path: Path) -> Iterator[_Record]:
     # As csv.QUOTE_NONE: in GLUE's files a quote is a character like any other.
-    for line, text in _lines(path):
+    for line, text in read_lines(path):
         yield line, text.rstrip("\r\n").split("\t")
 
 
 def _text_rows(path: Path) -> Iterator[Row]:
-    for line, text in _lines(path):
+    for line, text in read_lines(path):
         yield line, {LINE: text.rstrip("\r\n")}
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    for line, text in _lines(path):
-        if not text.strip():
-            yield line, {}
-            continue
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DataFileError(
-                f"Line {line} of `{path}` is not JSON: {error}. Write one object a line."
-            ) from error
+    for line, text in read_lines(path):
+        value = load_json(text, path, line=line) if text.strip() else {}
         if not isinstance(value, dict | str):
             raise DataFileError(
                 f"Line {line} of `{path}` must be a JSON object, or a string as all lines, got "
-                f"{type(value).__name__}. Write one object a line."
+                f"{kind_of(value)}. Write one object a line."
             )
         yield line, value if isinstance(value, dict) else {LINE: value}
 
@@ -217,9 +192,7 @@ def _find_rows(path: str, columns: Columns) -> Table:
     if file.is_dir():
         rows, notices = folder_rows(file)
         return Table(path=path, rows=rows, notices=notices)
-    if not file.is_file():
-        raise DataFileError(f"Data file `{path}` does not exist. Check the path.")
-    suffix = file.suffix.lower()
+    suffix = existing_file(path).suffix.lower()
     if suffix in _RECORDS:
         return _record_table(_RECORDS[suffix](file), path, columns)
     if suffix in _ROWS:

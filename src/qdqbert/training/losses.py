@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,13 +35,15 @@ class Distillation:
     hidden_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserInputError(f"`--temperature` must be above 0, got {self.temperature}.")
+        if not 0 < self.temperature < math.inf:
+            raise UserInputError(
+                f"`--temperature` must be above 0 and finite, got {self.temperature}."
+            )
         if not 0 <= self.alpha <= 1:
             raise UserInputError(f"`--distill-alpha` must be from 0 to 1, got {self.alpha}.")
-        if not self.hidden_weight >= 0:
+        if not 0 <= self.hidden_weight < math.inf:
             raise UserInputError(
-                f"`--distill-hidden` must be at least 0, got {self.hidden_weight}."
+                f"`--distill-hidden` must be at least 0 and finite, got {self.hidden_weight}."
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qdqbert.checkpoint.sentence import SentenceHead
@@ -70,9 +71,11 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             on_step: Called after each step.
             kwargs: For the Trainer.
         """
+        self.sampler: BucketSampler | None = None
         self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
         self._teacher, self._score, self._on_step = teacher, score, on_step
         super().__init__(*args, **kwargs)
+        self.add_callback(_SetEpoch(self))
         # Gradient accumulation is to average over batches: our losses are means already.
         self.model_accepts_loss_kwargs = False
 
@@ -145,7 +148,8 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         rows = train_dataset or self.train_dataset
         assert isinstance(rows, TrainingRows)
-        return BucketSampler(rows.lengths, self.args.train_batch_size, seed=self.args.seed)
+        self.sampler = BucketSampler(rows.lengths, self.args.train_batch_size, seed=self.args.seed)
+        return self.sampler
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         broken = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
@@ -155,6 +159,8 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             super()._save_checkpoint(*args, **kwargs)
         except OSError as error:
             self._fail(f"A checkpoint cannot be written ({error.strerror or error})", error)
+        except SafetensorError as error:
+            self._fail(f"A checkpoint cannot be written ({error})", error)
         except RuntimeError as error:  # what torch.save makes of a full disk
             if not _is_write_error(error):
                 raise
@@ -165,18 +171,34 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         kept = (
             "There is no checkpoint yet."
             if last is None
-            else f"The last good checkpoint is {str(last)!r}; `--resume` goes on from it."
+            else f"The last good checkpoint is {str(last)!r}."
         )
-        raise TrainingError(
-            f"{what}. {kept} Try a lower `--learning-rate`, or other data."
-            if cause is None
-            else f"{what}. {kept} Make room first."
-        ) from cause
+        # To go on from there with the same settings would end at the same place.
+        advice = "Start anew with a lower `--learning-rate`, or other data."
+        if cause is not None:
+            advice = "Make room" + ("." if last is None else "; `--resume` then goes on from it.")
+        raise TrainingError(f"{what}. {kept} {advice}") from cause
+
+
+class _SetEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Tells the sampler which epoch it is.
+
+    transformers and accelerate do so too, but not through all that they wrap a sampler in: not
+    where several processes go on in the middle of an epoch.
+    """
+
+    def __init__(self, trainer: TaskTrainer) -> None:
+        self._trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if self._trainer.sampler is not None:
+            self._trainer.sampler.set_epoch(int(state.epoch or 0))
 
 
 def _is_write_error(error: RuntimeError) -> bool:
     words = str(error).lower()
-    return "write" in words or "space" in words or "iostream" in words
+    return any(word in words for word in ("write", "space", "iostream", "inline_container"))
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -36,7 +36,7 @@ from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.progress import Progress, Silent
-from qdqbert.recipes import Switches
+from qdqbert.recipes import Switches, build_recipe
 from qdqbert.spec import TensorSpec
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, lower, make_plan
@@ -123,7 +123,12 @@ class _Run:
             stored = self._stored(checkpoint)
             float_rows = self._float_rows(task, body, heldout_batches, checkpoint)
 
-            sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+            recipes = {options.recipe or target.recipe for target in targets}
+            sited = insert_quantizers_(
+                checkpoint.model,
+                checkpoint.family,
+                outputs=any(build_recipe(name).outputs for name in recipes),
+            )
             plans = [
                 make_plan(
                     target,

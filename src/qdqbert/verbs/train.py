@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 
 from qdqbert.artifact import TRAINING, check_output, write_json, writing
@@ -45,6 +47,9 @@ CURVES = "curves.svg"
 _EVALUATIONS = 4
 _LOGGED = 50
 _SETTINGS = "settings.json"
+_EVENTS = "runs"  # transformers' folder of TensorBoard's files
+_UNANNOTATED = ("fill-mask", "text-generation")
+# Tasks whose labels are the texts themselves.
 
 
 def train(
@@ -113,10 +118,12 @@ class _Run:
         check_output(Path(options.output), overwrite=options.overwrite)
         transformers.set_seed(options.seed)
         task, dataset, eval_dataset = self._read()
+        leader = self._load_teacher(task)
         with self.progress.stage("Loading the checkpoint"):
             checkpoint = load_model(
-                options.model, task=task.name, new_head=task.class_names(dataset.examples) or []
+                options.model, task=task.name, new_head=_new_classes(task, dataset, leader)
             )
+        _freeze_unused_(task, checkpoint)
         if sited_model(checkpoint.model).quantizers and options.qat:
             self.notices.append("The checkpoint has quantizers already; they are calibrated anew.")
         limit = min(
@@ -126,7 +133,7 @@ class _Run:
         held = None
         if eval_dataset is not None:
             held = self._encode(task, checkpoint, eval_dataset, limit, is_training=False)
-        teacher = self._teacher(checkpoint)
+        teacher = self._teacher(task, checkpoint, leader)
         if options.dropout == "off":
             set_dropout_(checkpoint.model, 0.0)
         device = self.arguments.device
@@ -162,6 +169,8 @@ class _Run:
                     trainer.remove_callback(unwanted)
                 resumed = self._resumed()
                 trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+                # Others still write to their part of the last checkpoint.
+                trainer.accelerator.wait_for_everyone()
             fix_ranges_(sited_model(checkpoint.model))
             after = scorer.metrics() if held else []
             report = self._report(task, dataset, eval_dataset, before, after, trainer, resumed)
@@ -236,6 +245,8 @@ class _Run:
         needs_none = self.options.distill_from and self.options.distillation.alpha == 1
         if task.is_embedding:
             return _pair_scores(features, needed=not needs_none)
+        if needs_none and task.name not in _UNANNOTATED:
+            return [{} for _ in features.encoded.rows]
         labels = task.labels(features, checkpoint.config.id2label)
         classes = {int(x) for each in labels if each for x in _flat(each.get("labels"))}
         if task.class_names(features.examples) is not None and checkpoint.config.num_labels > 1:
@@ -250,18 +261,26 @@ class _Run:
                 )
         return labels
 
-    def _teacher(self, checkpoint: Checkpoint) -> Teacher | None:
+    def _load_teacher(self, task: Task) -> Checkpoint | None:
         name = self.options.distill_from
         if name is None:
             return None
         with self.progress.stage("Loading the teacher"):
-            loaded = load_model(name, task=checkpoint.task)
-        ours, theirs = checkpoint.config, loaded.config
+            loaded = load_model(name, task=task.name)
         if sited_model(loaded.model).quantizers:
             raise UserInputError(
                 f"`--distill-from {name}` has quantizers; expected a float checkpoint."
             )
-        if dict(ours.id2label) != dict(theirs.id2label):
+        return loaded
+
+    def _teacher(
+        self, task: Task, checkpoint: Checkpoint, loaded: Checkpoint | None
+    ) -> Teacher | None:
+        if loaded is None:
+            return None
+        name = loaded.name
+        ours, theirs = checkpoint.config, loaded.config
+        if _has_classes(task) and dict(ours.id2label) != dict(theirs.id2label):
             raise UserInputError(
                 f"`--distill-from {name}` has the classes {list(theirs.id2label.values())[:10]}, "
                 f"the student {list(ours.id2label.values())[:10]}; expected the same in the same "
@@ -271,6 +290,11 @@ class _Run:
             raise UserInputError(
                 f"`--distill-from {name}` has another vocabulary than the student: it would read "
                 "other words. Name a teacher with the same tokenizer."
+            )
+        if task.is_embedding and ours.hidden_size != theirs.hidden_size:
+            raise UserInputError(
+                f"`--distill-from {name}` makes embeddings of {theirs.hidden_size} numbers, the "
+                f"student of {ours.hidden_size}; expected as many."
             )
         model = loaded.model.to(self.arguments.device)
         return Teacher(model, self.options.distillation)
@@ -285,10 +309,10 @@ class _Run:
             prepare(model, options.recipe, switches=options.switches)
         banned = {fingerprint(example) for example in held.examples} if held else set()
         rows = _rows_by_example(data.features, task)
+        # Not those of the data set: some of its examples may have made no row.
+        examples = data.features.examples
         usable = [
-            index
-            for index, example in enumerate(data.dataset.examples)
-            if fingerprint(example) not in banned
+            index for index, example in enumerate(examples) if fingerprint(example) not in banned
         ]
         if not usable:
             raise UserInputError("No training example is left that is not in the evaluation data.")
@@ -316,7 +340,7 @@ class _Run:
         with self.progress.stage("Calibrating", len(mine)) as advance:
             calibrate(model, tensors, advance=advance)
         learn_ranges_(sited_model(model), options.ranges)
-        return sorted(fingerprint(data.dataset.examples[index]) for index in chosen)
+        return sorted(fingerprint(examples[index]) for index in chosen)
 
     # How it is run
 
@@ -340,15 +364,15 @@ class _Run:
         if self.options.resume:
             _check_resumable(folder, stored, settings)
         elif self.is_main:
-            if folder.exists() and not self.options.overwrite:
+            if folder.exists() and not stored.is_file():
+                raise UserInputError(
+                    f"{str(folder)!r}, where checkpoints would lie, exists and is no folder of "
+                    "ours, so it will not be replaced. Pass another `--output`."
+                )
+            if last_checkpoint(folder) is not None and not self.options.overwrite:
                 raise UserInputError(
                     f"{str(folder)!r} holds checkpoints of a run that did not end. Pass "
                     "`--resume` to go on from the last, or `--overwrite` to start anew."
-                )
-            if folder.exists() and not stored.is_file():
-                raise UserInputError(
-                    f"{str(folder)!r} is no folder of checkpoints of ours, so `--overwrite` will "
-                    "not delete it. Pass another `--output`."
                 )
             shutil.rmtree(folder, ignore_errors=True)
             try:
@@ -358,7 +382,12 @@ class _Run:
                     f"Output {str(folder)!r} cannot be written: {error.strerror}."
                 ) from error
             write_json(stored, settings)
-        yield
+        try:
+            yield
+        except BaseException:
+            if self.is_main and last_checkpoint(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)  # nothing to go on from
+            raise
         if self.is_main and not self.options.keep_checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -412,10 +441,18 @@ class _Run:
     ) -> None:
         model: Any = checkpoint.model
         with writing(Path(self.options.output), overwrite=self.options.overwrite) as folder:
-            model.save_pretrained(folder)
+            try:
+                model.save_pretrained(folder)
+            except SafetensorError as error:  # what it makes of a full disk
+                raise UserInputError(
+                    f"Output {self.options.output!r} cannot be written: {error}. Nothing was "
+                    "changed; make room, then `--resume` goes on from the last checkpoint."
+                ) from error
             checkpoint.tokenizer.save_pretrained(folder)
             if checkpoint.head is not None:
                 write_sentence_head(checkpoint.head, folder, hidden=checkpoint.config.hidden_size)
+            if (self.checkpoints / _EVENTS).is_dir():
+                shutil.copytree(self.checkpoints / _EVENTS, folder / _EVENTS)
             with contextlib.suppress(MissingExtraError):
                 plot_curves(trainer.state.log_history, folder / CURVES)
             content = {
@@ -425,7 +462,10 @@ class _Run:
                 "task_options": dataclasses.asdict(self.options.task_options),
                 "calibration": {"fingerprints": list(used)},
                 "report": json_ready(report),
-                "history": trainer.state.log_history,
+                "history": [
+                    {name: _finite(value) for name, value in entry.items()}
+                    for entry in trainer.state.log_history
+                ],
                 "versions": versions(),
             }
             write_json(folder / TRAINING, content)
@@ -476,6 +516,10 @@ def set_dropout_(model: nn.Module, probability: float) -> None:
 
 def _arguments(options: TrainOptions, folder: Path) -> Any:
     """Arguments for transformers; starts the group of processes where a launcher made several."""
+    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError(
+            "`--tensorboard` needs tensorboard. Install it with: pip install 'qdqbert[tensorboard]'"
+        )
     has_gpu = torch.cuda.is_available()
     is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
@@ -534,6 +578,26 @@ def _check_resumable(folder: Path, stored: Path, settings: Mapping[str, Any]) ->
         )
 
 
+def _has_classes(task: Task) -> bool:
+    return task.class_names(()) is not None
+
+
+def _new_classes(task: Task, dataset: Dataset, teacher: Checkpoint | None) -> list[str]:
+    """Classes of a head that has to be made: the teacher's in their order, or the data's."""
+    if not _has_classes(task):
+        return []
+    if teacher is not None:
+        return list(teacher.config.id2label.values())
+    return task.class_names(dataset.examples) or []
+
+
+def _freeze_unused_(task: Task, checkpoint: Checkpoint) -> None:
+    """Freezes what no loss reaches: processes that share the work wait for its gradients."""
+    pooler = getattr(checkpoint.model, "pooler", None)
+    if task.is_embedding and isinstance(pooler, nn.Module):
+        pooler.requires_grad_(False)
+
+
 def _pair_scores(features: Features, *, needed: bool) -> list[Labels | None]:
     """Scores of pairs from 0 to 1; none where only a teacher is followed."""
     examples = features.examples
@@ -560,6 +624,11 @@ def _rows_by_example(features: Features, task: Task) -> dict[int, list[int]]:
     for row, place in enumerate(features.places):
         rows[place.example].append(row)
     return rows
+
+
+def _finite(value: Any) -> Any:
+    """`None` for numbers that JSON has no word for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _flat(value: Any) -> Sequence[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,16 @@ _FLOAT = {"epochs": 3.0, "learning_rate": 3e-5, "lr_scheduler": "linear"}
 _QAT = {"epochs": 0.3, "learning_rate": 3e-5, "lr_scheduler": "cosine"}
 # A tenth of the schedule on a cosine, as the paper and the toolkit's guide say. The guide's rate is
 # a hundredth of the float one: `docs/benchmarks.md` shows how far that comes.
+
+_SCHEDULERS = tuple(
+    each.value
+    for each in SchedulerType
+    # These want settings of their own, or a metric after each step.
+    if "min_lr" not in each.value
+    and each.value not in ("warmup_stable_decay", "reduce_lr_on_plateau", "greedy")
+)
+_SHORTEST = 3  # [CLS], a token, [SEP]
+_LARGEST_SEED = 2**32 - 1  # numpy's
 
 _NOT_WORDS = ("model", "output", "columns", "task_options", "distillation", "switches", "resume")
 
@@ -72,10 +83,9 @@ class TrainOptions:
                 raise UserInputError(
                     f"`--{name} {getattr(self, name)}` is unknown. Known: {', '.join(known)}."
                 )
-        schedulers = [each.value for each in SchedulerType]
-        if self.lr_scheduler not in (None, *schedulers):
+        if self.lr_scheduler not in (None, *_SCHEDULERS):
             raise UserInputError(
-                f"`--lr-scheduler {self.lr_scheduler}` is unknown. Known: {', '.join(schedulers)}."
+                f"`--lr-scheduler {self.lr_scheduler}` is unknown. Known: {', '.join(_SCHEDULERS)}."
             )
         if self.recipe not in RECIPES:
             known_recipes = ", ".join(sorted(RECIPES))
@@ -99,17 +109,25 @@ class TrainOptions:
             *("max_length", "max_train_examples", "max_eval_examples", "calibration_samples"),
             *("batch_size", "gradient_accumulation", "eval_steps"),
         ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+            value, least = getattr(self, name), _SHORTEST if name == "max_length" else 1
+            if value is not None and value < least:
                 raise UserInputError(
-                    f"`--{name.replace('_', '-')}` must be at least 1, got {value}."
+                    f"`--{name.replace('_', '-')}` must be at least {least}, got {value}."
                 )
         for name in ("epochs", "learning_rate"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserInputError(f"`--{name.replace('_', '-')}` must be above 0, got {value}.")
+            if value is not None and not 0 < value < math.inf:
+                raise UserInputError(
+                    f"`--{name.replace('_', '-')}` must be above 0 and finite, got {value}."
+                )
         if not 0 <= self.warmup < 1:
             raise UserInputError(f"`--warmup` must be at least 0 and below 1, got {self.warmup}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserInputError(
+                f"`--weight-decay` must be at least 0 and finite, got {self.weight_decay}."
+            )
+        if not 0 <= self.seed <= _LARGEST_SEED:
+            raise UserInputError(f"`--seed` must be from 0 to {_LARGEST_SEED}, got {self.seed}.")
 
     def schedule(self, name: Literal["epochs", "learning_rate", "lr_scheduler"]) -> Any:
         """What was asked for, or else the default of float training or of QAT."""

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqbert.errors import DataFileError
+from qdqbert.tasks.lines import existing_file, json_object, json_rows, load_json, read_lines
+
+
+def test_lines_keep_their_ends_and_only_a_line_feed_ends_one(write_file) -> None:
+    path = write_file("a.txt", "\ufeffa\u2028b\x85c\x0cd\r\n\n\u00a0\rx")
+    assert list(read_lines(path)) == [(1, "a\u2028b\x85c\x0cd\r\n"), (2, "\n"), (3, "\u00a0\rx")]
+    assert list(read_lines(str(path))) == list(read_lines(path))
+
+
+def test_a_byte_order_mark_is_one_at_the_start_alone(write_file) -> None:
+    assert list(read_lines(write_file("a.txt", "a\n\ufeffb"))) == [(1, "a\n"), (2, "\ufeffb")]
+
+
+def test_an_empty_file_has_no_lines(write_file) -> None:
+    assert list(read_lines(write_file("a.txt", ""))) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ab\nc\xffd\n", r"must be UTF-8, got byte 0xff at position 4 \(line 2\)\. Save it as"),
+        (b"\xef\xbb\xbfte\xe9", r"byte 0xe9 at position 5 \(line 1\)"),
+        (b"a\n\xe2\x80\n", r"byte 0xe2 at position 2 \(line 2\)"),
+    ],
+    ids=["second-line", "after-a-mark", "cut-by-a-line-end"],
+)
+def test_a_byte_that_is_not_utf8_is_told_with_its_place(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataFileError, match=message):
+        list(read_lines(path))
+
+
+def test_a_later_line_that_is_not_utf8_does_not_keep_from_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a\n\xff\n")
+    assert next(read_lines(path)) == (1, "a\n")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, write_file) -> None:
+    path = write_file("a.txt", "a")
+    assert existing_file(str(path)) == path
+    with pytest.raises(DataFileError, match=r"Data file `.*none\.txt` does not exist\. Check"):
+        existing_file(str(tmp_path / "none.txt"))
+    with pytest.raises(DataFileError, match=r"is a directory, not a file\. Check the path"):
+        existing_file(str(tmp_path))
+    with pytest.raises(DataFileError, match=r"none\.txt` cannot be read: .*Name another file"):
+        list(read_lines(tmp_path / "none.txt"))
+
+
+def test_rows_are_the_objects_of_lines_that_are_not_blank(write_file) -> None:
+    path = str(write_file("a.jsonl", '\n{"a": 1}\r\n \t\n{"b": "\u2028"}'))
+    assert list(json_rows(path)) == [
+        (f"Line 2 of `{path}`", {"a": 1}),
+        (f"Line 4 of `{path}`", {"b": "\u2028"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}\n[1]", r"^Line 2 of `.*a\.jsonl` must be a JSON object, got list\. Write one object"),
+        ("null", "^Line 1 .* must be a JSON object, got null"),
+        ("\n{", r"^Line 2 of `.*a\.jsonl` is not JSON: .*\. Write one object a line\."),
+        ("[" * 100_000, "^Line 1 .* is not JSON"),
+    ],
+    ids=["list", "null", "cut", "deep"],
+)
+def test_a_line_of_something_else_is_refused(write_file, text: str, message: str) -> None:
+    with pytest.raises(DataFileError, match=message):
+        list(json_rows(str(write_file("a.jsonl", text))))
+
+
+def test_a_whole_file_is_named_without_a_line() -> None:
+    assert json_object('{\n"a": 1}\n', "a.json") == {"a": 1}
+    with pytest.raises(DataFileError, match=r"^File `a\.json` is not JSON: .*Write one object\."):
+        json_object("{", "a.json")
+    with pytest.raises(DataFileError, match=r"^File `a\.json` must be a JSON object, got str\."):
+        json_object('"a"', "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "escape"),
+    [
+        (r'"\ud800"', r"\ud800"),
+        (r'"\uDBFF rain"', r"\uDBFF"),
+        (r'"\udc00"', r"\udc00"),
+        (r'"\ude00\ud83d"', r"\ude00"),
+        (r'"\ud83d\ud83d\ude00"', r"\ud83d"),
+        (r'"\\\ud800"', r"\ud800"),
+        (r'{"\uDFFF": 1}', r"\uDFFF"),
+        (r'[{"a": ["\n\u0041\ud83d\ude00", "\ud83d", "\ude00"]}]', r"\ud83d"),
+    ],
+    ids=["high", "upper", "low", "swapped", "high-pair", "backslash", "name", "two-strings"],
+)
+def test_half_of_a_surrogate_pair_is_refused(text: str, escape: str) -> None:
+    with pytest.raises(DataFileError) as caught:
+        load_json(text, "a.jsonl", line=3)
+    assert str(caught.value) == (
+        f"Line 3 of `a.jsonl` holds half of a surrogate pair, got `{escape}`, which is no "
+        "character. Write both halves, or leave it out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        (r'"\uD83D\uDE00 \ud83d\uDe00"', "\U0001f600 \U0001f600"),
+        (r'"\\ud800"', r"\ud800"),
+        (r'"\\\\udc00 \" \u00e9 \ud7ff \ue000"', '\\\\udc00 " \u00e9 \ud7ff \ue000'),
+    ],
+    ids=["pair", "case", "escaped", "others"],
+)
+def test_other_escapes_are_read(text: str, value: str) -> None:
+    assert load_json(text, "a.jsonl", line=1) == value
+
+
+def test_half_of_a_pair_in_a_whole_file_is_told_with_its_line() -> None:
+    with pytest.raises(DataFileError, match=r"^Line 3 of `a\.json` holds half of a surrogate"):
+        load_json('{"a":\n["\\ud83d\\ude00",\n"\\ud83d"]\n}', "a.json")
