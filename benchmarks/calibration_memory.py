@@ -54,6 +54,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.recipes import LAYER_NORM_OUTPUTS
     from qdqbert.tasks import TASKS
+    from qdqbert.tasks.task import TaskOptions
     from qdqbert.verbs.inference import encode_examples
 
     rules = {"max": Max(), "percentile": Percentile(), "mse": Mse(), "entropy": Entropy()}
@@ -68,6 +69,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
         input_names=checkpoint.input_names,
         max_length=max_length,
         batch_size=8,
+        options=TaskOptions(),
     )
     calibrate(
         sited,

@@ -1,4 +1,4 @@
-"""QAT with distillation, from a float checkpoint to INT8 graphs on their engines, over seeds.
+r"""QAT with distillation, from a float checkpoint to INT8 graphs on their engines, over seeds.
 
     python benchmarks/qat.py CHECKPOINT --task T --train-data F --eval-data F [--seeds 0 1 2] \
         [--learning-rate X] [--epochs N] [--alpha A] ...

@@ -15,7 +15,6 @@ from qdqbert import resources
 from qdqbert.calibration.session import calibrate
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.evidence.fidelity import compare
 from qdqbert.graph.export import GraphBody
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
@@ -23,8 +22,11 @@ from qdqbert.recipes import LAYER_NORM_OUTPUTS, build_recipe
 from qdqbert.spec import Recipe, Smoothing, resolve
 from qdqbert.targets import TARGETS
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import read_dataset
-from qdqbert.verbs.inference import TorchRunner, encode_examples, rows_of
+from qdqbert.tasks.data import Columns
+from qdqbert.tasks.task import TaskOptions
+from qdqbert.verbs.inference import TorchRunner, encode_examples, fidelity_of, rows_of
+
+OPTIONS = TaskOptions()
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)
 EVERY_INPUT = Smoothing(sites=("*._input_quantizer",), alpha=0.7)
@@ -66,9 +68,9 @@ def main() -> None:
     model = str(demo_checkpoint()) if arguments.model == "demo" else arguments.model
     checkpoint = load_checkpoint(model)
     task = TASKS[checkpoint.task]
-    test = read_dataset(arguments.test).examples
+    test = task.read(arguments.test, columns=Columns(), max_examples=None).examples
     texts = list(
-        read_dataset(arguments.calibration).examples
+        task.read(arguments.calibration, columns=Columns(), max_examples=None).examples
         if arguments.calibration
         else resources.calibration_examples()
     )
@@ -80,8 +82,9 @@ def main() -> None:
             checkpoint.tokenizer,
             examples,
             input_names=checkpoint.input_names,
-            max_length=checkpoint.max_length,
+            max_length=min(task.max_length or checkpoint.max_length, checkpoint.max_length),
             batch_size=batch_size,
+            options=OPTIONS,
         )
 
     calibration_batches, encoded = encode(texts[:300], 8).batches, encode(test, 32)
@@ -90,7 +93,7 @@ def main() -> None:
     expected = rows_of(task, runner, encoded)
     labels = checkpoint.config.id2label
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    metric = task.metrics(expected, test, labels)[0]
+    metric = task.metrics(expected, encoded.features, labels, OPTIONS)[0]
     print(f"float: {metric.name} {metric.value:.2f} on {metric.examples} examples\n")
     print(f"| recipe | calibrator | {metric.name} | cosine mean / worst | flips % | SQNR dB |")
     print("|---|---|---|---|---|---|")
@@ -108,8 +111,8 @@ def main() -> None:
         )
         with quantizing(sited, specs, calibration.ranges, calibration.scales):
             made = rows_of(task, runner, encoded)
-        value = task.metrics(made, test, labels)[0].value
-        fidelity = compare(expected, made, kind=task.kind(expected))
+        value = task.metrics(made, encoded.features, labels, OPTIONS)[0].value
+        fidelity = fidelity_of(task, expected, made, encoded.features, OPTIONS)
         cosine = (
             ""
             if fidelity.cosine_mean is None

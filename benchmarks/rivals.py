@@ -29,12 +29,13 @@ from qdqbert import resources
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import open_runner
-from qdqbert.evidence.fidelity import compare
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.graph.export import GraphBody
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Columns, Example, read_dataset
+from qdqbert.tasks.data import Columns
+from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark import export_float
-from qdqbert.verbs.inference import TorchRunner, encode_examples, rows_of
+from qdqbert.verbs.inference import TorchRunner, encode_examples, fidelity_of, rows_of
 
 RIVAL_TEXTS = 300
 
@@ -104,7 +105,8 @@ def main() -> None:
     parser.add_argument("--text-column")
     parser.add_argument("--label-column")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--max-length", type=int)
+    parser.add_argument("--rounds", type=int, default=9, help="0 takes no times")
     parser.add_argument("--shapes", default="1x32,1x128,8x128")
     parser.add_argument("--json")
     arguments = parser.parse_args()
@@ -120,7 +122,10 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     model = str(demo_checkpoint()) if arguments.model == "demo" else arguments.model
     checkpoint = load_checkpoint(model)
     task = TASKS[checkpoint.task]
-    test = read_dataset(arguments.test, columns=columns).examples
+    options = TaskOptions()
+    test = read(task, arguments.test, columns)
+    limit = min(task.max_length or checkpoint.max_length, checkpoint.max_length)
+    limit = min(arguments.max_length or limit, limit)
     ours = qdqbert.quantize(
         model,
         folder / "ours",
@@ -128,10 +133,11 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         columns=columns if arguments.calibration else Columns(),
         calibration_samples=RIVAL_TEXTS,
         targets=("onnxruntime", "openvino"),
+        max_length=limit,
         benchmark=False,
     )
     export_float(model, folder / "float.onnx", [8])
-    inputs = calibration_inputs(arguments.calibration, columns, checkpoint)
+    inputs = calibration_inputs(arguments.calibration, columns, checkpoint, limit)
     models = {
         ("float", "onnxruntime"): folder / "float.onnx",
         ("float", "openvino"): folder / "float.onnx",
@@ -144,19 +150,15 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         make(plain, folder / file, inputs)
         models[name, engine] = folder / file
 
-    def encode(examples: tuple[Example, ...]) -> Any:
-        return encode_examples(
-            task,
-            checkpoint.tokenizer,
-            examples,
-            input_names=checkpoint.input_names,
-            max_length=checkpoint.max_length,
-            batch_size=8,
-        )
-
-    encoded = encode(test)
-    from qdqbert.graph.export import GraphBody
-
+    encoded = encode_examples(
+        task,
+        checkpoint.tokenizer,
+        test,
+        input_names=checkpoint.input_names,
+        max_length=limit,
+        batch_size=8,
+        options=options,
+    )
     body = GraphBody.of(checkpoint)
     expected = rows_of(task, TorchRunner(body, checkpoint.input_names), encoded)
     id2label = checkpoint.config.id2label
@@ -164,8 +166,8 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     for (name, engine), path in models.items():
         print(f"{name} on {engine} ...", flush=True)
         made = rows_of(task, open_runner(engine, path), encoded)
-        fidelity = compare(expected, made, kind=task.kind(expected))
-        metric = task.metrics(made, test, id2label)[0]
+        fidelity = fidelity_of(task, expected, made, encoded.features, options)
+        metric = task.metrics(made, encoded.features, id2label, options)[0]
         size = sum(p.stat().st_size for p in path.parent.glob(f"{path.stem}.*"))
         results.append(
             {
@@ -179,7 +181,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
                 "size_ratio": size / (folder / "float.onnx").stat().st_size,
             }
         )
-    for engine in ("onnxruntime", "openvino"):
+    for engine in ("onnxruntime", "openvino") if arguments.rounds else ():
         add_latency(results, models, engine, arguments)
     return results
 
@@ -192,10 +194,16 @@ def without_value_info(source: Path, target: Path) -> Path:
     return target
 
 
-def calibration_inputs(path: str | None, columns: Columns, checkpoint: Any) -> list[dict[str, Any]]:
+def read(task: Any, path: str, columns: Columns, count: int | None = None) -> Any:
+    return task.read(path, columns=columns, max_examples=count).examples
+
+
+def calibration_inputs(
+    path: str | None, columns: Columns, checkpoint: Any, limit: int
+) -> list[dict[str, Any]]:
     """One text at a time, unpadded, as the rivals' readers take it."""
     texts = (
-        read_dataset(path, columns=columns, max_examples=RIVAL_TEXTS).examples
+        read(TASKS[checkpoint.task], path, columns, RIVAL_TEXTS)
         if path
         else resources.calibration_examples()[:RIVAL_TEXTS]
     )
@@ -204,10 +212,11 @@ def calibration_inputs(path: str | None, columns: Columns, checkpoint: Any) -> l
         checkpoint.tokenizer,
         texts,
         input_names=checkpoint.input_names,
-        max_length=checkpoint.max_length,
+        max_length=limit,
         batch_size=1,
+        options=TaskOptions(),
     )
-    return [batch.inputs for batch in encoded.batches]
+    return [batch.inputs for batch in encoded.batches[:RIVAL_TEXTS]]
 
 
 def add_latency(

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 
 from qdqbert.engines.runner import EngineName
@@ -31,6 +32,8 @@ RANGES = "ranges.safetensors"
 QUANTIZATION = "quantization.json"
 REPORT = "report.json"
 TRAINING = "training.json"
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,12 +187,13 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         yield partial
         check_output(directory, overwrite=overwrite)
         _swap(partial, directory)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_ROOM:
             raise
+        reason = str(error) if isinstance(error, SafetensorError) else error.strerror
         raise UserInputError(
-            f"Output {str(directory)!r} cannot be written: {error.strerror}. Nothing was changed; "
-            "make room, or pass another `--output`."
+            f"Output {str(directory)!r} cannot be written: {reason}. Nothing was changed; make "
+            "room, or pass another `--output`."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

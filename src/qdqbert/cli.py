@@ -99,6 +99,16 @@ QuantDisableKeyword = Annotated[
     list[str] | None,
     typer.Option(help="Leave what a regular expression finds in float; repeatable."),
 ]
+QuantDisable = Annotated[
+    bool,
+    typer.Option("--quant-disable", help="Leave all in float but for --quant-enable-layer-module."),
+]
+DisableLayerModule = Annotated[
+    str | None, typer.Option(help="The same in every layer: the pattern follows `layer.N.`.")
+]
+EnableLayerModule = Annotated[
+    str | None, typer.Option(help="Quantize what the pattern finds in every layer after all.")
+]
 Wprec = Annotated[int, typer.Option(help="Bits of weights, 2 to 8.")]
 Aprec = Annotated[int, typer.Option(help="Bits of activations, 2 to 8.")]
 PerTensor = Annotated[bool, typer.Option("--quant-per-tensor", help="One scale a weight.")]
@@ -176,26 +186,10 @@ def quantize(
     wprec: Wprec = 8,
     aprec: Aprec = 8,
     quant_per_tensor: PerTensor = False,
-    quant_disable: Annotated[
-        bool,
-        typer.Option(
-            "--quant-disable",
-            help="Leave all in float but for --quant-enable-layer-module.",
-        ),
-    ] = False,
+    quant_disable: QuantDisable = False,
     quant_disable_keyword: QuantDisableKeyword = None,
-    quant_disable_layer_module: Annotated[
-        str | None,
-        typer.Option(
-            help="The same in every layer: the pattern follows `layer.N.`.",
-        ),
-    ] = None,
-    quant_enable_layer_module: Annotated[
-        str | None,
-        typer.Option(
-            help="Quantize what the pattern finds in every layer after all.",
-        ),
-    ] = None,
+    quant_disable_layer_module: DisableLayerModule = None,
+    quant_enable_layer_module: EnableLayerModule = None,
     fuse_qkv: FuseQkv = False,
     clip_gelu: ClipGelu = None,
     recalibrate_weights: Annotated[
@@ -333,7 +327,10 @@ def train(
     wprec: Wprec = 8,
     aprec: Aprec = 8,
     quant_per_tensor: PerTensor = False,
+    quant_disable: QuantDisable = False,
     quant_disable_keyword: QuantDisableKeyword = None,
+    quant_disable_layer_module: DisableLayerModule = None,
+    quant_enable_layer_module: EnableLayerModule = None,
     fuse_qkv: FuseQkv = False,
     clip_gelu: ClipGelu = None,
     tensorboard: Annotated[
@@ -365,7 +362,10 @@ def train(
             wprec=wprec,
             aprec=aprec,
             quant_per_tensor=quant_per_tensor,
+            quant_disable=quant_disable,
             quant_disable_keyword=tuple(quant_disable_keyword or ()),
+            quant_disable_layer_module=quant_disable_layer_module,
+            quant_enable_layer_module=quant_enable_layer_module,
             fuse_qkv=fuse_qkv,
             clip_gelu=clip_gelu,
         )
@@ -414,7 +414,7 @@ def train(
             progress=Bars(),
         )
 
-    report = _call(as_json, run)
+    report = _call(as_json, run, f"checkpoints are in {output}-checkpoints: see --resume.")
     if int(os.environ.get("RANK", "0")) == 0:
         _show(report, as_json, "train_table")
 
@@ -556,7 +556,9 @@ def _stop(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _call(as_json: bool, verb: Callable[[], _Report]) -> _Report:
+def _call(
+    as_json: bool, verb: Callable[[], _Report], left: str = "nothing was written."
+) -> _Report:
     """Runs a verb; a user's mistake becomes one line on stderr and exit status 2."""
     from transformers.utils import logging as transformers_logging
 
@@ -571,7 +573,7 @@ def _call(as_json: bool, verb: Callable[[], _Report]) -> _Report:
     except QdqBertError as error:
         _fail(str(error), status=2, as_json=as_json)
     except KeyboardInterrupt:
-        _fail("Interrupted; nothing was written.", status=130, as_json=as_json)
+        _fail(f"Interrupted; {left}", status=130, as_json=as_json)
 
 
 def _fail(message: str, *, status: int, as_json: bool) -> NoReturn:

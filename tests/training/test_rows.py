@@ -44,9 +44,7 @@ def batches_of(sampler: BucketSampler, size: int) -> list[list[int]]:
 
 
 def test_rows_without_labels_are_left_out() -> None:
-    rows = TrainingRows(
-        features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False
-    )
+    rows = TrainingRows(features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False)
     assert first_ids(rows) == [[0], [200]]
     assert [item["labels"] for item in _items(rows)] == [{"labels": 1}, {"labels": 0}]
     assert rows.lengths == [4, 3]

@@ -13,7 +13,7 @@ from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_sca
 from qdqbert.calibration.statistics import Collector, calibrator_of, choose_ranges
 from qdqbert.errors import CalibrationError, SpecError
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, sited_model
-from qdqbert.models.configuration import switches_of
+from qdqbert.models.configuration import excluded_of, switches_of
 from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
 from qdqbert.recipes import Switches, build_recipe
 from qdqbert.spec import Smoothing
@@ -62,7 +62,7 @@ def calibrate(
         if placement is None:
             configure_(sited, recipe)
         else:
-            place_(sited, placement, recipe)
+            place_(sited, placement, recipe, excluded_of(config))
         if hasattr(config, "recipe"):
             config.recipe = recipe.to_dict()  # type: ignore[union-attr]
     switches = recipe or switches_of(config) or Switches()

@@ -69,3 +69,8 @@ def switches_of(config: Any) -> Switches | None:
     """The switches that a config stores; `None` if it stores none."""
     stored = getattr(config, "recipe", None)
     return None if stored is None else Switches.from_dict(stored)
+
+
+def excluded_of(config: Any) -> list[str]:
+    """The patterns of sites that a config leaves in float."""
+    return list(getattr(config, "exclude", None) or ())

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.insert.sited import SitedModel, sited_model
+from qdqbert.insert.sited import sited_model
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
-from qdqbert.recipes import Switches, build_recipe
+from qdqbert.recipes import Switches
+
+_ENDS = (
+    "",
+    *("._input_quantizer", "._weight_quantizer"),
+    *(f".matmul_{letter}_input_quantizer" for letter in "qkva"),
+    *(".add_local_input_quantizer", ".add_residual_input_quantizer"),
+)
+# Of names of modules, and of the quantizers that may stand there.
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -55,35 +65,37 @@ def prepare(
             f"The model ({type(model).__name__}) has quantizers already. Calibrate it, or load the "
             "float checkpoint anew."
         )
-    build_recipe(recipe)
     config: Any = model.config
-    before = {name: getattr(config, name, None) for name in ("placement", "recipe", "quantizers")}
-    config.placement, config.quantizers = recipe, None
-    config.recipe = None if switches is None else switches.to_dict()
-    try:
-        put_quantizers_in_(model)
-        _leave_out(sited_model(model), exclude)
-    except Exception:
-        for name, value in before.items():
-            setattr(config, name, value)
-        raise
-    # `save_pretrained` has to know of quantizers from here on.
+    settings = {
+        "placement": recipe,
+        "quantizers": None,
+        "recipe": None if switches is None else switches.to_dict(),
+        "exclude": list(exclude) or None,
+    }
+    # What cannot be put in is found out on a model without weights.
+    trial_config = copy.deepcopy(config)
+    vars(trial_config).update(settings)
     float_class: Any = type(model)
+    with torch.device("meta"):
+        trial = float_class(trial_config)
+    _check_patterns(trial, exclude)
+    put_quantizers_in_(trial)
+    vars(config).update(settings)
+    put_quantizers_in_(model)
+    # `save_pretrained` has to know of quantizers from here on.
     model.__class__ = quantized_class(float_class)
     return model
 
 
-def _leave_out(sited: SitedModel, patterns: Sequence[str]) -> None:
-    modules = [name for name, _ in sited.model.named_modules()]
+def _check_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_modules()]
     for pattern in patterns:
         try:
-            found = [name for name in sited.quantizers if re.search(pattern, name)]
+            found = any(re.search(pattern, f"{name}{end}") for name in names for end in _ENDS)
         except re.error as error:
             raise SpecError(f"{pattern!r} is no regular expression: {error}.") from error
-        if not any(re.search(pattern, name) for name in modules):
+        if not found:
             raise UnmatchedRuleError(
-                f"`exclude` {pattern!r} matches no module of the model, such as "
-                f"`{next(iter(sited.quantizers))}`. Check its spelling."
+                f"`exclude` {pattern!r} matches no module of the model, such as `{names[-1]}`. "
+                "Check its spelling."
             )
-        for name in found:
-            sited.quantizers[name].disable()

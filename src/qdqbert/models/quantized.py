@@ -16,7 +16,7 @@ from qdqbert.checkpoint.load import check_positions
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_, sited_model
-from qdqbert.models.configuration import switches_of
+from qdqbert.models.configuration import excluded_of, switches_of
 from qdqbert.models.state import configure_, place_, restore_, stored_state
 from qdqbert.recipes import Switches, build_recipe
 
@@ -106,7 +106,7 @@ def put_quantizers_in_(model: Any) -> None:
         quantizer.enable()
     switches = switches_of(config)
     if placement is not None:
-        place_(sited, placement, switches or Switches())
+        place_(sited, placement, switches or Switches(), excluded_of(config))
     elif switches is not None:
         configure_(sited, switches)
     stored = getattr(config, "quantizers", None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -71,8 +72,14 @@ def configure_(sited: SitedModel, switches: Switches) -> None:
     adjust_(sited, switches)
 
 
-def place_(sited: SitedModel, recipe: str, switches: Switches) -> None:
+def place_(sited: SitedModel, recipe: str, switches: Switches, exclude: Sequence[str] = ()) -> None:
     """Makes quantizers those of a named recipe; sites that it leaves in float are disabled.
+
+    Args:
+        sited: Any.
+        recipe: Its name.
+        switches: What is changed of it.
+        exclude: Regular expressions: sites whose name they find are left in float.
 
     Raises:
         UserInputError: The recipe is unknown.
@@ -83,7 +90,7 @@ def place_(sited: SitedModel, recipe: str, switches: Switches) -> None:
     specs = switches.apply(resolve(rules, sited.sites), sited.sites)
     for name, quantizer in sited.quantizers.items():
         spec = specs[name]
-        if spec is None:
+        if spec is None or any(re.search(pattern, name) for pattern in exclude):
             quantizer.disable()
             continue
         quantizer.enable()

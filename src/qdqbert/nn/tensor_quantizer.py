@@ -21,7 +21,7 @@ from qdqbert.nn.export import (
     quantize_dequantize_e4m3,
     quiet_tracer,
 )
-from qdqbert.numerics.affine import affine_parameters, fake_quantize, reduce_amax, widened
+from qdqbert.numerics.affine import affine_parameters, reduce_amax, round_trip, widened
 from qdqbert.numerics.calibrators import (
     Calibrator,
     HistogramCalibrator,
@@ -459,9 +459,13 @@ class TensorQuantizer(nn.Module):
 
     def _quant_forward(self, inputs: Tensor) -> Tensor:
         if self._learn_amax:
-            inputs = self.clip(inputs)
-        elif self._moving is not None and self.training and not is_exporting():
+            # In float32: a half's nearest value to an end may lie half a step beyond it.
+            return self._round(self.clip(widened(inputs))).to(inputs.dtype)
+        if self._moving is not None and self.training and not is_exporting():
             self._move(inputs)
+        return self._round(inputs)
+
+    def _round(self, inputs: Tensor) -> Tensor:
         if not self._symmetric:
             return self._affine_forward(inputs)
         if is_exporting():
@@ -496,10 +500,19 @@ class TensorQuantizer(nn.Module):
             )
         assert isinstance(self._num_bits, int), "affine codes are integers"
         spec = TensorSpec(bits=self._num_bits, signed=False, symmetric=False)
-        # Clipping passes gradients to learned ends; a scale is a constant for the rounding.
+        # Clipping passes gradients to learned ends; a scale is a constant for the rounding. An end's
+        # code may lie past the last one, which must not stop its gradient.
         low, high = ends.detach().unbind()
         parameters = affine_parameters(low, high, spec, check=False)
-        return fake_quantize(inputs, parameters, spec)
+        return round_trip(
+            inputs,
+            parameters.scale,
+            spec.qmin,
+            spec.qmax,
+            zero_point=parameters.zero_point,
+            low=low if self._learn_amax else None,
+            high=high if self._learn_amax else None,
+        )
 
     def _move(self, inputs: Tensor) -> None:
         """Moves the range towards that of a batch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
@@ -57,11 +58,22 @@ def _classes(features: Features, id2label: Mapping[int, str]) -> list[int]:
 
 
 def _class_names(examples: Sequence[Example]) -> list[str]:
-    """All labels, sorted; numbers by their value."""
+    """All labels, sorted, integers by their value; one score where they are other numbers."""
     names = {label_of(example) for example in examples}
+    if all(_is_number(name) for name in names) and not all(
+        float(name).is_integer() for name in names
+    ):
+        return ["score"]
     return sorted(
         names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)
     )
+
+
+def _is_number(label: str) -> bool:
+    try:
+        return math.isfinite(float(label))
+    except ValueError:
+        return False
 
 
 TEXT_CLASSIFICATION = Task(

@@ -97,8 +97,9 @@ class TrainOptions:
                 if getattr(self, name) != _default(name)
             ]
             if changed:
+                name = _changed_switch(self.switches) if changed[0] == "switches" else changed[0]
                 raise UserInputError(
-                    f"`--{changed[0]}` says how quantizers train, and needs `--qat`. Add it, or "
+                    f"`--{name.replace('_', '-')}` says how quantizers train, and needs `--qat`. Add it, or "
                     "leave the option out."
                 )
         if self.keep_best and self.eval_data is None:
@@ -150,7 +151,10 @@ class TrainOptions:
             column = getattr(self.columns, role.name)
             if column is not None:
                 words += [f"--{role.name.replace('_', '-')}-column", column]
-        for name, value in self.switches.to_dict().items():
+        switches: dict[str, Any] = {}
+        if self.switches != QAT_SWITCHES:  # which the command starts from
+            switches = {"calibrator": self.switches.calibrator, **self.switches.to_dict()}
+        for name, value in switches.items():
             for each in value if isinstance(value, list) else [value]:
                 words += _words(name, each)
         return shlex.join(words)
@@ -166,6 +170,11 @@ _FLAGS = {
 def _words(name: str, value: object) -> list[str]:
     flag = f"--{name.replace('_', '-')}"
     return [flag] if value is True else [flag, str(value)]
+
+
+def _changed_switch(switches: Switches) -> str:
+    names = [field.name for field in dataclasses.fields(switches)]
+    return next(n for n in names if getattr(switches, n) != getattr(QAT_SWITCHES, n))
 
 
 def _default(name: str) -> Any:

@@ -1,0 +1,154 @@
+"""Calibration by two processes, each of which sees half of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, distributed
+
+import qdqbert
+from qdqbert import Switches
+from qdqbert.calibration.processes import is_shared, shared_amax, shared_statistics
+from qdqbert.calibration.statistics import merge_statistics
+from qdqbert.insert.sited import sited_model
+from qdqbert.models.state import stored_calibration
+from qdqbert.numerics import histogram
+
+WORLD = 2
+# Recipe and switches of each calibration, by its name.
+CASES: dict[str, tuple[str, Switches]] = {
+    "max": ("qdqbert", Switches()),
+    "percentile": ("qdqbert", Switches(calibrator="percentile", percentile=99.0)),
+    "mse": ("qdqbert", Switches(calibrator="mse")),
+    "entropy": ("qdqbert", Switches(calibrator="entropy")),
+    "smoothed": ("linear", Switches()),
+    "smoothed, percentile": ("linear", Switches(calibrator="percentile", percentile=99.0)),
+    "signed": ("linear-signed", Switches(fuse_qkv=True, clip_gelu=0.3)),
+}
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        initializer_range=0.2,
+    )
+    return transformers.BertModel(config).eval()
+
+
+def make_batches() -> list[dict[str, Tensor]]:
+    """Four batches of other sizes; the last holds the largest values of its kind, by its length."""
+    generator = torch.Generator().manual_seed(1)
+    batches = []
+    for rows, tokens in ((3, 6), (2, 9), (4, 3), (1, 12)):
+        ids = torch.randint(1, 64, (rows, tokens), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[0, -2:] = 0
+        batches.append({"input_ids": ids, "attention_mask": mask})
+    return batches
+
+
+def calibrated(case: str, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """All that a calibration chose, as tensors by name."""
+    recipe, switches = CASES[case]
+    model = qdqbert.calibrate(qdqbert.prepare(make_model(), recipe, switches=switches), batches)
+    chosen = stored_calibration(sited_model(model))
+    ranges = {
+        f"range {name}": torch.tensor([each.amax, each.low, each.high], dtype=torch.float64)
+        for name, each in chosen.ranges.items()
+    }
+    scales = {f"scale {name}": scale for name, scale in chosen.scales.items()}
+    weights = {f"weight {name}": amax for name, amax in chosen.weight_amax.items()}
+    return {**ranges, **scales, **weights}
+
+
+def work(rank: int, folder: str) -> None:
+    """What each of the processes does."""
+    torch.set_num_threads(1)
+    root = Path(folder)
+    distributed.init_process_group(
+        "gloo", init_method=(root / "store").as_uri(), rank=rank, world_size=WORLD
+    )
+    try:
+        assert is_shared()
+        mine = make_batches()[rank::WORLD]
+        found: dict[str, Any] = {case: calibrated(case, mine) for case in CASES}
+        # Positive values, and of another exponent, in the second process alone.
+        values = torch.tensor([1.0, 2.0]) * (-1000) ** rank
+        statistics = {"b": histogram.summarise(values), "a": histogram.empty()}
+        shared = shared_statistics(statistics, torch.device("cpu"))
+        found["statistics"] = {
+            name: dataclasses.asdict(seen) for name, seen in sorted(shared.items())
+        }
+        amax = {"b": torch.tensor([1.0, 5.0 - rank]), "a": torch.tensor(float(rank))}
+        found["amax"] = shared_amax(amax)
+        torch.save(found, root / f"{rank}.pt")
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def of_each(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process found; they are started once."""
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("torch is built without distributed")
+    root = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(work, args=(str(root),), nprocs=WORLD)
+    return [torch.load(root / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_two_processes_choose_what_one_chooses_that_sees_all(of_each, case) -> None:
+    whole = calibrated(case, make_batches())
+    kinds = {name.partition(" ")[0] for name in whole}
+    assert kinds == {"range", "weight", *(["scale"] if CASES[case][0] != "qdqbert" else [])}
+    for found in of_each:
+        assert found[case].keys() == whole.keys()
+        for name, value in whole.items():
+            assert torch.equal(found[case][name], value), name
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_each_half_of_the_data_alone_would_choose_otherwise(of_each, case) -> None:
+    for rank, found in enumerate(of_each):
+        alone = calibrated(case, make_batches()[rank::WORLD])
+        differing = [name for name, value in alone.items() if not value.equal(found[case][name])]
+        assert any(name.startswith("range") for name in differing)
+
+
+def test_statistics_of_two_processes_are_those_of_all_values(of_each) -> None:
+    expected = histogram.summarise(torch.tensor([1.0, 2.0, -1000.0, -2000.0]))
+    for found in of_each:
+        shared = found["statistics"]
+        assert list(shared) == ["a", "b"]
+        for name, seen in (("a", histogram.empty()), ("b", expected)):
+            for field, value in dataclasses.asdict(seen).items():
+                other = shared[name][field]
+                same = value.equal(other) if isinstance(value, Tensor) else value == other
+                assert same, (name, field)
+
+
+def test_largest_magnitudes_are_those_of_both_processes(of_each) -> None:
+    for found in of_each:
+        assert found["amax"]["b"].tolist() == [1, 5]
+        assert found["amax"]["a"].item() == 1
+
+
+def test_one_process_keeps_what_it_has() -> None:
+    assert not is_shared()
+    statistics = {"a": histogram.summarise(torch.tensor([1.0, -2.0]))}
+    shared = shared_statistics(statistics, torch.device("cpu"))
+    assert shared["a"] is statistics["a"]
+    amax = {"a": torch.tensor([1.0])}
+    assert shared_amax(amax)["a"] is amax["a"]
+    assert merge_statistics({}, shared)["a"].low == -2

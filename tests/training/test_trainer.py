@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch.nn import functional
+
+from qdqbert.errors import TrainingError
+from qdqbert.tasks.task import Metric
+from qdqbert.training.losses import (
+    Distillation,
+    embedding_distance,
+    logits_distance,
+    states_distance,
+)
+from qdqbert.training.rows import BucketSampler, TrainingRows
+from qdqbert.training.trainer import TaskTrainer, Teacher, last_checkpoint
+
+LENGTHS = torch.tensor([6, 4])
+INPUTS = {
+    "input_ids": torch.arange(12).reshape(2, 6) + 7,
+    "attention_mask": (torch.arange(6) < LENGTHS[:, None]).long(),
+}
+LABELS = torch.tensor([2, 0])
+
+
+@pytest.fixture(scope="module")
+def classifier(make_model) -> Callable[[int], Any]:
+    """Classifiers without dropout, whose weights differ with the seed."""
+
+    def make(seed: int) -> Any:
+        model = make_model(
+            "bert", transformers.AutoModelForSequenceClassification, num_hidden_layers=1
+        )
+        model.config.problem_type = "single_label_classification"
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def trainer_of(tmp_path: Path) -> Callable[..., TaskTrainer]:
+    def make(model: Any, **changes: Any) -> TaskTrainer:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / "checkpoints"),
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            logging_nan_inf_filter=False,
+            max_steps=2,
+            per_device_train_batch_size=2,
+        )
+        usual: dict[str, Any] = {
+            "outputs": ("logits",),
+            "head": None,
+            "is_embedder": False,
+            "teacher": None,
+            "score": None,
+            "on_step": lambda: None,
+        }
+        return TaskTrainer(model=model, args=arguments, **{**usual, **changes})
+
+    return make
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("hidden", [0.0, 0.5], ids=["logits", "hidden-states-too"])
+def test_alpha_mixes_the_loss_of_the_task_and_the_distance(
+    classifier, trainer_of, alpha: float, hidden: float
+) -> None:
+    student, teacher = classifier(0), classifier(1)
+    settings = Distillation(temperature=3.0, alpha=alpha, hidden_weight=hidden)
+    trainer = trainer_of(student, teacher=Teacher(classifier(1), settings))
+    inputs = {**INPUTS, "labels": LABELS % 2}
+    found = trainer.compute_loss(student.eval(), inputs)
+    with torch.no_grad():
+        ours, theirs = (model(**INPUTS, output_hidden_states=True) for model in (student, teacher))
+        own = functional.cross_entropy(ours.logits, LABELS % 2)
+        far = logits_distance(ours, theirs, INPUTS, ("logits",), temperature=3.0)
+        states = states_distance(ours, theirs, INPUTS)
+    expected = (1 - alpha) * own + alpha * far + hidden * states
+    torch.testing.assert_close(found.detach(), expected)
+
+
+def test_a_loss_that_is_all_the_teachers_needs_no_labels(classifier, trainer_of) -> None:
+    teacher = Teacher(classifier(1), Distillation(alpha=1.0))
+    student = classifier(0)
+    loss = trainer_of(student, teacher=teacher).compute_loss(student, dict(INPUTS))
+    loss.backward()
+    assert student.classifier.weight.grad.abs().sum() > 0
+    assert all(each.grad is None for each in teacher.model.parameters())
+    assert not teacher.model.training
+
+
+def test_an_embedder_learns_scores_of_pairs_or_the_direction_of_its_teacher(
+    make_model, trainer_of
+) -> None:
+    student, other = (make_model("bert", num_hidden_layers=1) for _ in range(2))
+    with torch.no_grad():
+        other.encoder.layer[0].output.dense.weight *= 3
+    mask = INPUTS["attention_mask"][..., None]
+
+    def vectors(model: Any) -> torch.Tensor:
+        states = model(**INPUTS).last_hidden_state
+        return (states * mask).sum(1) / mask.sum(1)
+
+    own = trainer_of(student, is_embedder=True)
+    found = own.compute_loss(student, {**INPUTS, "scores": torch.tensor([0.25])})
+    first, second = vectors(student)
+    expected = (functional.cosine_similarity(first, second, dim=0) - 0.25) ** 2
+    torch.testing.assert_close(found, expected)
+
+    led = trainer_of(student, is_embedder=True, teacher=Teacher(other, Distillation()))
+    found = led.compute_loss(student, dict(INPUTS))
+    torch.testing.assert_close(found, embedding_distance(vectors(student), vectors(other)))
+
+
+def test_evaluation_gives_the_metrics_of_the_task_and_leaves_the_mode(
+    classifier, trainer_of
+) -> None:
+    model = classifier(0).train()
+    modes: list[bool] = []
+
+    def score() -> list[Metric]:
+        modes.append(model.training)
+        return [Metric(name="accuracy", value=50.0, examples=2)]
+
+    trainer = trainer_of(model, score=score)
+    assert trainer.evaluate() == {"eval_accuracy": 50.0}
+    assert (modes, model.training) == ([False], True)
+    assert trainer.state.log_history[-1]["eval_accuracy"] == 50.0
+    assert trainer_of(model).evaluate() == {}
+
+
+def test_the_order_is_the_bucket_samplers_of_the_seed(classifier, trainer_of) -> None:
+    rows = TrainingRows.__new__(TrainingRows)
+    rows._items = [[{"input_ids": np.zeros(n)}] for n in (3, 5, 4, 9, 1, 2, 8)]
+    rows._labels = [{}] * 7
+    trainer = trainer_of(classifier(0), train_dataset=rows)
+    trainer.args.seed = 4
+    sampler = trainer._get_train_sampler()
+    assert list(sampler) == list(BucketSampler(rows.lengths, 2, seed=4))
+    trainer.state.epoch = 2.6
+    trainer.control = trainer.callback_handler.on_epoch_begin(
+        trainer.args, trainer.state, trainer.control
+    )
+    third = BucketSampler(rows.lengths, 2, seed=4)
+    third.set_epoch(2)
+    assert list(sampler) == list(third)
+
+
+def fake_checkpoint(folder: Path, step: str, *, whole: bool = True) -> Path:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    if whole:
+        (path / "trainer_state.json").write_text(json.dumps({}))
+    return path
+
+
+def test_the_last_checkpoint_is_the_one_of_most_steps_that_is_whole(tmp_path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    assert last_checkpoint(tmp_path / "missing") is None
+    for step in ("9", "100", "best"):
+        fake_checkpoint(tmp_path, step)
+    fake_checkpoint(tmp_path, "200", whole=False)
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+
+
+def test_a_weight_that_is_not_finite_is_never_saved(classifier, trainer_of) -> None:
+    model = classifier(0)
+    trainer = trainer_of(model)
+    with torch.no_grad():
+        model.classifier.bias[1] = float("inf")
+    with pytest.raises(TrainingError, match=r"weight `classifier.bias` is NaN or infinite at 0"):
+        trainer._save_checkpoint(model, None)
+    assert not Path(trainer.args.output_dir, "checkpoint-0").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"),
+        RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed"),
+    ],
+    ids=["os", "safetensors", "torch-position", "torch-write"],
+)
+def test_each_way_that_a_full_disk_shows_keeps_the_checkpoint_before(
+    classifier, trainer_of, monkeypatch, error
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    trainer = trainer_of(classifier(0))
+    before = fake_checkpoint(Path(trainer.args.output_dir), "1")
+    monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", fail)
+    with pytest.raises(TrainingError) as caught:
+        trainer._save_checkpoint(trainer.model, None)
+    message = str(caught.value)
+    assert message.startswith("A checkpoint cannot be written (")
+    assert message.endswith(
+        f"checkpoint is {str(before)!r}. Make room; `--resume` then goes on from it."
+    )
+    assert caught.value.__cause__ is error
+
+
+def test_other_errors_of_torch_are_not_taken_for_a_full_disk(
+    classifier, trainer_of, monkeypatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", fail)
+    trainer = trainer_of(classifier(0))
+    with pytest.raises(RuntimeError, match="mat1"):
+        trainer._save_checkpoint(trainer.model, None)
