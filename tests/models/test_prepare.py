@@ -468,26 +468,20 @@ def test_all_that_is_excluded_leaves_the_float_model(make_model) -> None:
     )
 
 
-def test_switches_set_bits_and_are_saved(bert, checkpoints, tmp_path) -> None:
-    switches = Switches(aprec=6, wprec=4, quant_disable_keyword=("add_",))
-    model = calibrated(bert, "linear", switches=Switches(aprec=6, wprec=4))
+def test_what_is_excluded_stays_so_when_another_recipe_is_calibrated(bert) -> None:
+    model = calibrated(bert, exclude=(r"layer\.0\.",))
+    wanted = enabled(model).keys()
+    qdqbert.calibrate(model, inputs_for(model), recipe=Switches(calibrator="mse"))
+    assert enabled(model).keys() == wanted
+    assert len(wanted) == 20
+
+
+def test_switches_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
+    switches = Switches(aprec=6, wprec=4)
+    model = calibrated(make_model("bert"), "linear", switches=switches)
     assert {q.num_bits for q in enabled(model).values()} == {4, 6}
     loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
     assert stored_specs(sited_model(loaded)) == stored_specs(sited_model(model))
-    with pytest.raises(UnmatchedRuleError, match="quant_disable_keyword"):
-        qdqbert.prepare(copy.deepcopy(make_float(bert)), "linear", switches=switches)
-
-
-def make_float(model: nn.Module) -> nn.Module:
-    """A float model of the sizes of a prepared one."""
-    config = transformers.BertConfig(
-        **{
-            name: getattr(model.config, name)
-            for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")
-        },
-        num_hidden_layers=1,
-    )
-    return transformers.BertModel(config)
 
 
 # Refusals

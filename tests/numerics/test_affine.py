@@ -17,6 +17,7 @@ from qdqbert.numerics.affine import (
     SAFE_PAIR_LIMIT,
     QuantizationParameters,
     affine_parameters,
+    clipped,
     dequantize,
     fake_quantize,
     parameters_of,
@@ -376,7 +377,10 @@ def test_half_precision_comes_back_as_it_went_in(dtype, spec) -> None:
 
 
 def code_pairs(weight: Tensor, spec: TensorSpec) -> Tensor:
-    codes = quantize(weight, weight_parameters(weight, spec), spec)
+    return paired(quantize(weight, weight_parameters(weight, spec), spec))
+
+
+def paired(codes: Tensor) -> Tensor:
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return codes.view(codes.shape[0], -1, 2)
@@ -461,6 +465,124 @@ def test_pair_limit_costs_nothing_where_no_pair_reaches_it() -> None:
     free, paired = (weight_parameters(weight, spec).scale for spec in (WEIGHT, PAIRED))
     assert paired[0] == free[0]
     assert paired[1] == 2 * free[1]
+
+
+# A range that is given
+
+
+FIXED_WEIGHT = torch.tensor([[2.0, -1.0, 0.3], [0.5, -8.0, 0.0], [0.1, 0.2, -0.05]])
+
+
+@pytest.mark.parametrize("amax", [[1.0, 4.0, 3.0], [2.0, 8.0, 0.2], [0.0, 1e-3, 1e4]], ids=str)
+def test_weights_beyond_a_given_range_are_clipped_by_channel(amax) -> None:
+    chosen = weight_parameters(FIXED_WEIGHT, WEIGHT, amax=torch.tensor(amax))
+    scale = np.float32(amax) / np.float32(127)
+    scale[scale == 0] = 1  # a range of nothing has a step of 1
+    np.testing.assert_array_equal(chosen.scale.numpy(), scale)
+    expected = np.rint(FIXED_WEIGHT.numpy() / scale[:, None]).clip(-127, 127)
+    np.testing.assert_array_equal(quantize(FIXED_WEIGHT, chosen, WEIGHT).numpy(), expected)
+
+
+@pytest.mark.parametrize("amax", [1.0, 8.0, 50.0])
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+@pytest.mark.parametrize("spec", [NARROW, WEIGHT], ids=["tensor", "channel"])
+def test_one_given_range_serves_all_channels(spec, shape, amax) -> None:
+    chosen = weight_parameters(FIXED_WEIGHT, spec, amax=torch.full(shape, amax))
+    step = np.float32(amax) / np.float32(127)
+    assert chosen.scale.shape == (() if spec.axis is None else (3,))
+    assert (chosen.scale.numpy() == step).all()
+    expected = np.rint(FIXED_WEIGHT.numpy() / step).clip(-127, 127)
+    np.testing.assert_array_equal(quantize(FIXED_WEIGHT, chosen, spec).numpy(), expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_given_range_that_is_the_weights_own_changes_nothing(axis) -> None:
+    spec = TensorSpec(bits=8, narrow=True, axis=axis)
+    own = FIXED_WEIGHT.abs().amax(dim=1 - axis)
+    given = weight_parameters(FIXED_WEIGHT, spec, amax=own)
+    assert torch.equal(given.scale, weight_parameters(FIXED_WEIGHT, spec).scale)
+
+
+def test_a_given_range_may_be_of_another_precision_and_has_no_gradient() -> None:
+    for dtype in (torch.float64, torch.float16):
+        amax = torch.tensor([1.0, 4.0, 3.0], dtype=dtype, requires_grad=True)
+        chosen = weight_parameters(FIXED_WEIGHT, WEIGHT, amax=amax)
+        expected = weight_parameters(FIXED_WEIGHT, WEIGHT, amax=amax.detach().float())
+        assert torch.equal(chosen.scale, expected.scale)
+        assert chosen.scale.dtype == torch.float32
+        assert not chosen.scale.requires_grad
+        assert amax.tolist() == [1.0, 4.0, 3.0]
+
+
+def test_a_given_range_that_is_no_range_is_refused() -> None:
+    for amax in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="`amax` must be finite and non-negative"):
+            weight_parameters(FIXED_WEIGHT, WEIGHT, amax=torch.tensor(amax))
+
+
+@pytest.mark.parametrize("weight", ADVERSARIAL_WEIGHTS.values(), ids=ADVERSARIAL_WEIGHTS.keys())
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 1.0, 1.7, 100.0])
+@pytest.mark.parametrize("per_channel", [True, False], ids=["channel", "tensor"])
+def test_the_pair_limit_holds_with_a_given_range(weight, share, per_channel) -> None:
+    spec = PAIRED if per_channel else TensorSpec(bits=8, narrow=True, pair_limit=SAFE_PAIR_LIMIT)
+    own = weight.abs().amax(dim=1) if per_channel else weight.abs().amax()
+    chosen = weight_parameters(weight, spec, amax=own * share)
+    pairs = paired(quantize(clipped(weight, own * share, spec.axis), chosen, spec))
+    assert pairs.sum(dim=2).abs().max() <= SAFE_PAIR_LIMIT
+    assert not leaves_int16(pairs)
+    free = TensorSpec(**{**vars(spec), "pair_limit": None})
+    assert (chosen.scale >= weight_parameters(weight, free, amax=own * share).scale).all()
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 3), st.integers(1, 9)),
+        elements=st.sampled_from([0.0, 1.0, -1.0, 63.5, 64.0, 0.25])
+        | st.floats(-(2.0**60), 2.0**60, width=32),
+    ),
+    st.data(),
+    st.integers(2, 8).flatmap(
+        lambda bits: st.builds(
+            TensorSpec,
+            bits=st.just(bits),
+            narrow=st.booleans(),
+            axis=st.sampled_from([0, None]),
+            pair_limit=st.integers(max(2, 2 ** (bits - 1) - 1), 2**bits),
+        )
+    ),
+)
+def test_no_pair_sums_above_the_limit_whatever_range_is_given(weight, data, spec) -> None:
+    shape = (len(weight),) if spec.axis == 0 and data.draw(st.booleans()) else ()
+    amax = data.draw(
+        hnp.arrays(
+            np.float32,
+            shape,
+            elements=st.sampled_from([0.0, 1.0, 63.5, 0.25]) | st.floats(0, 2.0**60, width=32),
+        )
+    )
+    weight, fixed = torch.from_numpy(weight), torch.from_numpy(np.asarray(amax))
+    chosen = weight_parameters(weight, spec, amax=fixed)
+    codes = quantize(clipped(weight, fixed, spec.axis), chosen, spec)
+    assert paired(codes).sum(dim=2).abs().max() <= spec.pair_limit
+
+
+@pytest.mark.parametrize("axis", [0, 1, None], ids=str)
+def test_clipped_weights_lie_within_a_given_range(axis) -> None:
+    shape = () if axis is None else (FIXED_WEIGHT.shape[axis],)
+    for amax in (torch.full(shape, 0.4), torch.linspace(0, 3, 3) if shape else torch.tensor(9.0)):
+        broadcast = {0: amax[:, None] if shape else amax, 1: amax, None: amax}[axis].numpy()
+        expected = np.clip(FIXED_WEIGHT.numpy(), -broadcast, broadcast)
+        np.testing.assert_array_equal(clipped(FIXED_WEIGHT, amax, axis).numpy(), expected)
+    assert torch.equal(clipped(FIXED_WEIGHT, None, axis), FIXED_WEIGHT)
+
+
+def test_the_pair_limit_costs_nothing_where_clipped_pairs_do_not_reach_it() -> None:
+    weight = torch.tensor([[4.0, -4.0, 0.1, 0.2], [4.0, 4.0, 0.0, 0.0]])
+    chosen = weight_parameters(weight, PAIRED, amax=torch.tensor(1.0))
+    # The second row's pair is (1, 1) once it is clipped: twice the limit, half the codes.
+    assert chosen.scale.tolist() == [np.float32(1) / np.float32(127), np.float32(2) / 127]
 
 
 # Refusals

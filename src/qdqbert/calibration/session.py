@@ -85,7 +85,7 @@ def _shared_weight_amax(sited: SitedModel, scales: Mapping[str, Tensor]) -> dict
         amax = 0.0
         for name in group:
             scale = scales.get(input_site_of(name), torch.ones(()))
-            amax = max(amax, float((weight_of(sited.model, name) / scale).abs().max()))
+            amax = max(amax, float((weight_of(sited.model, name) * (1 / scale)).abs().max()))
         found.update(dict.fromkeys(group, torch.tensor(amax)))
     return found
 

@@ -25,6 +25,7 @@ from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.graph.edit import add_constant, constant_array, replace, tidy
 from qdqbert.numerics.affine import (
     QuantizationParameters,
+    clipped,
     parameters_of,
     quantize,
     weight_parameters,
@@ -91,7 +92,7 @@ def insert_qdq(
         weight = constant_array(node.inputs[0])
         scale = scales.get(input_site_of(name)) if spec is not None else None
         if weight is not None:
-            weight = weight if scale is None else weight.astype(np.float32) / scale
+            weight = weight if scale is None else weight.astype(np.float32) * (1 / scale)
             amax = (weight_amax or {}).get(name)
             _lower_weight(model.graph, node, name, weight, spec, amax)
         elif spec is None:
@@ -260,7 +261,7 @@ def _lower_table(
 def _codes(
     weight: NDArray[np.generic], spec: TensorSpec, amax: torch.Tensor | None = None
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    tensor = torch.from_numpy(weight.astype(np.float32))
+    tensor = clipped(torch.from_numpy(weight.astype(np.float32)), amax, spec.axis)
     parameters = weight_parameters(tensor, spec, amax=amax)
     codes = quantize(tensor, parameters, spec).numpy().astype(np.int8)
     return codes, parameters.scale.numpy()

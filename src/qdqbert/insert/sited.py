@@ -36,6 +36,7 @@ from qdqbert.nn.export import mark
 from qdqbert.nn.tensor_quantizer import Action
 from qdqbert.numerics.affine import (
     QuantizationParameters,
+    clipped,
     fake_quantize,
     parameters_of,
     weight_parameters,
@@ -296,7 +297,8 @@ def _quantized_weight(
 ) -> Tensor:
     # The range of a constant is the constant's own, now: it cannot be stale.
     weight = weight_of(model, site.name)
-    weight = weight if scale is None else weight / scale
+    # As a quantizer with the inverse as its `pre_quant_scale`, to the last bit.
+    weight = clipped(weight if scale is None else weight * (1 / scale), amax, spec.axis)
     return fake_quantize(weight, weight_parameters(weight, spec, amax=amax), spec)
 
 

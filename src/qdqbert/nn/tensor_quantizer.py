@@ -500,8 +500,8 @@ class TensorQuantizer(nn.Module):
             )
         assert isinstance(self._num_bits, int), "affine codes are integers"
         spec = TensorSpec(bits=self._num_bits, signed=False, symmetric=False)
-        # Clipping passes gradients to learned ends; a scale is a constant for the rounding. An end's
-        # code may lie past the last one, which must not stop its gradient.
+        # Clipping passes gradients to learned ends; a scale is a constant for the rounding. The
+        # code of an end may lie past the last one, which must not stop its gradient.
         low, high = ends.detach().unbind()
         parameters = affine_parameters(low, high, spec, check=False)
         return round_trip(

@@ -105,19 +105,36 @@ def weight_parameters(
         weight: Any shape, floating point; `(out, in)` if the spec has a `pair_limit`.
         spec: Symmetric; with an axis, one scale per index of it.
         amax: What to take instead of the weight's own, for weights that were trained with a fixed
-            range or share one. Shape `()` or `(channels,)`. A `pair_limit` enlarges it too.
+            range or share one. Shape `()` or `(channels,)`. A `pair_limit` enlarges it too, so that
+            the weight has to be `clipped` to it first.
     """
     weight = weight.detach()
     rows = _rows(weight, spec.axis or 0)
     largest = rows.abs().amax(dim=1)
     if amax is not None:
         largest = amax.detach().to(largest).expand_as(largest)
-        rows = rows.clamp(-largest[:, None], largest[:, None])
+        rows = _rows(clipped(weight, amax, spec.axis or 0), spec.axis or 0)
     if spec.pair_limit is not None:
         # Rounding adds up to half a step to each of the two codes.
         pairs = _pair_sums(rows).amax(dim=1)
         largest = torch.maximum(largest, pairs * spec.qmax / (spec.pair_limit - 1))
     return symmetric_parameters(largest.amax() if spec.axis is None else largest, spec)
+
+
+def clipped(weight: Tensor, amax: Tensor | None, axis: int | None) -> Tensor:
+    """A weight without what lies beyond the range that it was trained with.
+
+    Args:
+        weight: Any shape.
+        amax: Its range, `()` or `(channels,)`; the weight stays as it is if `None`.
+        axis: Axis of the channels.
+    """
+    if amax is None:
+        return weight
+    limit = amax.detach().to(weight)
+    if limit.dim():
+        limit = limit.view([-1 if i == (axis or 0) else 1 for i in range(weight.dim())])
+    return torch.minimum(torch.maximum(weight, -limit), limit)
 
 
 def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import nn
 
 from qdqbert.artifact import TRAINING, check_output, write_json, writing
@@ -118,6 +117,8 @@ class _Run:
         check_output(Path(options.output), overwrite=options.overwrite)
         transformers.set_seed(options.seed)
         task, dataset, eval_dataset = self._read()
+        # No loss of embeddings reaches an encoder's pooler.
+        self.arguments.ddp_find_unused_parameters = task.is_embedding
         leader = self._load_teacher(task)
         with self.progress.stage("Loading the checkpoint"):
             checkpoint = load_model(
@@ -441,13 +442,7 @@ class _Run:
     ) -> None:
         model: Any = checkpoint.model
         with writing(Path(self.options.output), overwrite=self.options.overwrite) as folder:
-            try:
-                model.save_pretrained(folder)
-            except SafetensorError as error:  # what it makes of a full disk
-                raise UserInputError(
-                    f"Output {self.options.output!r} cannot be written: {error}. Nothing was "
-                    "changed; make room, then `--resume` goes on from the last checkpoint."
-                ) from error
+            model.save_pretrained(folder)
             checkpoint.tokenizer.save_pretrained(folder)
             if checkpoint.head is not None:
                 write_sentence_head(checkpoint.head, folder, hidden=checkpoint.config.hidden_size)

@@ -99,8 +99,8 @@ class TrainOptions:
             if changed:
                 name = _changed_switch(self.switches) if changed[0] == "switches" else changed[0]
                 raise UserInputError(
-                    f"`--{name.replace('_', '-')}` says how quantizers train, and needs `--qat`. Add it, or "
-                    "leave the option out."
+                    f"`--{name.replace('_', '-')}` says how quantizers train, and needs `--qat`. "
+                    "Add it, or leave the option out."
                 )
         if self.keep_best and self.eval_data is None:
             raise UserInputError("`--keep-best` needs `--eval-data` to tell which is best.")

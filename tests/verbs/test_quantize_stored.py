@@ -1,0 +1,247 @@
+"""Quantization of checkpoints that hold quantizers of their own, calibrated and trained with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from onnx import numpy_helper
+
+import qdqbert
+from qdqbert import QuantizeReport
+from qdqbert.calibration.ranges_file import read_ranges
+from qdqbert.calibration.session import Calibration
+from qdqbert.insert.sited import sited_model
+from qdqbert.models.loading import load_model
+from qdqbert.models.state import stored_calibration
+from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+
+TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
+HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]
+MADE = [("bert", "qdqbert"), ("roberta", "linear")]
+EACH = pytest.mark.parametrize("made", MADE, indirect=True, ids="-".join)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A trained checkpoint with quantizers, and what quantize made of it.
+
+    Attributes:
+        folder: The checkpoint.
+        calibration: What its quantizers hold.
+        weights: Of its linears, float64, by path.
+        report: Of quantizing it, for two targets.
+        output: What was written.
+    """
+
+    folder: Path
+    calibration: Calibration
+    weights: dict[str, np.ndarray]
+    report: QuantizeReport
+    output: Path
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Of the portable graph, in which weights keep their names."""
+        return constants_of(self.output / "portable" / "model.onnx")
+
+
+def constants_of(path: Path) -> dict[str, np.ndarray]:
+    return {x.name: numpy_helper.to_array(x) for x in onnx.load(path).graph.initializer}
+
+
+def encoded(folder: Path) -> list[dict[str, torch.Tensor]]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    halves = (TEXTS[:4], TEXTS[4:])
+    return [dict(tokenizer(half, padding=True, return_tensors="pt")) for half in halves]
+
+
+def train_a_little(model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model.train()
+    for step in range(3):
+        optimizer.zero_grad()
+        labels = torch.tensor([0, 1, 2, step % 3])
+        model(**batches[step % 2], labels=labels).loss.backward()
+        optimizer.step()
+    model.eval()
+
+
+def quantize(folder: Path, output: Path, data: Path, **options: Any) -> QuantizeReport:
+    return qdqbert.quantize(
+        str(folder),
+        output,
+        calibration_data=str(data),
+        calibration_samples=8,
+        benchmark=False,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "texts.txt"
+    path.write_text("\n".join(TEXTS + HELDOUT))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, save_tiny):
+    """Makes the folder of a trained classifier with quantizers."""
+    root = tmp_path_factory.mktemp("trained")
+
+    def make(family: str, recipe: str) -> Path:
+        auto = transformers.AutoModelForSequenceClassification
+        floats = save_tiny(
+            root / f"{family}-{recipe}-float", family, auto, num_labels=3, num_hidden_layers=1
+        )
+        model = auto.from_pretrained(floats)
+        batches = encoded(floats)
+        qdqbert.calibrate(qdqbert.prepare(model, recipe), batches)
+        train_a_little(model, batches)
+        with torch.no_grad():
+            # Training moves weights past the ranges that they were calibrated with; here by much,
+            # up in one linear and down in another.
+            for name, parameter in model.named_parameters():
+                if name.endswith("intermediate.dense.weight"):
+                    parameter[::2] *= 1.5
+                if name.endswith("attention.self.value.weight"):
+                    parameter *= 0.75
+        folder = root / f"{family}-{recipe}"
+        model.save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(floats).save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def made(request, tmp_path_factory, trained, data) -> Stored:
+    folder = trained(*request.param)
+    model = load_model(str(folder)).model
+    sited = sited_model(model)
+    output = tmp_path_factory.mktemp("quantized") / "out"
+    report = quantize(folder, output, data, targets=("onnxruntime", "portable"))
+    weights = {
+        name.rpartition(".")[0]: model.get_parameter(name.replace("._weight_quantizer", ".weight"))
+        for name in sited.quantizers
+        if name.endswith("._weight_quantizer")
+    }
+    return Stored(
+        folder=folder,
+        calibration=stored_calibration(sited),
+        weights={name: weight.detach().double().numpy() for name, weight in weights.items()},
+        report=report,
+        output=output,
+    )
+
+
+def scaled_weight(made: Stored, linear: str) -> np.ndarray:
+    scale = made.calibration.scales.get(f"{linear}._input_quantizer")
+    weight = made.weights[linear]
+    return weight if scale is None else weight / scale.double().numpy()
+
+
+@EACH
+def test_the_graph_computes_what_was_trained(made) -> None:
+    assert {target.target for target in made.report.targets} == {"onnxruntime", "portable"}
+    for target in made.report.targets:
+        assert target.lowering.is_exact
+        assert target.recipe == "stored"
+    assert any("checkpoint's own quantizers" in notice for notice in made.report.notices)
+
+
+@EACH
+def test_ranges_that_are_written_are_the_models_own(made) -> None:
+    written = read_ranges(made.output / "ranges.safetensors")
+    assert written.ranges == made.calibration.ranges
+    assert written.ranges
+    assert written.scales.keys() == made.calibration.scales.keys()
+    for name, scale in made.calibration.scales.items():
+        assert torch.equal(written.scales[name], scale), name
+
+
+@EACH
+def test_codes_of_weights_are_those_of_the_range_that_was_trained_with(made) -> None:
+    constants = made.constants()
+    differing = 0
+    assert len(made.weights) == 6
+    for linear in made.weights:
+        amax = made.calibration.weight_amax[f"{linear}._weight_quantizer"].numpy()
+        weight = scaled_weight(made, linear)
+        scale, codes = (constants[f"{linear}.weight_{kind}"] for kind in ("scale", "codes"))
+        # Rows with pairs of large neighbours get a wider step, for CPUs without VNNI.
+        usual = scale == amax / np.float32(127)
+        assert (scale[~usual] > amax[~usual] / np.float32(127)).all(), linear
+        clipped = np.clip(weight, -amax[:, None], amax[:, None])
+        assert not may_reach_limit(clipped[~usual]).size or may_reach_limit(clipped[~usual]).all()
+        ratio = clipped[usual] / scale[usual, None]
+        # 1e-3 of a step: w / s and its quotient by the step are float32, 127 codes * 2^-24.
+        is_clear = np.abs(ratio - np.floor(ratio) - 0.5) > 1e-3
+        found = codes.T[usual]
+        np.testing.assert_array_equal(found[is_clear], np.rint(ratio)[is_clear], err_msg=linear)
+        own = np.abs(weight).max(axis=1)[usual]
+        by_own = np.rint(weight[usual] * 127 / own[:, None])
+        differing += int((by_own != found).sum())
+    assert differing > 500  # so that the weights' own ranges would have given others
+
+
+def may_reach_limit(rows: np.ndarray) -> np.ndarray:
+    """Rows with neighbours whose codes, at 127 for the largest, might sum to more than 127."""
+    pairs = np.abs(rows.reshape(len(rows), -1, 2).sum(axis=2)).max(axis=1, initial=0)
+    return pairs > np.abs(rows).max(axis=1, initial=0) * (1 - 1e-6)
+
+
+@EACH
+def test_codes_of_neighbours_sum_to_no_more_than_the_limit(made) -> None:
+    constants = made.constants()
+    for linear in made.weights:
+        codes = constants[f"{linear}.weight_codes"].T.astype(np.int64)
+        sums = np.abs(codes.reshape(len(codes), -1, 2).sum(axis=2))
+        assert sums.max() <= SAFE_PAIR_LIMIT, linear
+
+
+@pytest.mark.parametrize("made", [("roberta", "linear")], indirect=True, ids="-".join)
+def test_recalibrating_takes_the_ranges_of_the_data(made, data, tmp_path) -> None:
+    report = quantize(made.folder, tmp_path / "out", data, recalibrate=True)
+    assert report.targets[0].lowering.is_exact
+    assert not any("checkpoint's own quantizers" in notice for notice in report.notices)
+    written = read_ranges(tmp_path / "out" / "ranges.safetensors")
+    assert written.ranges.keys() == made.calibration.ranges.keys()
+    changed = [n for n, chosen in made.calibration.ranges.items() if written.ranges[n] != chosen]
+    assert changed
+    constants = constants_of(tmp_path / "out" / "model.onnx")
+    for linear in made.weights:
+        scale = written.scales.get(f"{linear}._input_quantizer", torch.ones(1)).double().numpy()
+        own = np.abs(made.weights[linear] / scale).max(axis=1)
+        found = constants[f"{linear}.weight_scale"]
+        # Their own ranges once more: equal to the step, or wider for pairs. float32's rounding.
+        assert (found >= own / 127 * (1 - 2.0**-21)).all(), linear
+        assert (found <= own / 127 * 2.02).all(), linear
+
+
+@pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
+@pytest.mark.parametrize("recalibrate", [False, True], ids=["named", "recalibrated too"])
+def test_a_named_recipe_replaces_the_one_that_was_trained(
+    made, data, tmp_path, recalibrate
+) -> None:
+    report = quantize(
+        made.folder,
+        tmp_path / "out",
+        data,
+        recipe="linear",
+        recalibrate=recalibrate,
+        targets=("onnxruntime",),
+    )
+    (target,) = report.targets
+    assert target.recipe == "linear"
+    assert target.lowering.is_exact
+    written = read_ranges(tmp_path / "out" / "ranges.safetensors")
+    assert all(name.endswith("._input_quantizer") for name in written.ranges)
+    assert len(written.ranges) == 6
+    assert written.scales
