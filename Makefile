@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/qdqbert quantize
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
 from qdqbert.graph.edit import tidy
 from qdqbert.insert.sited import quantizing
@@ -117,3 +118,14 @@ def test_padding_is_not_compared(bert, references) -> None:
 def test_a_verdict_follows_from_the_numbers(changes, is_exact, saturates) -> None:
     check = dataclasses.replace(GOOD, **changes)
     assert (check.is_exact, check.saturates) == (is_exact, saturates)
+
+
+def test_batches_of_other_widths_are_compared_without_padding() -> None:
+    masks = [np.array([[1, 1, 1], [1, 0, 0]]), np.array([[1, 1, 1, 1, 0]])]
+    for mask in masks:
+        values = np.arange(mask.size, dtype=np.float32).reshape(mask.shape)
+        reference = Reference(inputs={"attention_mask": mask}, states={}, outputs={}, noisy={})
+        kept = lowering._text_only("start_logits", values, reference)
+        assert kept.tolist() == values.ravel()[mask.ravel() == 1].tolist()
+        # Classes of a text are no positions, even where there are as many.
+        assert lowering._text_only("logits", values, reference).tolist() == values.ravel().tolist()

@@ -6,6 +6,7 @@ import pytest
 
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
+from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.options import QuantizeOptions
 
 
@@ -30,3 +31,14 @@ def test_each_word_makes_its_calibrator(name, expected) -> None:
 def test_a_model_without_an_output_is_refused() -> None:
     with pytest.raises(UserInputError, match="`--output` is missing"):
         QuantizeOptions(model="m")
+
+
+def test_a_checkpoint_is_fed_as_it_was_trained_unless_asked_otherwise() -> None:
+    trained = {"max_length": 64, "task_options": {"doc_stride": 16, "n_best_size": 5}}
+    options = QuantizeOptions(model="m", output="o", task_options=TaskOptions(n_best_size=7))
+    taken = options.trained(trained)
+    assert (taken.max_length, taken.task_options.doc_stride) == (64, 16)
+    assert taken.task_options.n_best_size == 7
+    asked = QuantizeOptions(model="m", output="o", max_length=32).trained(trained)
+    assert (asked.max_length, asked.task_options.n_best_size) == (32, 5)
+    assert options.trained({}) == options

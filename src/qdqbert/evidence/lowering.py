@@ -18,13 +18,14 @@ from qdqbert.encoding import Batch
 from qdqbert.engines.runner import EngineName, Runner, open_runner
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
-from qdqbert.graph.export import GraphBody, to_numpy
+from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 
 WANTED_DB = 40.0
 """Layers that agree to 40 dB differ by rounding ties; a misplaced scale or bias falls far below."""
 
 _LEAST_DB = 25.0
+_SPANS = OUTPUTS["question-answering"]
 _LAST_BITS = 1e-6
 # Relative size of the noise that stands for another order of the same float32 sums.
 
@@ -188,8 +189,8 @@ def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, fl
         known: dict[str, NDArray[Any]] = {**reference.inputs, **given}
         outputs = runner.run({name: known[name] for name in runner.input_names})
         for name, state in {**reference.outputs, **reference.states}.items():
-            expected.setdefault(name, []).append(_text_only(state, reference))
-            actual.setdefault(name, []).append(_text_only(outputs[name], reference))
+            expected.setdefault(name, []).append(_text_only(name, state, reference))
+            actual.setdefault(name, []).append(_text_only(name, outputs[name], reference))
     return {
         name: sqnr_db(np.concatenate(expected[name]), np.concatenate(actual[name]))
         for name in expected
@@ -199,10 +200,10 @@ def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, fl
 def _ties_sqnr(references: Sequence[Reference], name: str) -> float:
     """SQNR of PyTorch against itself with noise in the last bits, for one value."""
     expected = [
-        _text_only({**reference.states, **reference.outputs}[name], reference)
+        _text_only(name, {**reference.states, **reference.outputs}[name], reference)
         for reference in references
     ]
-    noisy = [_text_only(reference.noisy[name], reference) for reference in references]
+    noisy = [_text_only(name, reference.noisy[name], reference) for reference in references]
     return sqnr_db(np.concatenate(expected), np.concatenate(noisy))
 
 
@@ -210,8 +211,9 @@ def _end_to_end(runner: Runner, references: Sequence[Reference]) -> float:
     name = next(iter(references[0].outputs))
     pairs = [
         (
-            _text_only(reference.outputs[name], reference),
+            _text_only(name, reference.outputs[name], reference),
             _text_only(
+                name,
                 runner.run({each: reference.inputs[each] for each in runner.input_names})[name],
                 reference,
             ),
@@ -221,8 +223,9 @@ def _end_to_end(runner: Runner, references: Sequence[Reference]) -> float:
     return sqnr_db(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
 
 
-def _text_only(values: NDArray[np.float32], reference: Reference) -> NDArray[np.float32]:
-    """Drops [PAD] positions of token states; leaves rows a text as they are."""
+def _text_only(name: str, values: NDArray[np.float32], reference: Reference) -> NDArray[np.float32]:
+    """Drops [PAD] positions; of what has none, all numbers in a row."""
     mask = reference.inputs["attention_mask"].astype(bool)
     # Encoder layers see each choice as a text of its own.
-    return values[mask.reshape(-1, mask.shape[-1])] if values.ndim == 3 else values
+    has_positions = values.ndim == 3 or name in _SPANS
+    return values[mask.reshape(-1, mask.shape[-1])] if has_positions else values.reshape(-1)

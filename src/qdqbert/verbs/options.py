@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, Self, get_args
 
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
@@ -83,6 +84,24 @@ class QuantizeOptions:
             object.__setattr__(self, "calibrator", theirs)
             if self.percentile is None:
                 object.__setattr__(self, "percentile", self.switches.percentile)
+
+    def trained(self, trained: Mapping[str, Any]) -> Self:
+        """These, where nothing else is asked for as the checkpoint was trained.
+
+        Args:
+            trained: What `artifact.read_training` says of it.
+        """
+        stored = trained.get("task_options", {})
+        asked = {
+            field.name: value
+            for field in dataclasses.fields(self.task_options)
+            if (value := getattr(self.task_options, field.name)) != field.default
+        }
+        return dataclasses.replace(
+            self,
+            max_length=self.max_length or trained.get("max_length"),
+            task_options=TaskOptions(**{**stored, **asked}),
+        )
 
     @property
     def recipe_switches(self) -> Switches:

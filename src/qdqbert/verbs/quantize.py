@@ -19,6 +19,7 @@ from qdqbert.artifact import (
     RANGES,
     REPORT,
     is_artifact,
+    read_training,
     size_bytes,
     write_json,
     writing,
@@ -74,6 +75,8 @@ def quantize(
         CalibrationError: A site saw no usable value; nothing was written.
     """
     chosen = QuantizeOptions(model=model, output=output, **options)  # type: ignore[arg-type]
+    if chosen.model is not None:
+        chosen = chosen.trained(read_training(Path(chosen.model)))
     return _Run(chosen, progress or Silent()).run()
 
 
