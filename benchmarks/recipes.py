@@ -30,6 +30,10 @@ OPTIONS = TaskOptions()
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)
 EVERY_INPUT = Smoothing(sites=("*._input_quantizer",), alpha=0.7)
+NO_GELU = Smoothing(
+    sites=("*.query.*", "*.key.*", "*.value.*", "*.intermediate.*", "*.attention.output.*"),
+    alpha=0.7,
+)
 
 
 def with_smoothing(name: str, smoothing: Smoothing | None) -> Recipe:
@@ -45,6 +49,7 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear, alpha 0.5", with_smoothing("linear", at_alpha(0.5)), Max()),
     ("linear, FFN smoothed only", with_smoothing("linear", FFN_ONLY), Max()),
     ("linear, every input smoothed", with_smoothing("linear", EVERY_INPUT), Max()),
+    ("linear, every input but GELU's smoothed", with_smoothing("linear", NO_GELU), Max()),
     ("linear, not smoothed", with_smoothing("linear", None), Max()),
     ("linear", build_recipe("linear"), Percentile(99.999)),
     ("linear", build_recipe("linear"), Mse()),

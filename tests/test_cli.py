@@ -54,7 +54,7 @@ def quantize(checkpoints, out) -> list[str | Path]:
     return ["quantize", checkpoints("bert"), "-o", out, "--no-benchmark"]
 
 
-@pytest.mark.parametrize("verb", ["quantize", "evaluate", "benchmark"])
+@pytest.mark.parametrize("verb", ["quantize", "train", "evaluate", "benchmark"])
 def test_help_of_each_verb_has_an_example(verb) -> None:
     result = runner.invoke(app, [verb, "--help"])
     assert result.exit_code == 0
@@ -64,7 +64,7 @@ def test_help_of_each_verb_has_an_example(verb) -> None:
 def test_help_lists_the_verbs_and_the_version_is_told() -> None:
     assert all(
         verb in runner.invoke(app, ["--help"]).stdout
-        for verb in ("quantize", "evaluate", "benchmark")
+        for verb in ("quantize", "train", "evaluate", "benchmark")
     )
     assert runner.invoke(app, ["--version"]).stdout.startswith("qdqbert ")
 
@@ -281,6 +281,55 @@ def test_an_error_is_json_too_where_json_is_asked_for(arguments) -> None:
     result = runner.invoke(app, [*arguments, "--json"])
     assert result.exit_code == 2
     assert set(strict_json(result.stdout)) == {"error"}
+
+
+@pytest.fixture
+def train(checkpoints, write_file, out) -> list[str | Path]:
+    """A command that trains for two steps."""
+    rows = [f"the cat is {'very ' * i}good\t{i % 3}" for i in range(8)]
+    data = write_file("train.tsv", "\n".join(["text\tlabel", *rows]))
+    arguments = ["train", checkpoints("classifier"), "-o", out, "--train-data", data]
+    return [*arguments, "--epochs", "1", "--batch-size", "4"]
+
+
+def test_training_prints_a_table_or_json(train, write_file, out) -> None:
+    dev = write_file("dev.tsv", "text\tlabel\nrain\tneutral\na dog\t2\n")
+    words = [str(word) for word in [*train, "--eval-data", dev, "--qat", "--seed", "3"]]
+    result = runner.invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    report = strict_json(result.stdout)
+    assert report == strict_json((out / "training.json").read_text())["report"]
+    assert (report["steps"], report["quantizers"], report["directory"]) == (2, 40, str(out))
+    assert report["after"][0]["name"] == "accuracy"
+    assert "Training" in result.stderr
+    assert not Path(f"{out}-checkpoints").exists()
+    table = runner.invoke(app, [str(word) for word in [*train, "--overwrite"]])
+    assert table.exit_code == 0, table.output
+    assert "float training, 2 steps" in table.stdout
+    assert "trained on 8 examples" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--eval-data", "no-such.tsv"], "`no-such.tsv`"),
+        (["--task", "sentiment"], "`--task sentiment` is unknown. Known: feature-extraction"),
+        (["--ranges", "learned"], "`--ranges` says how quantizers train, and needs `--qat`"),
+        (["--epochs", "0"], "`--epochs` must be above 0 and finite, got 0.0"),
+        (["--label-column", "stars"], "'stars'` must be a column"),
+        (["--keep-best"], "`--keep-best` needs `--eval-data`"),
+        (["--resume"], "`--resume`: there is no checkpoint in "),
+    ],
+    ids=["missing-data", "task", "without-qat", "epochs", "column", "keep-best", "resume"],
+)
+def test_train_refuses_in_one_line_and_writes_nothing(train, out, arguments, message) -> None:
+    assert message in fails([*train, *arguments])
+    assert list(out.parent.glob("*out*")) == []
+
+
+def test_training_a_checkpoint_that_is_not_there_is_one_line(train) -> None:
+    train[1] = "./no-such-model"
+    assert "folder './no-such-model' does not exist" in fails(train)
 
 
 def test_evaluate_prints_a_table_or_json(quantized, write_file) -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import get_args
 
 import pytest
 import torch
 import transformers
 
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.load import Task, has_head, load_checkpoint
 from qdqbert.errors import CheckpointError, UserInputError
 
 
@@ -69,7 +70,9 @@ def test_a_sentence_checkpoint_takes_what_it_was_meant_for(checkpoints) -> None:
     assert checkpoint.head.normalize
 
 
-def test_an_encoder_in_a_subfolder_is_loaded(checkpoint_copy) -> None:
+@pytest.fixture
+def in_subfolder(checkpoint_copy) -> str:
+    """A sentence-transformers folder whose encoder stands in a folder of its own."""
     folder = checkpoint_copy("sentence")
     inner = folder / "0_Transformer"
     inner.mkdir()
@@ -79,9 +82,31 @@ def test_an_encoder_in_a_subfolder_is_loaded(checkpoint_copy) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (folder / "modules.json").write_text(json.dumps(modules))
-    checkpoint = load_checkpoint(str(folder))
+    return str(folder)
+
+
+def test_an_encoder_in_a_subfolder_is_loaded(in_subfolder) -> None:
+    checkpoint = load_checkpoint(in_subfolder)
     assert checkpoint.max_length == 32
     assert checkpoint.tokenizer("the cat")["input_ids"][0] == 2
+
+
+def test_the_head_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
+    assert has_head(in_subfolder, "feature-extraction")
+    assert not has_head(in_subfolder, "text-classification")
+
+
+@pytest.mark.parametrize(
+    ("name", "head"), [("classifier", "text-classification"), ("bert", "feature-extraction")]
+)
+def test_a_checkpoint_has_the_head_that_its_config_says(checkpoints, name, head) -> None:
+    folder = str(checkpoints(name))
+    assert [each for each in get_args(Task) if has_head(folder, each)] == [head]
+
+
+def test_there_is_no_head_where_there_is_no_checkpoint() -> None:
+    with pytest.raises(CheckpointError, match=r"folder './no-such-model' does not exist"):
+        has_head("./no-such-model", "text-classification")
 
 
 def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> None:

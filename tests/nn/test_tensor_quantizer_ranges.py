@@ -465,6 +465,19 @@ def test_symmetric_range_that_was_learned_becomes_the_wider_end(ends) -> None:
     assert torch.equal(made(x), symmetric(3.0)(x))
 
 
+@pytest.mark.filterwarnings("error")
+def test_fixing_warns_of_nothing() -> None:
+    made = affine((-1.0, 2.0))
+    made.learn_range()
+    assert all(end.requires_grad for end in made.parameters())
+    was_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else torch warns once a process, maybe in another test
+    try:
+        made.fix_range()
+    finally:
+        torch.set_warn_always(was_always)
+
+
 def test_fixing_ends_moving_and_leaves_the_range() -> None:
     for made in (affine((-1.0, 2.0)), symmetric(1.5)):
         made.moving = 0.5

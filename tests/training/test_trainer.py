@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,10 @@ from safetensors import SafetensorError
 from torch.nn import functional
 
 from qdqbert.errors import TrainingError
+from qdqbert.insert.sited import sited_model
+from qdqbert.models.calibrate import calibrate
+from qdqbert.models.prepare import prepare
+from qdqbert.models.state import learn_ranges_
 from qdqbert.tasks.task import Metric
 from qdqbert.training.losses import (
     Distillation,
@@ -22,7 +25,8 @@ from qdqbert.training.losses import (
     states_distance,
 )
 from qdqbert.training.rows import BucketSampler, TrainingRows
-from qdqbert.training.trainer import TaskTrainer, Teacher, last_checkpoint
+from qdqbert.training.teacher import Teacher
+from qdqbert.training.trainer import TaskTrainer
 
 LENGTHS = torch.tensor([6, 4])
 INPUTS = {
@@ -161,21 +165,24 @@ def test_the_order_is_the_bucket_samplers_of_the_seed(classifier, trainer_of) ->
     assert list(sampler) == list(third)
 
 
-def fake_checkpoint(folder: Path, step: str, *, whole: bool = True) -> Path:
-    path = folder / f"checkpoint-{step}"
-    path.mkdir(parents=True)
-    if whole:
-        (path / "trainer_state.json").write_text(json.dumps({}))
-    return path
-
-
-def test_the_last_checkpoint_is_the_one_of_most_steps_that_is_whole(tmp_path) -> None:
-    assert last_checkpoint(tmp_path) is None
-    assert last_checkpoint(tmp_path / "missing") is None
-    for step in ("9", "100", "best"):
-        fake_checkpoint(tmp_path, step)
-    fake_checkpoint(tmp_path, "200", whole=False)
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+def test_weight_decay_draws_weights_to_zero_but_no_learned_range(make_model, trainer_of) -> None:
+    model = make_model("bert", num_hidden_layers=1)
+    prepare(model)
+    calibrate(model, [INPUTS])
+    trainer = trainer_of(model)
+    floats = set(trainer.get_decay_parameter_names(model))
+    learn_ranges_(sited_model(model), "learned")
+    assert set(trainer.get_decay_parameter_names(model)) == floats
+    trainer.args.weight_decay = 0.5
+    optimizer = trainer.create_optimizer()
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    ends = {name for name in before if name not in floats and ".clip." in name}
+    assert len(ends) == 28  # both of 14 activations
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name not in floats), name
 
 
 def test_a_weight_that_is_not_finite_is_never_saved(classifier, trainer_of) -> None:
@@ -205,7 +212,9 @@ def test_each_way_that_a_full_disk_shows_keeps_the_checkpoint_before(
         raise error
 
     trainer = trainer_of(classifier(0))
-    before = fake_checkpoint(Path(trainer.args.output_dir), "1")
+    before = Path(trainer.args.output_dir, "checkpoint-1")
+    before.mkdir(parents=True)
+    (before / "trainer_state.json").write_text("{}")
     monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", fail)
     with pytest.raises(TrainingError) as caught:
         trainer._save_checkpoint(trainer.model, None)

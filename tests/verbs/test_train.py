@@ -28,7 +28,6 @@ from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.checkpoint.sentence import read_sentence_head
 from qdqbert.errors import (
     CheckpointError,
-    DataFileError,
     MissingExtraError,
     TrainingError,
     UserInputError,
@@ -39,9 +38,10 @@ from qdqbert.models.state import fix_ranges_
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import Metric, TaskOptions
+from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.curves import plot_curves
 from qdqbert.training.losses import Distillation
-from qdqbert.training.trainer import TaskTrainer, last_checkpoint
+from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs import evaluate as evaluate_module
 from qdqbert.verbs import train as train_module
 from qdqbert.verbs.train import set_dropout_
@@ -421,14 +421,6 @@ def test_a_new_head_that_follows_a_teacher_has_its_classes_in_its_order(
     assert load_model(str(out)).model.config.id2label == names["id2label"]
 
 
-def test_a_checkpoint_without_a_head_asks_for_the_task(files_of, out) -> None:
-    files = files_of("feature-extraction")
-    with pytest.raises(UserInputError, match=r"it has no head. Pass `--task`, one of: "):
-        qdqbert.train(files.checkpoint, out, train_data=files.train)
-    with pytest.raises(UserInputError, match="`--task sentiment` is unknown"):
-        qdqbert.train(files.checkpoint, out, train_data=files.train, task="sentiment")
-
-
 def test_a_folder_of_sentence_transformers_stays_one(
     checkpoints, files_of, out, monkeypatch
 ) -> None:
@@ -512,27 +504,6 @@ def test_an_embedder_follows_its_teacher_on_plain_texts(files_of, write_file, ou
         **QUICK,
     )
     assert (report.steps, report.quantizers) == (3, 20)
-
-
-def test_an_embedder_without_a_teacher_needs_pairs(files_of, write_file, out) -> None:
-    data = write_file("texts.txt", plain(random.Random(3), 12))
-    base = files_of("feature-extraction").checkpoint
-    with pytest.raises(DataFileError, match="trained on pairs of texts with a score"):
-        qdqbert.train(base, out, train_data=data, task="feature-extraction")
-    assert left_behind(out) == []
-
-
-def test_labels_are_needed_where_the_teacher_is_a_part_of_the_loss_only(
-    classifier, write_file, out
-) -> None:
-    with pytest.raises(DataFileError, match="no labels"):
-        qdqbert.train(
-            classifier.checkpoint,
-            out,
-            train_data=write_file("texts.txt", plain(random.Random(3), 12)),
-            distill_from=classifier.checkpoint,
-            distillation=Distillation(alpha=0.5),
-        )
 
 
 def test_a_teacher_with_quantizers_is_refused(trained, classifier, out) -> None:
@@ -719,42 +690,34 @@ def stopped(classifier, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     return made
 
 
-def test_a_stopped_run_is_neither_forgotten_nor_taken_up_unasked(stopped) -> None:
-    with pytest.raises(UserInputError, match=r"holds checkpoints of a run that did not end. Pass "):
-        stopped.run()
-    assert last_checkpoint(Path(f"{stopped.out}-checkpoints")).name == "checkpoint-2"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rate": 0.01}, "`learning_rate` was 0.001 when the run began and is 0.01 now"),
-        ({"seed": 1}, "`seed` was 0 when the run began and is 1 now"),
-        ({"qat": True}, "`qat` was False when the run began and is True now"),
-        ({"epochs": 2.0}, "`epochs` was 1.0 when the run began and is 2.0 now"),
+        ({}, "holds checkpoints of a run that did not end. Pass "),
+        ({"resume": True, "seed": 1}, "`seed` was 0 when the run began and is 1 now"),
+        ({"resume": True, "qat": True}, "`qat` was False when the run began and is True now"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=["unasked", "seed", "qat"],
 )
-def test_a_run_goes_on_with_its_own_settings_only(stopped, changes, message) -> None:
+def test_a_stopped_run_is_taken_up_when_asked_and_with_its_own_settings_only(
+    stopped, changes, message
+) -> None:
     with pytest.raises(UserInputError, match=message):
-        stopped.run(resume=True, **changes)
+        stopped.run(**changes)
+    assert last_checkpoint(Path(f"{stopped.out}-checkpoints")).name == "checkpoint-2"
 
 
-def test_without_a_checkpoint_there_is_nothing_to_resume(classifier, out) -> None:
-    with pytest.raises(UserInputError, match=r"`--resume`: there is no checkpoint in .*out-check"):
-        qdqbert.train(classifier.checkpoint, out, train_data=classifier.train, resume=True)
-    assert left_behind(out) == []
-
-
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(stopped, tmp_path) -> None:
-    folder = tmp_path / "out-checkpoints"
-    half = folder / "checkpoint-2"
-    shutil.copytree(f"{stopped.out}-checkpoints", folder)
-    (half / "trainer_state.json").unlink()
+def test_what_is_no_setting_may_change_in_a_run_that_goes_on(stopped, tmp_path) -> None:
+    pytest.importorskip("tensorboard")
+    shutil.copytree(f"{stopped.out}-checkpoints", tmp_path / "out-checkpoints")
+    # The output's name is a setting.
+    settings = tmp_path / "out-checkpoints" / "settings.json"
+    content = json.loads(settings.read_text()) | {"output": str(tmp_path / "out")}
+    settings.write_text(json.dumps(content))
     again = Stopped(files=stopped.files, out=tmp_path / "out")
-    with pytest.raises(UserInputError, match="`--resume`: there is no checkpoint"):
-        again.run(resume=True)
-    assert again.run().steps == 4
+    report = again.run(resume=True, keep_checkpoints=True, tensorboard=True)
+    assert (report.resumed_at, report.steps) == (2, 4)
+    assert settings.is_file()
 
 
 def test_overwrite_starts_a_stopped_run_anew(stopped, tmp_path) -> None:
@@ -762,14 +725,6 @@ def test_overwrite_starts_a_stopped_run_anew(stopped, tmp_path) -> None:
     report = Stopped(files=stopped.files, out=tmp_path / "out").run(overwrite=True)
     assert (report.resumed_at, report.steps) == (None, 4)
     assert not (tmp_path / "out-checkpoints").exists()
-
-
-def test_a_folder_that_is_none_of_ours_is_never_taken_for_checkpoints(stopped, tmp_path) -> None:
-    (tmp_path / "out-checkpoints").mkdir()
-    (tmp_path / "out-checkpoints" / "notes.txt").write_text("mine")
-    with pytest.raises(UserInputError, match="no folder of ours, so it will not be replaced"):
-        Stopped(files=stopped.files, out=tmp_path / "out").run(overwrite=True)
-    assert (tmp_path / "out-checkpoints" / "notes.txt").read_text() == "mine"
 
 
 # Losses that are not finite, and disks that are full
@@ -957,11 +912,34 @@ def test_dropout_is_all_that_other_random_numbers_change(
 # Data that flatter, and data that do not fit
 
 
-def test_evaluation_data_that_are_the_training_data_are_refused(classifier, out) -> None:
-    with pytest.raises(UserInputError, match=r"All 16 examples of `--eval-data .* are in `--train"):
-        qdqbert.train(
-            classifier.checkpoint, out, train_data=classifier.train, eval_data=classifier.train
-        )
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_data": "train"}, r"All 16 examples of `--eval-data .* are in `--train"),
+        ({"train_data": "odd"}, r"Label 'fine' is not one of the model's: 0 or 'bad'"),
+        ({"eval_data": "odd"}, r"Label 'fine' is not one of the model's: 0 or 'bad'"),
+        ({"columns": Columns(label="stars")}, "`--label-column 'stars'` must be a column"),
+        ({"eval_data": "other"}, "label"),
+        ({"task": "feature-extraction"}, "trained on pairs of texts with a score"),
+        ({"task": "sentiment"}, "`--task sentiment` is unknown"),
+        ({"resume": True}, r"`--resume`: there is no checkpoint in .*out-check"),
+    ],
+    ids=["train", "label", "eval-label", "column", "columns", "pairs", "task", "resume"],
+)
+def test_what_does_not_fit_is_refused_before_training_and_leaves_nothing(
+    classifier, write_file, out, changes, message
+) -> None:
+    files = {
+        "train": classifier.train,
+        "odd": write_file("odd.tsv", labelled(random.Random(5), 12).replace("\tgood", "\tfine", 1)),
+        "other": write_file("other.tsv", "sentence\tmood\nthe cat\tgood"),
+    }
+    given = {"train_data": classifier.train, **changes}
+    for name in ("train_data", "eval_data"):
+        if name in given:
+            given[name] = files.get(given[name], given[name])
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.train(classifier.checkpoint, out, **given, **QUICK)
     assert left_behind(out) == []
 
 
@@ -994,79 +972,33 @@ def test_the_data_that_ranges_come_from_are_refused_for_evaluation(trained) -> N
     assert report.leaked_examples == 8
 
 
-def test_a_class_without_examples_is_told(classifier, write_file, out) -> None:
-    lines = classifier.train.read_text().split("\n")
-    data = write_file("good.tsv", "\n".join([lines[0], *(x for x in lines if x.endswith("good"))]))
-    report = qdqbert.train(classifier.checkpoint, out, train_data=data, **QUICK)
-    assert report.notices == (
-        "The training data has no example of 1 of the model's 2 classes, among them 'bad': it will "
-        "unlearn them.",
-    )
-
-
-@pytest.mark.parametrize("which", ["train_data", "eval_data"])
-def test_an_unknown_label_is_refused_before_training(classifier, write_file, out, which) -> None:
-    text = labelled(random.Random(5), 12).replace("\tgood", "\tfine", 1)
-    data = write_file("odd.tsv", text)
-    given = {"train_data": classifier.train, "eval_data": classifier.dev, which: data}
-    with pytest.raises(DataFileError, match=r"Label 'fine' is not one of the model's: 0 or 'bad'"):
-        qdqbert.train(classifier.checkpoint, out, **given)
-    assert left_behind(out) == []
-
-
-def test_a_column_that_is_not_there_is_refused(classifier, out) -> None:
-    with pytest.raises(DataFileError, match="`--label-column 'stars'` must be a column"):
-        qdqbert.train(
-            classifier.checkpoint,
-            out,
-            train_data=classifier.train,
-            columns=Columns(label="stars"),
-        )
-    assert left_behind(out) == []
-
-
-def test_evaluation_data_with_other_columns_are_refused(classifier, write_file, out) -> None:
-    data = write_file("dev.tsv", "sentence\tmood\nthe cat\tgood")
-    with pytest.raises(DataFileError, match="label"):
-        qdqbert.train(
-            classifier.checkpoint, out, train_data=classifier.train, eval_data=data, **QUICK
-        )
-    assert left_behind(out) == []
-
-
-def test_questions_whose_answer_is_not_in_the_context_are_counted_and_left_out(
-    files_of, write_file, out
-) -> None:
-    files = files_of("question-answering")
-    rows = [json.loads(line) for line in files.train.read_text().splitlines()]
-    for row in rows[:4]:
-        row["answers"] = {"text": ["paper"], "answer_start": [0]}
-    data = write_file("squad.jsonl", "\n".join(map(json.dumps, rows)))
-    report = qdqbert.train(files.checkpoint, out, train_data=data, task_options=OPTIONS, **QUICK)
-    assert report.notices == (
-        "4 of 16 questions have an answer that is not in the context; 4 have no other and are left "
-        "out of training.",
-    )
-    assert report.steps == 3  # of 12 questions
-
-
-def test_texts_that_make_no_row_are_not_calibrated_on(files_of, write_file, out) -> None:
-    files = files_of("fill-mask")
-    # Nothing of the first is in the vocabulary, so that there is nothing to guess.
-    data = write_file("texts.txt", "中 文\n" + files.train.read_text())
-    report = qdqbert.train(
-        files.checkpoint, out, train_data=data, qat=True, **{**QUICK, "calibration_samples": 100}
-    )
-    assert report.quantizers == 20
-    record = json.loads((out / "training.json").read_text())
-    assert len(record["calibration"]["fingerprints"]) == 16
-
-
-def test_a_checkpoint_that_is_not_there_is_refused(classifier, out) -> None:
+@pytest.mark.parametrize("task", [None, "text-classification"], ids=["asked-for", "given"])
+def test_a_checkpoint_that_is_not_there_is_refused(classifier, out, task) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
-        qdqbert.train(
-            "./no-such-model", out, train_data=classifier.train, task="text-classification"
-        )
+        qdqbert.train("./no-such-model", out, train_data=classifier.train, task=task)
+    assert left_behind(out) == []
+
+
+@pytest.mark.parametrize("ranges", ["fixed", "learned"])
+def test_every_parameter_that_is_trained_has_a_gradient(
+    files_of, task: str, ranges: str, out, monkeypatch
+) -> None:
+    # Processes that share the work wait for the gradients of all of them.
+    whole, missing = TaskTrainer.training_step, []
+
+    def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = whole(self, model, *args, **kwargs)
+        parameters = model.named_parameters()
+        missing.append([name for name, p in parameters if p.requires_grad and p.grad is None])
+        return loss
+
+    monkeypatch.setattr(TaskTrainer, "training_step", training_step)
+    files = files_of(task)
+    options = {**QUICK, "epochs": 0.1, "task": task, "task_options": OPTIONS}
+    if ranges == "learned":
+        options |= {"qat": True, "ranges": ranges}
+    qdqbert.train(files.checkpoint, out, train_data=files.train, **options)
+    assert missing == [[]]
 
 
 # Several processes

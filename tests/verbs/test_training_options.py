@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +14,14 @@ from qdqbert.cli import app
 from qdqbert.errors import UserInputError
 from qdqbert.recipes import QAT_SWITCHES, Switches
 from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.losses import Distillation
-from qdqbert.verbs.training_options import TrainOptions
+from qdqbert.verbs.training_options import (
+    TrainOptions,
+    keep_best_,
+    set_steps_,
+    training_arguments,
+)
 
 NAMED = {"model": "m", "output": "o", "train_data": "t.csv"}
 NAN, INF = float("nan"), float("inf")
@@ -88,7 +95,6 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
         "gradient_accumulation": 2,
         "eval_steps": 7,
         "seed": 3,
-        "task_options": TaskOptions(seed=3),
     },
     "flags": {
         "eval_data": "dev.csv",
@@ -127,7 +133,8 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
             max_answer_length=9,
             null_score_diff_threshold=-0.5,
             mlm_probability=0.3,
-        )
+        ),
+        "seed": 3,
     },
     "odd-names": {"model": "my model", "output": "it's; here", "train_data": "$HOME/*.csv"},
 }
@@ -152,3 +159,55 @@ def test_the_command_is_parsed_to_the_same_options(changes, monkeypatch) -> None
 
 def test_the_command_of_a_resumed_run_is_that_of_the_run() -> None:
     assert options(resume=True).command() == options().command()
+
+
+def test_masks_are_drawn_by_the_seed_of_the_run_unless_they_have_their_own() -> None:
+    assert options(seed=3).task_options == TaskOptions(seed=3)
+    assert options(seed=3, task_options=TaskOptions(seed=5)).task_options.seed == 5
+    assert options(task_options=TaskOptions(doc_stride=8)).task_options == TaskOptions(doc_stride=8)
+
+
+def test_all_but_what_a_run_leaves_has_to_be_the_same_for_it_to_go_on() -> None:
+    names = {field.name for field in dataclasses.fields(TrainOptions)}
+    free = {"resume", "overwrite", "keep_checkpoints", "tensorboard"}
+    settings = options(seed=3).settings()
+    assert settings.keys() == names - free
+    assert (settings["seed"], settings["task_options"]["seed"]) == (3, 3)
+    json.dumps(settings)
+
+
+@pytest.fixture
+def arguments(tmp_path) -> Callable[..., Any]:
+    def make(**changes: Any) -> Any:
+        asked = options(**{"batch_size": 4, **changes})
+        made = training_arguments(asked, tmp_path)
+        return made, set_steps_(made, asked, items=50)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "batches", "every"),
+    [
+        ({"epochs": 2.0}, 25, 25, 7),
+        ({"epochs": 2.0, "gradient_accumulation": 2}, 13, 26, 4),
+        ({"epochs": 0.01}, 1, 1, 1),
+        ({"epochs": 2.0, "eval_steps": 10}, 25, 25, 10),
+        ({"epochs": 2.0, "eval_steps": 100}, 25, 25, 25),
+    ],
+    ids=["plain", "accumulated", "shortest", "asked", "never-beyond-the-end"],
+)
+def test_steps_by_hand(arguments, changes, steps, batches, every) -> None:
+    made, found = arguments(**changes)
+    assert (made.max_steps, found) == (steps, batches)
+    assert made.eval_steps == made.save_steps == every
+    assert made.warmup_steps == steps // 10
+
+
+@pytest.mark.parametrize(("is_error", "name"), [(False, "f1"), (True, "perplexity")])
+def test_the_best_is_the_highest_or_the_least_wrong(arguments, is_error, name) -> None:
+    made, _ = arguments()
+    assert not made.load_best_model_at_end
+    keep_best_(made, Metric(name=name, value=1.0, examples=1, is_error=is_error))
+    assert made.load_best_model_at_end
+    assert (made.metric_for_best_model, made.greater_is_better) == (f"eval_{name}", not is_error)

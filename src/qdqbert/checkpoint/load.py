@@ -103,9 +103,8 @@ def load_checkpoint(
         UserInputError: The task is unknown or not supported.
     """
     _check_name(name)
-    head = _call(name, _read_head, name)
+    head, config = _read_configs(name)
     subfolder = head.subfolder if head else ""
-    config = _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
     family = family_of(config.model_type)
     chosen = _choose_task(task, config)
     _check_config(config, chosen)
@@ -182,6 +181,13 @@ def _read_head(name: str, *, trust_remote_code: bool) -> SentenceHead | None:
     return read_sentence_head(lambda path: _read(name, path))
 
 
+def _read_configs(name: str) -> tuple[SentenceHead | None, Any]:
+    """The sentence head of a checkpoint, if it has one, and its encoder's config."""
+    head: SentenceHead | None = _call(name, _read_head, name)
+    subfolder = head.subfolder if head else ""
+    return head, _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
+
+
 def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:
     del trust_remote_code
     found: str | None = cached_file(name, path, _raise_exceptions_for_missing_entries=False)
@@ -253,8 +259,13 @@ def _choose_task(task: str | None, config: Any) -> Task:
 
 
 def has_head(name: str, task: Task) -> bool:
-    """Whether a checkpoint's config says that it was trained for a task."""
-    config = _call(name, transformers.AutoConfig.from_pretrained, name)
+    """Whether a checkpoint's config says that it was trained for a task.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or its config cannot be read.
+    """
+    _check_name(name)
+    _, config = _read_configs(name)
     return _has_head(config, task)
 
 

@@ -79,12 +79,18 @@ def evaluate_table(report: EvaluateReport) -> RenderableType:
 
 
 def train_table(report: TrainReport) -> RenderableType:
-    """Metrics before and after."""
+    """Metrics before and after; without evaluation data, what it was trained on."""
     kind = f"QAT with {report.quantizers} quantizers" if report.quantizers else "float training"
     table = Table(title=f"{report.checkpoint}, {report.task}: {kind}, {report.steps} steps")
-    table.add_column("")
-    for column in ("before", "after"):
-        table.add_column(column, justify="right")
+    if report.after:
+        table.add_column("")
+        for column in ("before", "after"):
+            table.add_column(column, justify="right")
+    else:
+        table.show_header = False
+        table.add_row(
+            f"trained on {report.training_examples} examples; `--eval-data` would show metrics"
+        )
     for before, after in zip(report.before, report.after, strict=True):
         table.add_row(after.name, f"{before.value:.2f}", f"{after.value:.2f}")
     return Group(table, *_notices(report.notices), Text(f"Written to {report.directory}"))

@@ -394,7 +394,7 @@ class TensorQuantizer(nn.Module):
         self._moving = None
         if not self._learn_amax:
             return
-        low, high = (float(end) for end in self._learned_ends())
+        low, high = (float(end.detach()) for end in self._learned_ends())
         self._learn_amax, self._if_clip = False, False
         del self.clip
         if self._symmetric:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import TrainingError
+from qdqbert.nn.clip import Clip
 from qdqbert.tasks.task import Metric
+from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.losses import (
     Distillation,
     embed,
@@ -23,26 +25,9 @@ from qdqbert.training.losses import (
     states_distance,
 )
 from qdqbert.training.rows import BucketSampler, TrainingRows
+from qdqbert.training.teacher import Teacher
 
 _PAIR_SCORE = "scores"
-
-
-class Teacher:
-    """A float model that a student follows.
-
-    Attributes:
-        model: It, in evaluation mode, on the student's device.
-        settings: How.
-    """
-
-    def __init__(self, model: nn.Module, settings: Distillation) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.settings = settings
-
-    def outputs(self, inputs: Mapping[str, Tensor], *, hidden: bool) -> Any:
-        """What it says of a batch."""
-        with torch.no_grad():
-            return self.model(**inputs, output_hidden_states=hidden)
 
 
 class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -130,6 +115,16 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         self._on_step()
         return loss
 
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """As transformers, without learned ranges: to draw them to zero clips all values."""
+        ends = {
+            f"{path}.{name}"
+            for path, module in model.named_modules()
+            if isinstance(module, Clip)
+            for name, _ in module.named_parameters()
+        }
+        return [name for name in super().get_decay_parameter_names(model) if name not in ends]
+
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """The task's own metrics, over the whole of the evaluation data."""
         del args, kwargs
@@ -199,14 +194,3 @@ class _SetEpoch(transformers.TrainerCallback):  # type: ignore[misc]
 def _is_write_error(error: RuntimeError) -> bool:
     words = str(error).lower()
     return any(word in words for word in ("write", "space", "iostream", "inline_container"))
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written to its end; `None` if there is none."""
-    found = [
-        path
-        for path in folder.glob("checkpoint-*")
-        # The Trainer writes its own state last.
-        if (path / "trainer_state.json").is_file() and path.name.split("-")[1].isdecimal()
-    ]
-    return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)

@@ -1,18 +1,26 @@
-"""What `train` can be asked for, checked as a whole before anything is loaded."""
+"""What `train` can be asked for, checked as a whole before anything is loaded.
+
+Says it in three more ways: as a command line, as the settings that a run can only be resumed with,
+and as arguments of transformers' Trainer.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
+import os
 import shlex
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from transformers import SchedulerType
+import torch
+from transformers import SchedulerType, TrainingArguments
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.recipes import QAT_SWITCHES, RECIPES, Switches
 from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.losses import Distillation
 
 Ranges = Literal["fixed", "learned", "moving"]
@@ -33,12 +41,20 @@ _SCHEDULERS = tuple(
 _SHORTEST = 3  # [CLS], a token, [SEP]
 _LARGEST_SEED = 2**32 - 1  # numpy's
 
+_EVALUATIONS = 4
+_LOGGED = 50
+
 _NOT_WORDS = ("model", "output", "columns", "task_options", "distillation", "switches", "resume")
+# What may be another in a run that goes on.
+_FREE = ("resume", "overwrite", "keep_checkpoints", "tensorboard")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `train` was asked for; see its arguments."""
+    """What `train` was asked for; see its arguments.
+
+    A `task_options.seed` that is not given, or 0, becomes `seed`.
+    """
 
     model: str
     output: str
@@ -77,6 +93,9 @@ class TrainOptions:
         for name in ("model", "output", "train_data", "eval_data", "distill_from"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else str(value))
+        if not self.task_options.seed:
+            seeded = dataclasses.replace(self.task_options, seed=self.seed)
+            object.__setattr__(self, "task_options", seeded)
         self._check_numbers()
         for name, known in (("ranges", get_args(Ranges)), ("dropout", get_args(Dropout))):
             if getattr(self, name) not in known:
@@ -135,6 +154,11 @@ class TrainOptions:
         asked = getattr(self, name)
         return (_QAT if self.qat else _FLOAT)[name] if asked is None else asked
 
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same for a run to go on."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if name not in _FREE}
+
     def command(self) -> str:
         """The command line that does the same."""
         words = ["qdqbert", "train", self.model, "--output", self.output]
@@ -180,3 +204,77 @@ def _changed_switch(switches: Switches) -> str:
 def _default(name: str) -> Any:
     field = next(field for field in dataclasses.fields(TrainOptions) if field.name == name)
     return field.default
+
+
+def training_arguments(options: TrainOptions, folder: Path) -> Any:
+    """Arguments of transformers; starts the group of processes where a launcher made several.
+
+    Args:
+        options: What was asked for.
+        folder: Where checkpoints go.
+
+    Raises:
+        MissingExtraError: A library that training needs is not installed.
+    """
+    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError(
+            "`--tensorboard` needs tensorboard. Install it with: pip install 'qdqbert[tensorboard]'"
+        )
+    has_gpu = torch.cuda.is_available()
+    is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    try:
+        return TrainingArguments(
+            output_dir=str(folder),
+            per_device_train_batch_size=options.batch_size,
+            gradient_accumulation_steps=options.gradient_accumulation,
+            learning_rate=options.schedule("learning_rate"),
+            lr_scheduler_type=options.schedule("lr_scheduler"),
+            weight_decay=options.weight_decay,
+            seed=options.seed,
+            data_seed=options.seed,
+            max_steps=1,
+            eval_strategy="steps" if options.eval_data else "no",
+            save_strategy="steps",
+            save_total_limit=2,
+            load_best_model_at_end=False,
+            report_to=["tensorboard"] if options.tensorboard else [],
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            use_cpu=not has_gpu,
+            ddp_backend="gloo" if is_shared and not has_gpu else None,
+            ddp_find_unused_parameters=False,
+            dataloader_pin_memory=has_gpu,
+            logging_nan_inf_filter=False,
+        )
+    except ImportError as error:
+        raise MissingExtraError(
+            "Training needs accelerate. Install it with: pip install 'qdqbert[train]'"
+        ) from error
+
+
+def set_steps_(arguments: Any, options: TrainOptions, *, items: int) -> int:
+    """Sets the length of a run on transformers' arguments, and when it evaluates, saves and logs.
+
+    Args:
+        arguments: Those that `training_arguments` made.
+        options: What was asked for.
+        items: How many make an epoch.
+
+    Returns:
+        How many batches each process works on.
+    """
+    batch = options.batch_size * arguments.world_size * options.gradient_accumulation
+    steps = max(1, math.ceil(items / batch * options.schedule("epochs")))
+    arguments.max_steps = steps
+    arguments.warmup_steps = int(options.warmup * steps)
+    every = min(options.eval_steps or math.ceil(steps / _EVALUATIONS), steps)
+    arguments.eval_steps = arguments.save_steps = every
+    arguments.logging_steps = max(1, steps // _LOGGED)
+    return int(steps * options.gradient_accumulation)
+
+
+def keep_best_(arguments: Any, metric: Metric) -> None:
+    """Sets transformers' arguments to end with the checkpoint that was best by a metric."""
+    arguments.load_best_model_at_end = True
+    arguments.metric_for_best_model = f"eval_{metric.name}"
+    arguments.greater_is_better = not metric.is_error
