@@ -53,6 +53,7 @@ def main() -> None:
             qat=True,
             recipe=options.recipe,
             distill_from=fp32,
+            dropout="off",
             epochs=options.epochs,
             **data,
         )

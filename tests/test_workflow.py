@@ -366,7 +366,8 @@ def test_the_squad_example_goes_from_a_float_model_to_graphs_and_predictions(
         "squad",
         *("--float-checkpoint", made.checkpoint, "--train", made.train, "--eval", made.dev),
         *("--output", output, "--stages", "fp32", "ptq", "qat", "onnx"),
-        *("--max-length", 64, "--doc-stride", 16, "--qat-epochs", 0.1),
+        *("--max-length", 64, "--doc-stride", 16, "--qat-epochs", 0.5),
+        *("--train-examples", 640, "--eval-examples", 200),
     )
     found = re.findall(r"^(.+) on (\w+): f1 ([\d.]+), exact_match ([\d.]+)$", printed, re.MULTILINE)
     assert [(name, engine) for name, engine, _, _ in found] == [
@@ -377,10 +378,10 @@ def test_the_squad_example_goes_from_a_float_model_to_graphs_and_predictions(
     ]
     answers = {
         each["qas"][0]["id"]: each["qas"][0]["answers"][0]["text"]
-        for each in json.loads(made.dev.read_text())["data"][0]["paragraphs"]
+        for each in json.loads(made.dev.read_text())["data"][0]["paragraphs"][:200]
     }
     for name, _, f1, exact in found:
-        assert float(f1) >= made.score - 1  # 4 of 400 answers
+        assert float(f1) >= made.score - 1  # 2 of 200 answers
         folder = output / "predictions" / name.replace(", ", "-").replace(" ", "-")
         predictions = json.loads((folder / "predictions.json").read_text())
         right = [predictions[each].split() == text.split() for each, text in answers.items()]

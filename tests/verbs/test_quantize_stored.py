@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
 from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.verbs.manifest import _stored_json
+from qdqbert.verbs.options import QuantizeOptions
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]
@@ -154,6 +157,21 @@ def test_the_graph_computes_what_was_trained(made) -> None:
         assert target.lowering.is_exact
         assert target.recipe == "stored"
     assert any("checkpoint's own quantizers" in notice for notice in made.report.notices)
+
+
+@EACH
+def test_the_record_says_that_nothing_was_calibrated_on_the_data(made) -> None:
+    record = json.loads((made.output / "quantization.json").read_text())
+    # No training.json tells what these were calibrated on.
+    assert record["calibration"] == {"calibrator": "stored", "examples": 0, "fingerprints": []}
+    assert record["checkpoint"]["placement"] == load_model(str(made.folder)).config.placement
+
+
+def test_what_a_folder_was_trained_on_stays_known(tmp_path) -> None:
+    trained = {"max_length": 9, "task_options": {}, "calibration": {"fingerprints": ["a", "b"]}}
+    (tmp_path / "training.json").write_text(json.dumps(trained))
+    stored = _stored_json(QuantizeOptions(model=str(tmp_path), output="out"))
+    assert stored == {"calibrator": "stored", "examples": 2, "fingerprints": ["a", "b"]}
 
 
 @EACH

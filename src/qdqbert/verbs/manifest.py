@@ -6,8 +6,10 @@ import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from qdqbert.artifact import read_training
 from qdqbert.calibration.session import Calibration
 from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.load import Checkpoint
@@ -32,6 +34,7 @@ def quantization_json(
     *,
     max_length: int,
     output_names: Sequence[str],
+    keeps_ranges: bool,
 ) -> dict[str, Any]:
     """The content of `quantization.json`.
 
@@ -44,6 +47,7 @@ def quantization_json(
         used: The calibration examples.
         max_length: Longest input in tokens.
         output_names: Outputs of the graph.
+        keeps_ranges: Whether ranges are those of the checkpoint's own quantizers.
     """
     return {
         "format": "qdqbert-quantization/1",
@@ -54,6 +58,7 @@ def quantization_json(
             "task": checkpoint.task,
             "model_type": checkpoint.family.model_type,
             "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),
+            "placement": getattr(checkpoint.config, "placement", None),
         },
         "max_length": max_length,
         "inputs": list(checkpoint.input_names),
@@ -61,14 +66,7 @@ def quantization_json(
         "embeddings": options.embeddings,
         "switches": options.recipe_switches.to_dict(),
         "task_options": dataclasses.asdict(options.task_options),
-        "calibration": {
-            "calibrator": options.calibrator,
-            "percentile": options.percentile_used,
-            "data": options.calibration_data or "built-in",
-            "examples": len(used),
-            "examples_sha256": digest_examples(used),
-            "fingerprints": sorted({fingerprint(example) for example in used}),
-        },
+        "calibration": _stored_json(options) if keeps_ranges else _calibration_json(options, used),
         "targets": {
             plan.target.name: {
                 "model": models[plan.target.name],
@@ -82,6 +80,24 @@ def quantization_json(
         "pre_quant_scales": sorted(calibration.scales),
         "versions": versions(),
     }
+
+
+def _calibration_json(options: QuantizeOptions, used: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "calibrator": options.calibrator,
+        "percentile": options.percentile_used,
+        "data": options.calibration_data or "built-in",
+        "examples": len(used),
+        "examples_sha256": digest_examples(used),
+        "fingerprints": sorted({fingerprint(example) for example in used}),
+    }
+
+
+def _stored_json(options: QuantizeOptions) -> dict[str, Any]:
+    """Of ranges that came with the checkpoint: what it was calibrated on, if it says so."""
+    trained = read_training(Path(options.model or "")).get("calibration", {})
+    known = list(trained.get("fingerprints", ()))
+    return {"calibrator": "stored", "examples": len(known), "fingerprints": known}
 
 
 def _recipe_json(plan: Plan) -> Mapping[str, Any]:

@@ -100,6 +100,7 @@ class _Run:
         self.options = options
         self.progress = progress
         self.notices: list[str] = []
+        self.keeps_ranges = False
 
     def run(self) -> QuantizeReport:
         options = self.options
@@ -286,6 +287,7 @@ class _Run:
                 "Ranges are those of the checkpoint's own quantizers; pass --recalibrate to "
                 "take them from the data."
             )
+            self.keeps_ranges = True
             return self._stored_calibration(stored.calibration, sited, wanted)
         if self.options.calibration_data is None and self.options.model is not None:
             self.notices.append(
@@ -369,5 +371,6 @@ class _Run:
             used,
             max_length=limit,
             output_names=body.output_names,
+            keeps_ranges=self.keeps_ranges,
         )
         write_json(folder / QUANTIZATION, content)
