@@ -29,7 +29,7 @@ Dropout = Literal["keep", "off"]
 _FLOAT = {"epochs": 3.0, "learning_rate": 3e-5, "lr_scheduler": "linear"}
 _QAT = {"epochs": 0.3, "learning_rate": 3e-5, "lr_scheduler": "cosine"}
 # A tenth of the schedule on a cosine, as the paper and the toolkit's guide say. The guide's rate is
-# a hundredth of the float one: `docs/benchmarks.md` shows how far that comes.
+# a hundredth of the float one, for which `--learning-rate` has to be given.
 
 _SCHEDULERS = tuple(
     each.value
