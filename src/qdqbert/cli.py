@@ -196,7 +196,7 @@ def quantize(
         bool,
         typer.Option(
             "--recalibrate-weights",
-            help="Take weights' ranges from the weights, as is always done here.",
+            help="Take weights' ranges from the weights, though the checkpoint has some.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Draws the calibration texts.")] = 0,

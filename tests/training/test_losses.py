@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
+from qdqbert.tasks.task import IGNORED
 from qdqbert.training.losses import (
     Distillation,
     embed,
@@ -17,7 +18,6 @@ from qdqbert.training.losses import (
     similarity_loss,
     states_distance,
 )
-from qdqbert.training.rows import IGNORED
 
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 NEAR = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some dozens of terms of about 1

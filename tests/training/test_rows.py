@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qdqbert.encoding import Encoded
-from qdqbert.tasks.task import Features
-from qdqbert.training.rows import IGNORED, BucketSampler, TrainingRows, collator
+from qdqbert.tasks.task import IGNORED, Features
+from qdqbert.training.rows import BucketSampler, TrainingRows, collator
 
 PADDING = {"input_ids": 9, "attention_mask": 0}
 LENGTHS = [3 + (7 * index) % 31 for index in range(203)]

@@ -84,6 +84,5 @@ FEATURE_EXTRACTION = Task(
     metrics=_metrics,
     decisions=lambda rows, features, options: None,
     labels=_labels,
-    class_names=lambda examples: None,
     is_embedding=True,
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import IGNORED, Features, Labels, Metric, Row, Rows, Task, TaskOptions
 from qdqbert.tasks.texts import encode_together, read_texts
 from qdqbert.tasks.tokens import (
     keep_rows,
@@ -25,8 +25,6 @@ from qdqbert.tasks.tokens import (
     score_tokens,
     token_metrics,
 )
-
-_IGNORED = -100  # the label that losses of PyTorch leave out
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Positions that are guessed in a row, and the true ids there."""
@@ -127,7 +125,7 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     del id2label
     labels = []
     for row, (positions, ids) in zip(features.encoded.rows, features.places, strict=True):
-        wanted = np.full(row["input_ids"].shape, _IGNORED, dtype=np.int64)
+        wanted = np.full(row["input_ids"].shape, IGNORED, dtype=np.int64)
         wanted[positions] = ids
         labels.append({"labels": wanted})
     return list(labels)
@@ -141,6 +139,5 @@ FILL_MASK = Task(
     metrics=_metrics,
     decisions=likeliest,
     labels=_labels,
-    class_names=lambda examples: None,
     signal=log_probabilities,
 )

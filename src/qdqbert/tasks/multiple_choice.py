@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch, Encoded, encode, padding_of, stack_padded
+from qdqbert.encoding import Encoded, encode, padding_of, stack_padded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example, open_table
-from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.logits import accuracy_of, largest, logit_rows
+from qdqbert.tasks.task import Features, Labels, Metric, Rows, Task, TaskOptions
 from qdqbert.tasks.texts import cut_notice
 
 _LAYOUT = (
@@ -184,26 +184,11 @@ def _stack(
     }
 
 
-def _rows(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
-    del batch, features
-    return list(outputs["logits"])
-
-
 def _metrics(
     rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label, options
-    labels = _right_ones(features)
-    value = accuracy([int(row.argmax()) for row in rows], labels)
-    return [Metric(name="accuracy", value=value, examples=len(labels))]
-
-
-def _decisions(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable] | None:
-    """The index of the ending that is chosen; none where there is but one."""
-    del features, options
-    return None if len(rows[0]) == 1 else [int(row.argmax()) for row in rows]
+    return [accuracy_of(rows, _right_ones(features))]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -224,9 +209,8 @@ MULTIPLE_CHOICE = Task(
     name="multiple-choice",
     read=read_choices,
     encode=_encode,
-    rows=_rows,
+    rows=logit_rows,
     metrics=_metrics,
-    decisions=_decisions,
+    decisions=largest,
     labels=_labels,
-    class_names=lambda examples: None,
 )

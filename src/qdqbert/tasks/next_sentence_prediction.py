@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
-from qdqbert.encoding import Batch
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset
-from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.logits import accuracy_of, largest, logit_rows
+from qdqbert.tasks.task import Features, Labels, Metric, Rows, Task, TaskOptions
 from qdqbert.tasks.texts import encode_together, label_of, read_texts
 
 _CLASSES = {
@@ -35,26 +31,11 @@ def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Data
     return dataset
 
 
-def _rows(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
-    del batch, features
-    return list(outputs["logits"])
-
-
 def _metrics(
     rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label, options
-    labels = _classes(features)
-    value = accuracy([int(row.argmax()) for row in rows], labels)
-    return [Metric(name="accuracy", value=value, examples=len(labels))]
-
-
-def _decisions(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable] | None:
-    """The class of each pair."""
-    del features, options
-    return [int(row.argmax()) for row in rows]
+    return [accuracy_of(rows, _classes(features))]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -79,9 +60,8 @@ NEXT_SENTENCE_PREDICTION = Task(
     name="next-sentence-prediction",
     read=read_pairs,
     encode=encode_together,
-    rows=_rows,
+    rows=logit_rows,
     metrics=_metrics,
-    decisions=_decisions,
+    decisions=largest,
     labels=_labels,
-    class_names=lambda examples: None,
 )

@@ -260,11 +260,6 @@ def _positions(
     ]
 
 
-def _class_names(examples: Sequence[Any]) -> list[str] | None:
-    del examples
-    return None
-
-
 QUESTION_ANSWERING = Task(
     name="question-answering",
     read=read_questions,
@@ -273,7 +268,6 @@ QUESTION_ANSWERING = Task(
     metrics=_metrics,
     decisions=_decisions,
     labels=_labels,
-    class_names=_class_names,
     max_length=384,
     reads_texts=False,
     files=_files,

@@ -115,9 +115,18 @@ class Encoder(Protocol):
         ...
 
 
+IGNORED = -100
+"""transformers' label of a position that no loss is taken of."""
+
+
 def whole(row: Row) -> Row:
     """The row itself."""
     return row
+
+
+def no_classes(examples: Sequence[Any]) -> None:
+    """What heads whose outputs are no classes of the data say of them."""
+    del examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +163,7 @@ class Task:
     metrics: Callable[[Rows, Features, Mapping[int, str], TaskOptions], list[Metric]]
     decisions: Callable[[Rows, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
-    class_names: Callable[[Sequence[Any]], list[str] | None]
+    class_names: Callable[[Sequence[Any]], list[str] | None] = no_classes
     max_length: int | None = None
     reads_texts: bool = True
     is_embedding: bool = False

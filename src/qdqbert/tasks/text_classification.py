@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch
 from qdqbert.tasks.data import Example
+from qdqbert.tasks.logits import largest, logit_rows
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import correlations, scores_of
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Rows, Task, TaskOptions
 from qdqbert.tasks.texts import class_of, encode_together, label_of, read_texts
-
-
-def _rows(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
-    del batch, features
-    return list(outputs["logits"])
 
 
 def _metrics(
@@ -39,12 +31,6 @@ def _metrics(
         values["f1_macro"] = f1_macro(predictions, labels)
     values["mcc"] = matthews(predictions, labels)
     return [Metric(name=n, value=value, examples=len(labels)) for n, value in values.items()]
-
-
-def _decisions(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable] | None:
-    """The class of each text; none of a score."""
-    del features, options
-    return None if len(rows[0]) == 1 else [int(row.argmax()) for row in rows]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -80,9 +66,9 @@ TEXT_CLASSIFICATION = Task(
     name="text-classification",
     read=read_texts,
     encode=encode_together,
-    rows=_rows,
+    rows=logit_rows,
     metrics=_metrics,
-    decisions=_decisions,
+    decisions=largest,
     labels=_labels,
     class_names=_class_names,
 )

@@ -68,6 +68,5 @@ TEXT_GENERATION = Task(
     metrics=_metrics,
     decisions=likeliest,
     labels=_labels,
-    class_names=lambda examples: None,
     signal=log_probabilities,
 )

@@ -16,9 +16,8 @@ from qdqbert.errors import CheckpointError, DataFileError
 from qdqbert.tasks.conll import OUTSIDE, TAG_FIELDS, TokenExample, read_sentences
 from qdqbert.tasks.entities import count_entities, total
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import IGNORED, Features, Labels, Metric, Row, Rows, Task, TaskOptions
 
-_IGNORED = -100  # the label that a loss of transformers leaves out
 _CHUNK = 64  # sentences tokenized at a time
 _MOST_NAMES = 40  # how many classes an error lists
 
@@ -154,7 +153,7 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     for classes, places, length in zip(
         _classes(features, id2label), features.places, features.encoded.lengths, strict=True
     ):
-        row = np.full(length, _IGNORED, dtype=np.int64)
+        row = np.full(length, IGNORED, dtype=np.int64)
         row[places[places >= 0]] = classes[places >= 0]
         labels.append({"labels": row})
     return labels

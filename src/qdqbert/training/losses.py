@@ -14,7 +14,7 @@ from torch.nn import functional
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
 from qdqbert.graph.export import pool
-from qdqbert.training.rows import IGNORED
+from qdqbert.tasks.task import IGNORED
 
 MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)
 """How a plain encoder's states become one vector."""

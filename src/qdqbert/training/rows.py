@@ -12,10 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from qdqbert.encoding import stack_padded
-from qdqbert.tasks.task import Features, Labels
-
-IGNORED = -100
-"""transformers' label of a position that no loss is taken of."""
+from qdqbert.tasks.task import IGNORED, Features, Labels
 
 _MEGABATCH = 50
 # Batches that are sorted by length together: enough to save padding, few enough to stay random.
