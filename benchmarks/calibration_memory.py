@@ -52,7 +52,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
     from qdqbert.graph.export import GraphBody
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-    from qdqbert.recipes import LAYER_NORM_OUTPUTS
+    from qdqbert.recipes import WIDE_INPUTS
     from qdqbert.tasks import TASKS
     from qdqbert.tasks.task import TaskOptions
     from qdqbert.verbs.inference import encode_examples
@@ -77,7 +77,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
         encoded.batches,
         sites=[site.name for site in sited.sites if site.kind == "activation"],
         calibrator=rules[calibrator],
-        smoothing=LAYER_NORM_OUTPUTS,
+        smoothing=WIDE_INPUTS,
     )
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int)
     parser.add_argument("--alpha", type=float, default=1.0)
     parser.add_argument("--temperature", type=float, default=2.0)
+    parser.add_argument("--hidden", type=float, default=0.0, help="weight of the states' distance")
     parser.add_argument("--dropout", default="off")
     parser.add_argument("--ranges", default="fixed")
     parser.add_argument("--recipe", default="qdqbert")
@@ -68,7 +69,9 @@ def row_of(seed: int, options: argparse.Namespace) -> list[float]:
             switches=Switches(calibrator=options.calibrator, percentile=percentile),
             ranges=options.ranges,
             distill_from=options.checkpoint,
-            distillation=qdqbert.Distillation(alpha=options.alpha, temperature=options.temperature),
+            distillation=qdqbert.Distillation(
+                alpha=options.alpha, temperature=options.temperature, hidden_weight=options.hidden
+            ),
             learning_rate=options.learning_rate,
             epochs=options.epochs,
             batch_size=options.batch_size,

@@ -18,7 +18,7 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.graph.export import GraphBody
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
-from qdqbert.recipes import LAYER_NORM_OUTPUTS, build_recipe
+from qdqbert.recipes import WIDE_INPUTS, build_recipe
 from qdqbert.spec import Recipe, Smoothing, resolve
 from qdqbert.targets import TARGETS
 from qdqbert.tasks import TASKS
@@ -30,10 +30,7 @@ OPTIONS = TaskOptions()
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)
 EVERY_INPUT = Smoothing(sites=("*._input_quantizer",), alpha=0.7)
-NO_GELU = Smoothing(
-    sites=("*.query.*", "*.key.*", "*.value.*", "*.intermediate.*", "*.attention.output.*"),
-    alpha=0.7,
-)
+NORMS_ONLY = dataclasses.replace(WIDE_INPUTS, sources=("norm",))
 
 
 def with_smoothing(name: str, smoothing: Smoothing | None) -> Recipe:
@@ -41,7 +38,7 @@ def with_smoothing(name: str, smoothing: Smoothing | None) -> Recipe:
 
 
 def at_alpha(alpha: float) -> Smoothing:
-    return dataclasses.replace(LAYER_NORM_OUTPUTS, alpha=alpha)
+    return dataclasses.replace(WIDE_INPUTS, alpha=alpha)
 
 
 CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
@@ -49,7 +46,7 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear, alpha 0.5", with_smoothing("linear", at_alpha(0.5)), Max()),
     ("linear, FFN smoothed only", with_smoothing("linear", FFN_ONLY), Max()),
     ("linear, every input smoothed", with_smoothing("linear", EVERY_INPUT), Max()),
-    ("linear, every input but GELU's smoothed", with_smoothing("linear", NO_GELU), Max()),
+    ("linear, LayerNorms' outputs smoothed only", with_smoothing("linear", NORMS_ONLY), Max()),
     ("linear, not smoothed", with_smoothing("linear", None), Max()),
     ("linear", build_recipe("linear"), Percentile(99.999)),
     ("linear", build_recipe("linear"), Mse()),

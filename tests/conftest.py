@@ -34,7 +34,7 @@ from qdqbert.graph.export import GraphBody, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import LAYER_NORM_OUTPUTS, RECIPES, build_recipe
+from qdqbert.recipes import WIDE_INPUTS, RECIPES, build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 
@@ -262,7 +262,7 @@ def prepare_checkpoint(folder: Path) -> Prepared:
         sited=sited,
         graph=export_sited(sited, body, export_example(checkpoint.input_names)),
         batches=batches,
-        smooth=run(smoothing=LAYER_NORM_OUTPUTS),
+        smooth=run(smoothing=WIDE_INPUTS),
         plain=run(),
     )
 

@@ -69,18 +69,21 @@ OTHER_FAMILIES = {
             "intermediate.dense",
         },
         {"output.dense"},
+        set(),
         {"attention.output.dense"},
     ),
     "distilbert": (
         {"attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"},
         {"ffn.lin2"},
+        set(),
         {"attention.out_lin"},
     ),
     # GELU's output times a gate falls on both sides of zero.
-    "modernbert": ({"attn.Wqkv", "mlp.Wi"}, set(), {"attn.Wo", "mlp.Wo"}),
+    "modernbert": ({"attn.Wqkv", "mlp.Wi"}, set(), {"mlp.Wo"}, {"attn.Wo"}),
     "mpnet": (
         {"attention.attn.q", "attention.attn.k", "attention.attn.v", "intermediate.dense"},
         {"output.dense"},
+        set(),
         {"attention.attn.o"},
     ),
 }
@@ -180,11 +183,11 @@ def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, 
 
 
 @pytest.mark.parametrize("name", OF_INPUTS)
-def test_smoothing_matches_only_inputs_of_linears_after_a_layer_norm(name, two_layers) -> None:
+def test_smoothing_matches_all_inputs_of_linears_but_the_attentions(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
     matched = {site.name for site in two_layers if smoothing and smoothing.matches(site)}
-    after_norm = {f"{linear}._input_quantizer" for linear in AFTER_NORM}
-    assert by_layer(matched) == ({} if name == "qdqbert" else {"0": after_norm, "1": after_norm})
+    wide = {f"{linear}._input_quantizer" for linear in (*AFTER_NORM, "output.dense")}
+    assert by_layer(matched) == ({} if name == "qdqbert" else {"0": wide, "1": wide})
 
 
 @pytest.mark.parametrize("name", OF_INPUTS)
@@ -196,15 +199,17 @@ def test_other_families_are_quantized_alike(name, family) -> None:
     left = {site for site, spec in resolved.items() if spec is None}
     assert all(".matmul_" in site or ".add_" in site for site in left)
     assert bool(left) is (name != "qdqbert")
-    after_norm, activated, others = OTHER_FAMILIES[family]
+    after_norm, activated, gated, others = OTHER_FAMILIES[family]
     smoothed = {site.name for site in sites if recipe.smoothing and recipe.smoothing.matches(site)}
-    assert inputs_of_a_layer(smoothed) == (set() if name == "qdqbert" else after_norm)
+    assert inputs_of_a_layer(smoothed) == (
+        set() if name == "qdqbert" else after_norm | activated | gated
+    )
     affine = {site for site, spec in resolved.items() if spec == AFFINE}
     assert (
         inputs_of_a_layer(affine)
         == {
             "qdqbert": set(),
-            "linear": after_norm | activated | others,
+            "linear": after_norm | activated | gated | others,
             "linear-signed": activated,
         }[name]
     )

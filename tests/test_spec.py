@@ -134,7 +134,7 @@ def test_smoothing_matches_by_any_of_its_globs() -> None:
 
 
 def test_smoothing_by_source_leaves_other_inputs_alone() -> None:
-    smoothing = Smoothing(sites=("*",), source="norm", alpha=0.5)
+    smoothing = Smoothing(sites=("*",), sources=("norm", "gate"), alpha=0.5)
     assert smoothing.matches(dataclasses.replace(QUERY_INPUT, source="norm"))
     assert not smoothing.matches(dataclasses.replace(QUERY_INPUT, source="activation"))
     assert not smoothing.matches(QUERY_INPUT)

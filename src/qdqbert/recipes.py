@@ -26,8 +26,10 @@ AFFINE = TensorSpec(bits=8, signed=False, symmetric=False)
 """[0, 255] with a zero point: GELU's outputs start at -0.17 and go past 20, so that symmetric
 codes leave half of the range unused."""
 
-LAYER_NORM_OUTPUTS = Smoothing(sites=("*._input_quantizer",), source="norm", alpha=0.7)
-"""BERT's wide channels are those of its LayerNorms' outputs. `benchmarks/recipes.py` compares."""
+WIDE_INPUTS = Smoothing(
+    sites=("*._input_quantizer",), sources=("norm", "activation", "gate"), alpha=0.7
+)
+"""BERT's wide channels are those of its LayerNorms and GELUs. `benchmarks/recipes.py` compares."""
 
 Embeddings = Literal["int8", "float"]
 
@@ -42,7 +44,7 @@ def linear(embeddings: Embeddings = "int8") -> Recipe:
             Rule(site="*._weight_quantizer", spec=WEIGHT),
             Rule(site="*._input_quantizer", spec=AFFINE),
         ),
-        smoothing=LAYER_NORM_OUTPUTS,
+        smoothing=WIDE_INPUTS,
     )
 
 
@@ -61,7 +63,7 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
             Rule(site="*._input_quantizer", source="activation", spec=AFFINE),
             Rule(site="*._input_quantizer", spec=SYMMETRIC),
         ),
-        smoothing=LAYER_NORM_OUTPUTS,
+        smoothing=WIDE_INPUTS,
     )
 
 

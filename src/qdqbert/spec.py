@@ -164,12 +164,12 @@ class Smoothing:
     Attributes:
         sites: Globs over names of sites.
         alpha: Share of the difficulty that moves into the weights, 0 to 1.
-        source: Smooths only inputs that are this; `None` smooths whatever matches.
+        sources: Smooths only inputs that are one of these; `None` smooths whatever matches.
     """
 
     sites: tuple[str, ...]
     alpha: float
-    source: Source | None = None
+    sources: tuple[Source, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -178,7 +178,7 @@ class Smoothing:
     def matches(self, site: Site) -> bool:
         """Whether a site is smoothed."""
         named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
-        return named and self.source in (None, site.source)
+        return named and (self.sources is None or site.source in self.sources)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -70,12 +70,12 @@ def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
     assert counts["QuantizeLinear"] == PAIRS[recipe]
     assert counts["DequantizeLinear"] == PAIRS[recipe] + 6 * len(bert.layers)
     assert counts["Site"] == 0
-    # Two rescaled inputs a layer: that of query, key and value, and that of the feed-forward.
+    # Three rescaled inputs a layer: that of query, key and value, and both of the feed-forward.
     rescaled = sum(
         node.op_type == "Mul" and (node.name or "").endswith(".rescale")
         for node in lowered(bert, "portable", recipe).graph
     )
-    assert rescaled == (0 if recipe == "qdqbert" else 2 * len(bert.layers))
+    assert rescaled == (0 if recipe == "qdqbert" else 3 * len(bert.layers))
 
 
 def test_query_key_and_value_read_one_pair(bert, recipe) -> None:

@@ -13,7 +13,7 @@ from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError, CheckpointError
 from qdqbert.insert.sited import insert_quantizers_, linear_weights, observing, quantizing
 from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import LAYER_NORM_OUTPUTS
+from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.spec import Range, TensorSpec
 
 LINEAR = "encoder.layer.0.intermediate.dense"
@@ -446,7 +446,7 @@ def test_a_decoder_is_calibrated_on_texts_of_other_lengths_than_the_encoder(
         [Batch(indices=(0, 1), inputs=inputs)],
         sites=names,
         calibrator=Max(),
-        smoothing=LAYER_NORM_OUTPUTS,
+        smoothing=WIDE_INPUTS,
     )
     assert set(chosen.ranges) == set(names)
     states = given["encoder_hidden_states"]
