@@ -3,27 +3,32 @@ r"""A recipe with every calibrator on a whole test file, in PyTorch and on engin
     python benchmarks/calibrators.py CHECKPOINT --test F --calibration F [--recipe qdqbert] \
         [--engines pytorch onnxruntime openvino] [--max-length N]
 
-Statistics are collected once, on 300 examples; each calibrator chooses its ranges from them. The
-graphs are those that `qdqbert quantize --target ENGINE` writes.
+Statistics are collected once, on 300 examples; each calibrator chooses its ranges from them, as in
+the paper and with `clips_sums`, where the recipe has it. The graphs are those that `qdqbert quantize --target ENGINE` writes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.calibration.session import Calibration
+import torch
+
 from qdqbert.calibration.statistics import Collector, choose_ranges
+from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.insert.sited import insert_quantizers_, observing, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
+from qdqbert.recipes import build_recipe
+from qdqbert.spec import Site
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
 from qdqbert.tasks import TASKS
@@ -88,18 +93,26 @@ def main() -> None:
     print(f"| calibrator | {' | '.join(arguments.engines)} |")
     print("|---" * (1 + len(arguments.engines)) + "|", flush=True)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    collector = Collector([site.name for site in sited.sites if site.kind == "activation"])
-    with observing(sited, collector.observe):
-        import torch
+    names = [site.name for site in sited.sites if site.kind == "activation"]
+    collector, sums = Collector(names), SumCollector(names)
 
+    def observe(site: Site, x: torch.Tensor) -> None:
+        collector.observe(site, x)
+        sums.observe(site, x)
+
+    with observing(sited, observe):
         for batch in calibration.batches:
-            collector.start_batch(torch.from_numpy(batch.inputs["attention_mask"]))
+            mask = torch.from_numpy(batch.inputs["attention_mask"])
+            collector.start_batch(mask)
+            sums.start_batch(mask)
             pytorch.run({each: batch.inputs[each] for each in pytorch.input_names})
     graph = export_sited(sited, body, example_inputs(checkpoint.input_names, checkpoint.task))
-    for calibrator in CALIBRATORS:
+    clips = [False, True] if build_recipe(arguments.recipe).clips_sums else [False]
+    for calibrator, clip in itertools.product(CALIBRATORS, clips):
         if arguments.only not in str(calibrator):
             continue
-        chosen = Calibration(ranges=choose_ranges(collector.statistics, calibrator), scales={})
+        ranges = choose_ranges(collector.statistics, calibrator)
+        ranges = clip_to_sums(ranges, sums.errors if clip else {})
         cells = []
         for engine in arguments.engines:
             target = TARGETS["portable" if engine == "pytorch" else engine]
@@ -107,11 +120,12 @@ def main() -> None:
             if plan.recipe.smoothing is not None:
                 raise SystemExit(f"{arguments.recipe} is smoothed: use benchmarks/recipes.py")
             if engine == "pytorch":
-                with quantizing(sited, plan.specs, chosen.ranges):
+                with quantizing(sited, plan.specs, ranges):
                     cells.append(score(rows_of(task, pytorch, test)))
                 continue
-            cells.append(score(on_engine(graph, plan, chosen.ranges, engine, task, test)))
-        print(f"| {calibrator} | {' | '.join(cells)} |", flush=True)
+            cells.append(score(on_engine(graph, plan, ranges, engine, task, test)))
+        name = f"{calibrator}{', sums clipped' if clip else ''}"
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def on_engine(

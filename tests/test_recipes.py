@@ -88,7 +88,17 @@ OTHER_FAMILIES = {
     ),
 }
 # Recipes of outputs are about sites that are put in for them alone.
-OF_INPUTS = sorted(name for name in RECIPES if not build_recipe(name).outputs)
+FFN_SITES = {site for site in LINEAR_SITES if "attention" not in site}
+PRODUCT_SITES = {site for site in QDQBERT_SITES if ".matmul_" in site}
+SITES = {
+    "ffn": FFN_SITES,
+    "linear": LINEAR_SITES,
+    "linear-signed": LINEAR_SITES,
+    "linear+matmul": LINEAR_SITES | PRODUCT_SITES,
+    "qdqbert": QDQBERT_SITES,
+    "full": QDQBERT_SITES,
+}
+OF_INPUTS = ("linear", "linear-signed", "qdqbert")
 
 
 def sites_of_family(model_type: str, **changes: object) -> tuple[Site, ...]:
@@ -126,12 +136,19 @@ def by_layer(names: set[str]) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("qdqbert", QDQBERT_SITES), ("linear", LINEAR_SITES), ("linear-signed", LINEAR_SITES)],
-    ids=["qdqbert", "linear", "linear-signed"],
+    ("name", "count"),
+    {
+        "ffn": 4,
+        "linear": 12,
+        "linear-signed": 12,
+        "linear+matmul": 16,
+        "qdqbert": 20,
+        "full": 20,
+    }.items(),
 )
-def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, expected, two_layers) -> None:
-    assert len(expected) == (20 if name == "qdqbert" else 12)
+def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, count, two_layers) -> None:
+    expected = SITES[name]
+    assert len(expected) == count
     quantized = quantized_sites(name, two_layers)
     assert by_layer(quantized) == {"0": expected, "1": expected}
     assert len(quantized - TABLE_SITES) == 2 * len(expected)
@@ -167,8 +184,9 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
         ("qdqbert", set()),
         ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
         ("linear-signed", {"output.dense._input_quantizer"}),
+        ("ffn", set()),
+        ("linear+matmul", set()),
     ],
-    ids=["qdqbert", "linear", "linear-signed"],
 )
 def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, two_layers) -> None:
     resolved = resolve(build_recipe(name).rules, two_layers)
@@ -237,6 +255,6 @@ def test_constants_are_what_their_names_say() -> None:
 
 def test_unknown_recipe_lists_those_that_are_known() -> None:
     with pytest.raises(
-        UserInputError, match=r"'qdq' is unknown\. Known: linear, linear-signed, qd"
+        UserInputError, match=r"'qdq' is unknown\. Known: ffn, full, linear, linear\+matmul, lin"
     ):
         build_recipe("qdq")

@@ -67,8 +67,43 @@ def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
     )
 
 
+def ffn(embeddings: Embeddings = "int8") -> Recipe:
+    """The two linears of each feed-forward block only: two thirds of a layer's products.
+
+    Attention stays in float, where engines with a fused float kernel for it are fast.
+    """
+    return Recipe(
+        name="ffn",
+        summary="linears of the feed-forward blocks only, symmetric",
+        rules=(
+            _embedding_rule(embeddings),
+            # Every family calls its attention `attention`, `crossattention` or `attn`.
+            Rule(site="*att[en]*", spec=None),
+            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            Rule(site="*._input_quantizer", spec=SYMMETRIC),
+        ),
+    )
+
+
+def linear_matmul(embeddings: Embeddings = "int8") -> Recipe:
+    """The paper's quantizers but for those of residual adds."""
+    return Recipe(
+        name="linear+matmul",
+        summary="linears and attention products, symmetric",
+        rules=(
+            _embedding_rule(embeddings),
+            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            Rule(site="*._input_quantizer", spec=SYMMETRIC),
+            Rule(site="*.matmul_*_input_quantizer", spec=SYMMETRIC),
+        ),
+    )
+
+
 def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
     """The paper's quantizers, 20 a layer of BERT: linears, attention products, residual adds.
+
+    What is added to a residual has its range clipped by what LayerNorm makes of the sum, which the
+    paper does not; `benchmarks/calibrators.py` shows both.
 
     Source: Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`.
     """
@@ -80,6 +115,7 @@ def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
             Rule(site="*._weight_quantizer", spec=WEIGHT),
             Rule(site="*_input_quantizer", spec=SYMMETRIC),
         ),
+        clips_sums=True,
     )
 
 
@@ -120,9 +156,14 @@ def stored_recipe(embeddings: Embeddings = "int8") -> Recipe:
 RECIPES = {
     "linear": linear,
     "linear-signed": linear_signed,
+    "ffn": ffn,
+    "linear+matmul": linear_matmul,
     "qdqbert": qdqbert,
     "qordered": qordered,
 }
+
+ALIASES = {"full": "qdqbert"}
+"""Other names of recipes, in the row `ffn`, `linear`, `linear+matmul`, `full`."""
 
 
 def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
@@ -131,9 +172,11 @@ def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
     Raises:
         UserInputError: No recipe has that name.
     """
-    if name not in RECIPES:
-        raise UserInputError(f"Recipe {name!r} is unknown. Known: {', '.join(sorted(RECIPES))}.")
-    return RECIPES[name](embeddings)
+    found = ALIASES.get(name, name)
+    if found not in RECIPES:
+        known = ", ".join(sorted([*RECIPES, *ALIASES]))
+        raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.")
+    return RECIPES[found](embeddings)
 
 
 CalibratorName = Literal["max", "percentile", "mse", "entropy"]

@@ -191,6 +191,8 @@ class Recipe:
         rules: Matched in order against the names of all sites.
         smoothing: Which inputs are smoothed first, if any.
         outputs: Whether its rules are about every output, see `insert_quantizers_`.
+        clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see, see
+            `calibration.sums`.
     """
 
     name: str
@@ -198,6 +200,7 @@ class Recipe:
     rules: tuple[Rule, ...]
     smoothing: Smoothing | None = None
     outputs: bool = False
+    clips_sums: bool = False
 
 
 def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:

@@ -43,6 +43,16 @@ def shared_amax(mine: dict[str, Tensor]) -> dict[str, Tensor]:
     return mine
 
 
+def shared_errors(mine: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The sum of all processes'; of the same names in every process."""
+    if is_shared():
+        for name in sorted(mine):
+            sent = mine[name].to(device)
+            distributed.all_reduce(sent)
+            mine[name] = sent.cpu()
+    return mine
+
+
 def _gathered(x: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, x)

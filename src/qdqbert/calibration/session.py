@@ -10,11 +10,12 @@ from torch import Tensor
 
 from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
 from qdqbert.calibration.statistics import Collector, choose_ranges
+from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.encoding import Batch
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, weight_of
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QKV_WEIGHTS, Switches, fused_groups
-from qdqbert.spec import Range, Smoothing, input_site_of
+from qdqbert.spec import Range, Site, Smoothing, input_site_of
 
 Forward = Callable[[Mapping[str, Tensor]], object]
 
@@ -43,6 +44,7 @@ def calibrate(
     sites: Collection[str],
     calibrator: Calibrator,
     smoothing: Smoothing | None = None,
+    clips_sums: bool = False,
     switches: Switches | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
@@ -55,6 +57,7 @@ def calibrate(
         sites: Names of the activations that need a range.
         calibrator: How ranges are chosen.
         smoothing: Which inputs get a `pre_quant_scale`.
+        clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see.
         switches: How ranges are clipped and shared afterwards, and how many bits they are for.
         advance: Called after each batch of each pass.
 
@@ -66,12 +69,14 @@ def calibrate(
         channels = ChannelCollector(
             [name for name in sites if smoothing.matches(site_of(sited.quantizers[name]))]
         )
-        _run(sited, forward, batches, channels, scales, advance)
+        _run(sited, forward, batches, [channels], scales, advance)
         scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
-    collector = Collector(sites)
-    _run(sited, forward, batches, collector, scales, advance)
     switches = switches or Switches()
+    collector = Collector(sites)
+    sums = SumCollector(sites if clips_sums else (), bits=switches.aprec)
+    _run(sited, forward, batches, [collector, sums], scales, advance)
     ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
+    ranges = clip_to_sums(ranges, sums.errors)
     adjusted = switches.adjust(ranges, sited.sites)
     shares = switches.fuse_qkv and switches.quant_per_tensor
     weight_amax = _shared_weight_amax(sited, scales) if shares else {}
@@ -94,14 +99,19 @@ def _run(
     sited: SitedModel,
     forward: Forward,
     batches: Sequence[Batch],
-    collector: Collector | ChannelCollector,
+    collectors: Sequence[Collector | ChannelCollector | SumCollector],
     scales: Mapping[str, Tensor],
     advance: Callable[[], None],
 ) -> None:
-    with observing(sited, collector.observe, scales), torch.inference_mode():
+    def observe(site: Site, x: Tensor) -> None:
+        for collector in collectors:
+            collector.observe(site, x)
+
+    with observing(sited, observe, scales), torch.inference_mode():
         for batch in batches:
             inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
             # Choices are folded into the batch by their model.
-            collector.start_batch(inputs["attention_mask"].flatten(0, -2))
+            for collector in collectors:
+                collector.start_batch(inputs["attention_mask"].flatten(0, -2))
             forward(inputs)
             advance()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from qdqbert.calibration.processes import shared_amax, shared_statistics
+from qdqbert.calibration.processes import shared_amax, shared_errors, shared_statistics
 from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
 from qdqbert.calibration.statistics import Collector, calibrator_of, choose_ranges
+from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.errors import CalibrationError, SpecError
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, sited_model
 from qdqbert.models.configuration import excluded_of, switches_of
 from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
 from qdqbert.recipes import Switches, build_recipe
-from qdqbert.spec import Smoothing
+from qdqbert.spec import Site, Smoothing
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -67,14 +68,17 @@ def calibrate(
             config.recipe = recipe.to_dict()  # type: ignore[union-attr]
     switches = recipe or switches_of(config) or Switches()
     scales: dict[str, Tensor] = {}
-    smoothing = None if placement is None else build_recipe(placement).smoothing
-    if smoothing is not None:
+    placed = None if placement is None else build_recipe(placement)
+    if placed is not None and placed.smoothing is not None:
         batches = list(batches)  # they are read twice
-        scales = _smooth_(sited, batches, smoothing, advance)
+        scales = _smooth_(sited, batches, placed.smoothing, advance)
     collector = Collector(_wanted(sited))
-    _run(sited, batches, collector, scales, advance)
+    clips = placed is not None and placed.clips_sums
+    sums = SumCollector(_wanted(sited) if clips else (), bits=switches.aprec)
+    _run(sited, batches, [collector, sums], scales, advance)
     statistics = shared_statistics(collector.statistics, _device(model))
     ranges = choose_ranges(statistics, calibrator_of(switches), bits=switches.aprec)
+    ranges = clip_to_sums(ranges, shared_errors(sums.errors, _device(model)))
     for name, chosen in ranges.items():
         set_range_(sited.quantizers[name], chosen)
         sited.quantizers[name].to(_device(model))
@@ -104,7 +108,7 @@ def _smooth_(
     channels = ChannelCollector(
         [name for name in _wanted(sited) if smoothing.matches(site_of(sited.quantizers[name]))]
     )
-    _run(sited, batches, channels, {}, advance)
+    _run(sited, batches, [channels], {}, advance)
     shared_amax({leader: channels.amax[leader] for leader in channels.groups})
     scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
     for name, scale in scales.items():
@@ -117,7 +121,7 @@ def _smooth_(
 def _run(
     sited: SitedModel,
     batches: Iterable[Mapping[str, Tensor]],
-    collector: Collector | ChannelCollector,
+    collectors: Sequence[Collector | ChannelCollector | SumCollector],
     scales: Mapping[str, Tensor],
     advance: Callable[[], None],
 ) -> None:
@@ -125,12 +129,18 @@ def _run(
     training = model.training
     device = _device(model)
     seen = 0
+
+    def observe(site: Site, x: Tensor) -> None:
+        for collector in collectors:
+            collector.observe(site, x)
+
     model.eval()
     try:
-        with observing(sited, collector.observe, scales), torch.no_grad():
+        with observing(sited, observe, scales), torch.no_grad():
             for batch in batches:
                 inputs = {name: _moved(value, device) for name, value in batch.items()}
-                collector.start_batch(_mask_of(inputs))
+                for collector in collectors:
+                    collector.start_batch(_mask_of(inputs))
                 model(**inputs)
                 seen += 1
                 advance()

@@ -315,6 +315,7 @@ class _Run:
                 ],
                 calibrator=self.options.make_calibrator(),
                 smoothing=smoothing,
+                clips_sums=any(plan.recipe.clips_sums for plan in plans),
                 switches=self.options.recipe_switches,
                 advance=advance,
             )
