@@ -4,7 +4,8 @@ r"""A recipe with every calibrator on a whole test file, in PyTorch and on engin
         [--engines pytorch onnxruntime openvino] [--max-length N]
 
 Statistics are collected once, on 300 examples; each calibrator chooses its ranges from them, as in
-the paper and with `clips_sums`, where the recipe has it. The graphs are those that `qdqbert quantize --target ENGINE` writes.
+the paper, and with `clips_sums` where the recipe has it. Graphs of the latter are those that
+`qdqbert quantize --target ENGINE` writes.
 """
 
 from __future__ import annotations

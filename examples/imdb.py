@@ -4,7 +4,8 @@
 
 `fp32` fine-tunes MODEL on reviews, `qat` goes on with quantizers on every output (the recipe
 `qordered`: 12 quantized tensors and 6 weights a layer) and follows the float model, `onnx` writes
-the INT8 graph and scores all three on the test set. Data: IMDB's folders of `pos` and `neg`, a
+the INT8 graph and scores all three on the test set; `--targets portable qordered` writes ONNX
+Runtime's int8 CUDA graph beside it. Data: IMDB's folders of `pos` and `neg`, a
 .csv or .tsv with `text` and `label`, or a name of the hub.
 """
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("imdb"))
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--recipe", default="qordered")
+    parser.add_argument("--targets", nargs="+", default=["portable"])
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--examples", type=int, default=1000, help="reviews to train on")
     parser.add_argument("--test-examples", type=int, default=200, help="reviews to score on")
@@ -60,7 +62,14 @@ def main() -> None:
         before, after = report.before[0].value, report.after[0].value
         print(f"qat: accuracy {before:.2f} calibrated, {after:.2f} trained")
     if "onnx" in options.stages:
-        qdqbert.quantize(qat, int8, calibration_data=options.train, overwrite=True, progress=Bars())
+        qdqbert.quantize(
+            qat,
+            int8,
+            targets=tuple(options.targets),
+            calibration_data=options.train,
+            overwrite=True,
+            progress=Bars(),
+        )
         for name, folder in (("fp32", fp32), ("qat", qat), ("onnx", int8)):
             score = qdqbert.evaluate(
                 folder,

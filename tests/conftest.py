@@ -34,7 +34,7 @@ from qdqbert.graph.export import GraphBody, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import WIDE_INPUTS, RECIPES, build_recipe
+from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 
@@ -341,7 +341,7 @@ def quantized(
 ) -> Callable[[str], Quantized]:
     """INT8 folders by name of the checkpoint, made when first asked for; not to be changed.
 
-    `sentence` is made for every target, `classifier` for the default one.
+    `sentence` is made for every target of CPUs, `classifier` for the default one.
     """
     root = tmp_path_factory.mktemp("quantized")
     data = root / "texts.txt"
@@ -354,7 +354,10 @@ def quantized(
             root / name,
             calibration_data=str(data),
             calibration_samples=24,
-            targets=tuple(TARGETS) if name == "sentence" else (),
+            # Those of one calibration.
+            targets=tuple(each for each in TARGETS if TARGETS[each].recipe.startswith("linear"))
+            if name == "sentence"
+            else (),
             benchmark=False,
         )
         return Quantized(

@@ -86,15 +86,23 @@ class Artifact:
                 f"{str(self.directory)!r} holds no graph for engine `{engine}`, only for target "
                 f"{', '.join(targets)}. Quantize with `--target {engine}` or `--target portable`."
             )
-        best = min(usable, key=lambda name: len(TARGETS[name].engines))
+        best = min(usable, key=lambda name: (TARGETS[name].stand_in, len(TARGETS[name].engines)))
         return self.directory / str(targets[best]["model"])
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
-        """Engines that a graph here runs on."""
-        found = {
-            engine for name in self.quantization["targets"] for engine in TARGETS[name].engines
-        }
+        """Engines that a graph here runs on.
+
+        Raises:
+            UserInputError: There are none.
+        """
+        targets = self.quantization["targets"]
+        found = {engine for name in targets for engine in TARGETS[name].engines}
+        if not found:
+            raise UserInputError(
+                f"{str(self.directory)!r} holds only a graph for target {', '.join(targets)}, "
+                "which no engine here runs. Quantize with `--target portable` beside it."
+            )
         return tuple(sorted(found))
 
     def load_tokenizer(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import logging
@@ -132,12 +133,24 @@ def quantize(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A checkpoint: a local folder or a hub id. Without it the packaged "
-            "all-MiniLM-L6-v2 is quantized for ONNX Runtime and OpenVINO."
+            help="A checkpoint: a local folder or a hub id; or an .onnx file. Without it the "
+            "packaged all-MiniLM-L6-v2 is quantized for ONNX Runtime and OpenVINO."
         ),
     ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Folder to write.")] = None,
     task: Task = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an .onnx file: folder or hub id of its tokenizer and config [its folder]."
+        ),
+    ] = None,
+    input_names: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of an .onnx file: input_ids=NAME and so on, for inputs of other names; repeat it."
+        ),
+    ] = None,
     calibration_data: Annotated[
         str | None,
         typer.Option(
@@ -169,17 +182,24 @@ def quantize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Where to quantize: linear, linear-signed or qdqbert; else as the checkpoint's "
-            "own quantizers, or the target's."
+            help="Where to quantize: ffn, linear, linear-signed, linear+matmul, full (qdqbert) "
+            "or qordered; else as the checkpoint's own quantizers, or the target's."
         ),
     ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="portable, onnxruntime or openvino; repeat it for several from one calibration "
-            "[portable]."
+            help="portable, onnxruntime, openvino, tensorrt or qordered (ONNX Runtime on CUDA); "
+            "repeat it for several from one calibration [portable]."
         ),
     ] = None,
+    dedicated_qdq_pairs: Annotated[
+        bool,
+        typer.Option(
+            "--dedicated-qdq-pairs",
+            help="Give each reader of an activation a Q/DQ pair of its own.",
+        ),
+    ] = False,
     embeddings: Annotated[
         Embeddings, typer.Option(help="How embedding tables are stored.")
     ] = Embeddings.INT8,
@@ -216,6 +236,8 @@ def quantize(
             model,
             output,
             task=task,
+            tokenizer=tokenizer,
+            input_names=_pairs("--input-names", input_names),
             calibration_data=calibration_data,
             columns=columns,
             calibration_samples=calibration_samples,
@@ -245,6 +267,7 @@ def quantize(
                 recalibrate_weights=recalibrate_weights,
             ),
             targets=tuple(target or ()),
+            dedicated_qdq_pairs=dedicated_qdq_pairs,
             embeddings=embeddings.value,
             seed=seed,
             overwrite=overwrite,
@@ -531,6 +554,52 @@ def benchmark(
     _show(report, as_json, "benchmark_table")
 
 
+@app.command(
+    epilog="Example: qdqbert engine ./my-classifier-int8 --batch 1,8 --sequence 32,128 "
+    "--tensorrt-version 10.13"
+)
+def engine(
+    model: Annotated[str, typer.Argument(help="A folder that was quantized for tensorrt.")],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="File to write [model.engine beside the graph]."),
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,8",
+    sequence: Annotated[
+        str | None, typer.Option(help="Tokens a text, with commas between [32,128].")
+    ] = None,
+    runs: Annotated[int, typer.Option(help="Timed runs of each shape.")] = 100,
+    tensorrt_version: Annotated[
+        str | None,
+        typer.Option(help="Version that the trtexec line is for, where TensorRT is elsewhere."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Build the TensorRT engine of a quantized folder, and time it; else say how."""
+    from qdqbert.verbs.engine import engine as build
+
+    report = _call(
+        as_json,
+        lambda: build(
+            model,
+            output,
+            batches=_numbers("--batch", batch),
+            sequences=_numbers("--sequence", sequence) if sequence else None,
+            runs=runs,
+            version=tensorrt_version,
+            progress=Bars(),
+        ),
+    )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+        return
+    size = f"{report.size_bytes / 1e6:.1f} MB"
+    typer.echo(f"{report.engine}: {size}, TensorRT {report.tensorrt}, {report.gpu}")
+    for each in report.timings:
+        typer.echo(f"{each.batch} x {each.sequence}: {each.median_ms:.3f} ms")
+    typer.echo(f"The same: {report.trtexec}")
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -602,6 +671,17 @@ def _task_options(**given: Any) -> TaskOptions:
     from qdqbert.tasks.task import TaskOptions
 
     return TaskOptions(**{name: value for name, value in given.items() if value is not None})
+
+
+def _pairs(flag: str, words: list[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` words as a dictionary."""
+    pairs = {}
+    for word in [word for each in words or () for word in each.split(",")]:
+        name, _, value = word.partition("=")
+        if not name or not value:
+            raise UserInputError(f"`{flag} {word}`: expected NAME=VALUE.")
+        pairs[name] = value
+    return pairs
 
 
 def _columns(text: str | None, text_pair: str | None, label: str | None) -> Columns:

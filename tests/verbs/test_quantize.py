@@ -65,7 +65,7 @@ def test_other_families_are_quantized_for_each_target(
     report = qdqbert.quantize(
         str(folder),
         tmp_path / "int8",
-        targets=tuple(TARGETS),
+        targets=tuple(each for each in TARGETS if TARGETS[each].recipe.startswith("linear")),
         calibration_data=str(write_file("texts.txt", "\n".join(texts))),
         calibration_samples=20,
         benchmark=False,
@@ -137,7 +137,7 @@ def test_a_failure_in_the_middle_leaves_nothing(checkpoints, tmp_path, monkeypat
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqbert.verbs.quantize.calibrate", stop)
+    monkeypatch.setattr("qdqbert.verbs.doors.calibrate", stop)
     with pytest.raises(KeyboardInterrupt):
         qdqbert.quantize(str(checkpoints("bert")), tmp_path / "out", benchmark=False)
     assert list(tmp_path.iterdir()) == []

@@ -12,12 +12,17 @@ from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_sca
 from qdqbert.calibration.statistics import Collector, choose_ranges
 from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.encoding import Batch
-from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, weight_of
+from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QKV_WEIGHTS, Switches, fused_groups
-from qdqbert.spec import Range, Site, Smoothing, input_site_of
+from qdqbert.spec import Range, Site, Smoothing
 
 Forward = Callable[[Mapping[str, Tensor]], object]
+
+Observe = Callable[[Site, Tensor], None]
+Pass = Callable[[Callable[[Tensor], None], Observe, Mapping[str, Tensor]], None]
+"""One run over all batches: calls the first function with each batch's mask `(batch, seq)`, then
+the second with each activation's site and value, multiplied by its scale where one is given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,54 +69,94 @@ def calibrate(
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
     """
+
+    def run(
+        start_batch: Callable[[Tensor], None], observe: Observe, scales: Mapping[str, Tensor]
+    ) -> None:
+        with observing(sited, observe, scales), torch.inference_mode():
+            for batch in batches:
+                inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
+                # Choices are folded into the batch by their model.
+                start_batch(inputs["attention_mask"].flatten(0, -2))
+                forward(inputs)
+                advance()
+
+    return calibrate_passes(
+        run,
+        sites=[site_of(sited.quantizers[name]) for name in sites],
+        all_sites=sited.sites,
+        weights=linear_weights(sited),
+        calibrator=calibrator,
+        smoothing=smoothing,
+        clips_sums=clips_sums,
+        switches=switches,
+    )
+
+
+def calibrate_passes(
+    run: Pass,
+    *,
+    sites: Sequence[Site],
+    all_sites: Sequence[Site],
+    weights: Mapping[str, Tensor],
+    calibrator: Calibrator,
+    smoothing: Smoothing | None = None,
+    clips_sums: bool = False,
+    switches: Switches | None = None,
+) -> Calibration:
+    """The same of anything that can be run and watched.
+
+    Args:
+        run: Runs it over all batches; called twice if inputs are smoothed.
+        sites: The activations that need a range.
+        all_sites: Those and all others.
+        weights: Weight `(out, in)` of each linear, by the name of its input's site.
+        calibrator: How ranges are chosen.
+        smoothing: Which inputs get a `pre_quant_scale`.
+        clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see.
+        switches: How ranges are clipped and shared afterwards, and how many bits they are for.
+        advance: Called after each batch of each pass.
+
+    Raises:
+        CalibrationError: A site saw no value, or one that is not finite.
+    """
     scales: dict[str, Tensor] = {}
     if smoothing is not None:
-        channels = ChannelCollector(
-            [name for name in sites if smoothing.matches(site_of(sited.quantizers[name]))]
-        )
-        _run(sited, forward, batches, [channels], scales, advance)
-        scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
+        channels = ChannelCollector([site.name for site in sites if smoothing.matches(site)])
+        run(channels.start_batch, channels.observe, {})
+        scales = choose_pre_quant_scales(channels, weights, alpha=smoothing.alpha)
     switches = switches or Switches()
-    collector = Collector(sites)
-    sums = SumCollector(sites if clips_sums else (), bits=switches.aprec)
-    _run(sited, forward, batches, [collector, sums], scales, advance)
+    names = [site.name for site in sites]
+    collector = Collector(names)
+    sums = SumCollector(names if clips_sums else (), bits=switches.aprec)
+
+    def start_batch(mask: Tensor) -> None:
+        collector.start_batch(mask)
+        sums.start_batch(mask)
+
+    def observe(site: Site, x: Tensor) -> None:
+        collector.observe(site, x)
+        sums.observe(site, x)
+
+    run(start_batch, observe, scales)
     ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
     ranges = clip_to_sums(ranges, sums.errors)
-    adjusted = switches.adjust(ranges, sited.sites)
+    adjusted = switches.adjust(ranges, all_sites)
     shares = switches.fuse_qkv and switches.quant_per_tensor
-    weight_amax = _shared_weight_amax(sited, scales) if shares else {}
+    weight_amax = _shared_weight_amax(weights, scales) if shares else {}
     return Calibration(ranges=adjusted, scales=scales, weight_amax=weight_amax)
 
 
-def _shared_weight_amax(sited: SitedModel, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _shared_weight_amax(
+    weights: Mapping[str, Tensor], scales: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """One range for the weights of query, key and value."""
     found: dict[str, Tensor] = {}
-    for group in fused_groups(sited.quantizers, QKV_WEIGHTS):
+    names = {name.replace("._input_", "._weight_"): name for name in weights}
+    for group in fused_groups(names, QKV_WEIGHTS):
         amax = 0.0
         for name in group:
-            scale = scales.get(input_site_of(name), torch.ones(()))
-            amax = max(amax, float((weight_of(sited.model, name) * (1 / scale)).abs().max()))
+            scale = scales.get(names[name], torch.ones(()))
+            amax = max(amax, float((weights[names[name]] * (1 / scale)).abs().max()))
         found.update(dict.fromkeys(group, torch.tensor(amax)))
     return found
-
-
-def _run(
-    sited: SitedModel,
-    forward: Forward,
-    batches: Sequence[Batch],
-    collectors: Sequence[Collector | ChannelCollector | SumCollector],
-    scales: Mapping[str, Tensor],
-    advance: Callable[[], None],
-) -> None:
-    def observe(site: Site, x: Tensor) -> None:
-        for collector in collectors:
-            collector.observe(site, x)
-
-    with observing(sited, observe, scales), torch.inference_mode():
-        for batch in batches:
-            inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
-            # Choices are folded into the batch by their model.
-            for collector in collectors:
-                collector.start_batch(inputs["attention_mask"].flatten(0, -2))
-            forward(inputs)
-            advance()

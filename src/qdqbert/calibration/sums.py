@@ -51,7 +51,7 @@ class SumCollector:
         self._local = None
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """Measures each candidate at an add, once both of its inputs `(batch, seq, hidden)` came."""
+        """Measures each candidate once both inputs `(batch, seq, hidden)` of an add came."""
         if site.name in self.errors:
             self._local = (site.name, x)
         elif self._local and site.name.endswith(_RESIDUAL):

@@ -17,10 +17,15 @@ class OnnxRuntimeRunner:
 
     precision = "float32"
 
-    def __init__(self, model: Path, *, threads: int | None = None, exact: bool = False) -> None:
+    def __init__(
+        self, model: Path, *, threads: int | None = None, exact: bool = False, literal: bool = False
+    ) -> None:
+        """Loads a graph; `literal` computes each operator as it is, fusing nothing."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
+        if literal:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if exact:
             # u8 x s8 products are summed in pairs in 16 bits on CPUs without VNNI and can
             # saturate; this asks for the slower u8 x u8 kernels there, which cannot.

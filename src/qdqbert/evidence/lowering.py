@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qdqbert.encoding import Batch
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import EngineName, Runner, open_runner
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
@@ -26,8 +27,8 @@ WANTED_DB = 40.0
 
 _LEAST_DB = 25.0
 _SPANS = OUTPUTS["question-answering"]
-_LAST_BITS = 1e-6
-# Relative size of the noise that stands for another order of the same float32 sums.
+LAST_BITS = 1e-6
+"""Relative size of the noise that stands for another order of the same float32 sums."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,8 @@ def make_references(
     sited_graph: ir.Model,
     layers: Sequence[str],
     batches: Sequence[Batch],
+    *,
+    last_bits: float = LAST_BITS,
 ) -> list[Reference]:
     """Runs the model as it stands, which is to be under `quantizing`, and keeps each layer's input.
 
@@ -101,14 +104,16 @@ def make_references(
         sited_graph: Its exported graph.
         layers: Paths of its encoder layers.
         batches: Real text.
+        last_bits: Relative size of the noise that stands for the graph's rounding between int8
+            operators.
     """
     names = layer_inputs(sited, sited_graph, layers)
     modules = [sited.model.get_submodule(layer) for layer in layers]
     places = dict(zip(names, modules, strict=True))
     references = []
     for batch in batches:
-        states, outputs = _run(body, batch, places, given=None)
-        noisy_states, noisy_outputs = _run(body, batch, places, given=states)
+        states, outputs = _run(body, batch, places, given=None, last_bits=0)
+        noisy_states, noisy_outputs = _run(body, batch, places, given=states, last_bits=last_bits)
         references.append(
             Reference(
                 inputs=batch.inputs,
@@ -120,11 +125,64 @@ def make_references(
     return references
 
 
+def make_graph_references(
+    model: ir.Model,
+    names: Sequence[str],
+    batches: Sequence[Batch],
+    *,
+    last_bits: float = LAST_BITS,
+) -> list[Reference]:
+    """The same of a graph that came ready-made: its Q/DQ pairs, each operator computed as it is.
+
+    Args:
+        model: The graph with Q/DQ pairs and no rewrite.
+        names: Of the values that enter its layers.
+        batches: Real text.
+        last_bits: As in `make_references`.
+    """
+    forced = teacher_forced(model, list(names))
+    outputs = [value.name or "" for value in model.graph.outputs]
+    whole = model.clone()
+    values = {value.name: value for node in whole.graph for value in node.outputs}
+    for name in names:
+        values[name].dtype = ir.DataType.FLOAT
+        whole.graph.outputs.append(values[name])
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Path(folder) / "whole.onnx", Path(folder) / "forced.onnx"
+        save_graph(whole, paths[0])
+        save_graph(forced, paths[1])
+        plain, given = (OnnxRuntimeRunner(path, literal=True) for path in paths)
+        return [_graph_reference(plain, given, names, outputs, each, last_bits) for each in batches]
+
+
+def _graph_reference(
+    plain: Runner,
+    given: Runner,
+    names: Sequence[str],
+    outputs: Sequence[str],
+    batch: Batch,
+    last_bits: float,
+) -> Reference:
+    made = plain.run({name: batch.inputs[name] for name in plain.input_names})
+    generator = np.random.default_rng(0)
+    noisy: dict[str, NDArray[Any]] = dict(batch.inputs)
+    for name in names:
+        noise = generator.standard_normal(made[name].shape).astype(np.float32)
+        noisy[f"{name}.forced"] = made[name] * (1 + np.float32(last_bits) * noise)
+    return Reference(
+        inputs=batch.inputs,
+        states={name: made[name] for name in names},
+        outputs={name: made[name] for name in outputs},
+        noisy=given.run({name: noisy[name] for name in given.input_names}),
+    )
+
+
 def _run(
     body: GraphBody,
     batch: Batch,
     places: Mapping[str, nn.Module],
     given: Mapping[str, NDArray[np.float32]] | None,
+    last_bits: float,
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
     """What enters each layer, and the outputs; layers are given `given`, noisy, if it is there."""
     states: dict[str, NDArray[np.float32]] = {}
@@ -136,7 +194,7 @@ def _run(
             return None
         state = torch.from_numpy(given[name])
         noise = torch.randn(state.shape, generator=generator)
-        return (state * (1 + _LAST_BITS * noise), *arguments[1:])
+        return (state * (1 + last_bits * noise), *arguments[1:])
 
     hooks = [
         module.register_forward_pre_hook(lambda _, arguments, name=name: hook(name, arguments))

@@ -69,15 +69,37 @@ def teacher_forced(model: ir.Model, values: Sequence[str]) -> ir.Model:
     Args:
         model: A finished graph; not changed.
         values: Names of inner values, each `(batch, seq, hidden)`. Value `v` is taken from a
-            new input `v.forced`; what the graph computes for it becomes an output `v`.
+            new input `v.forced`; what the graph computes for it becomes an output `v`. Both are
+            float32, whatever the graph computes in.
     """
     forced = model.clone()
     by_name = {value.name: value for node in forced.graph for value in node.outputs}
     for name in values:
         value = by_name[name]
         given = ir.val(f"{name}.forced", dtype=ir.DataType.FLOAT, shape=value.shape)
-        value.replace_all_uses_with(given)
-        value.dtype = ir.DataType.FLOAT
+        if value.dtype == ir.DataType.FLOAT16:
+            _force_half(forced.graph, value, given)
+        else:
+            value.replace_all_uses_with(given)
+            value.dtype = ir.DataType.FLOAT
+            forced.graph.outputs.append(value)
         forced.graph.inputs.append(given)
-        forced.graph.outputs.append(value)
     return forced
+
+
+def _force_half(graph: ir.Graph, value: ir.Value, given: ir.Value) -> None:
+    """Lets a float32 input stand for a float16 value, which becomes a float32 output."""
+    producer, name = value.producer(), value.name
+    assert producer is not None
+    as_half = ir.node("Cast", [given], {"to": ir.DataType.FLOAT16}, name=f"{name}.forced.cast")
+    half = as_half.outputs[0]
+    half.name, half.shape = f"{name}.forced.half", value.shape
+    half.type = ir.TensorType(ir.DataType.FLOAT16)
+    graph.insert_after(producer, as_half)
+    value.replace_all_uses_with(half)
+    as_float = ir.node("Cast", [value], {"to": ir.DataType.FLOAT}, name=f"{name}.cast")
+    result = as_float.outputs[0]
+    graph.insert_after(producer, as_float)
+    value.name, result.name = f"{name}.half", name
+    result.shape, result.type = value.shape, ir.TensorType(ir.DataType.FLOAT)
+    graph.outputs.append(result)

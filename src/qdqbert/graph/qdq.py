@@ -40,14 +40,25 @@ class QdqStyle:
     Attributes:
         unsigned_activations: Store int8 codes as uint8 with the zero point moved by 128: the
             same values, in the type that the target's kernels take.
+        dedicated_pairs: Give each reader of an activation a pair of its own.
     """
 
     unsigned_activations: bool = False
+    dedicated_pairs: bool = False
 
 
 def sites_of(model: ir.Model) -> list[ir.Node]:
     """The site nodes of a graph, in order."""
     return [node for node in model.graph if node.domain == "qdqbert" and node.op_type == "Site"]
+
+
+def value_names(sited: ir.Model) -> dict[str, str]:
+    """The value that each activation's site reads, by site name, as `float_graph` calls it."""
+    return {
+        node.attributes["site"].as_string(): str(source.name)
+        for node in sites_of(sited)
+        if (source := node.inputs[0]) is not None and constant_array(source) is None
+    }
 
 
 def float_graph(sited: ir.Model) -> ir.Model:
@@ -67,7 +78,7 @@ def insert_qdq(
 ) -> ir.Model:
     """A new graph in which every site is quantized as its spec says.
 
-    Sites that read one value with equal parameters share one pair.
+    Sites that read one value with equal parameters share one pair, unless the style says not to.
 
     Args:
         sited: A float graph with site nodes; not changed.
@@ -83,6 +94,8 @@ def insert_qdq(
     """
     style = style or QdqStyle()
     model = sited.clone()
+    if style.dedicated_pairs:
+        _separate_readers(model.graph)
     scales = scales or {}
     pairs: dict[tuple[object, ...], ir.Value] = {}
     rescaled: dict[tuple[object, ...], ir.Value] = {}
@@ -103,8 +116,31 @@ def insert_qdq(
             parameters = parameters_of(ranges[name], spec)
             if scale is not None:
                 _rescale(model.graph, node, name, scale, rescaled)
-            _lower_activation(model.graph, node, name, parameters, spec, style, pairs)
+            reader = node.attributes.get("reader")
+            label = name if reader is None else f"{name}.{reader.as_int()}"
+            _lower_activation(model.graph, node, label, parameters, spec, style, pairs)
     return tidy(model)
+
+
+def _separate_readers(graph: ir.Graph) -> None:
+    """Gives each reader of an activation's site a site of its own, of the same name."""
+    for node in [node for node in graph if node.domain == "qdqbert" and node.op_type == "Site"]:
+        result = node.outputs[0]
+        if constant_array(node.inputs[0]) is not None:
+            continue
+        uses = list(result.uses())
+        for index, use in enumerate(uses if result.is_graph_output() else uses[1:], start=1):
+            copy = ir.node(
+                "Site",
+                list(node.inputs),
+                {**node.attributes, "reader": ir.AttrInt64("reader", index)},
+                domain="qdqbert",
+                name=f"{node.name}.{index}",
+            )
+            made = copy.outputs[0]
+            made.name, made.shape, made.type = f"{result.name}.{index}", result.shape, result.type
+            graph.insert_after(node, copy)
+            use.node.replace_input_with(use.idx, made)
 
 
 def _bypass(graph: ir.Graph, node: ir.Node) -> None:
@@ -154,7 +190,11 @@ def _lower_activation(
     scale = parameters.scale.numpy()
     source = node.inputs[0]
     assert source is not None
-    key = (id(source), float(scale), int(zero_point), unsigned, spec.qmin, spec.qmax)
+    key: tuple[object, ...] = (
+        (id(node),)
+        if style.dedicated_pairs
+        else (id(source), float(scale), int(zero_point), unsigned, spec.qmin, spec.qmax)
+    )
     if key not in pairs:
         also = []
         limits = np.array([spec.qmin, spec.qmax]) - int(parameters.zero_point)

@@ -6,22 +6,19 @@ from qdqbert.errors import UserInputError
 from qdqbert.targets.onnxruntime import ONNXRUNTIME
 from qdqbert.targets.openvino import OPENVINO
 from qdqbert.targets.portable import PORTABLE
+from qdqbert.targets.qordered import QORDERED
 from qdqbert.targets.target import Target
+from qdqbert.targets.tensorrt import TENSORRT
 
-TARGETS = {target.name: target for target in (PORTABLE, ONNXRUNTIME, OPENVINO)}
+TARGETS = {target.name: target for target in (PORTABLE, ONNXRUNTIME, OPENVINO, TENSORRT, QORDERED)}
 
 
 def target_named(name: str) -> Target:
     """The target of that name.
 
     Raises:
-        UserInputError: It is unknown, or not supported by this version.
+        UserInputError: It is unknown.
     """
-    if name == "tensorrt":
-        raise UserInputError(
-            "`--target tensorrt` is not supported by this version yet. "
-            f"Supported: {', '.join(TARGETS)}."
-        )
     if name not in TARGETS:
         raise UserInputError(f"`--target {name}` is unknown. Known: {', '.join(TARGETS)}.")
     return TARGETS[name]

@@ -16,6 +16,7 @@ from qdqbert.recipes import Embeddings, Switches, build_recipe, stored_recipe
 from qdqbert.spec import Range, Recipe, Site, TensorSpec, resolve
 
 Rewrite = Callable[[ir.Model], ir.Model]
+Check = Callable[[ir.Model], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,12 @@ class Target:
         zero_points: Whether an activation's zero point may differ from the middle of its codes.
         pair_limit: Limit for pairs of a linear's weights, see `TensorSpec.pair_limit`.
         rewrites: Applied in order once the pairs are in.
+        checks: What the finished graph has to pass; each raises `GraphError`.
+        last_bits: Relative rounding of the float type between int8 operators.
+        stand_in: Whether `engines` only stand in for the runtime itself: they prove the graph's
+            numbers and say nothing of its speed.
+        calibration_cache: Name of the file of ranges that the runtime reads beside the graph, if
+            any.
     """
 
     name: str
@@ -41,6 +48,10 @@ class Target:
     zero_points: bool = True
     pair_limit: int | None = None
     rewrites: tuple[Rewrite, ...] = ()
+    checks: tuple[Check, ...] = ()
+    last_bits: float = 1e-6
+    stand_in: bool = False
+    calibration_cache: str | None = None
 
     def adapt(self, site: Site, spec: TensorSpec | None) -> TensorSpec | None:
         """The nearest spec that the target can run at a site."""
@@ -61,11 +72,13 @@ class Plan:
         target: Where the graph will run.
         recipe: Which sites are quantized.
         specs: How, by site name, as the target can run it; `None` is float.
+        dedicated_pairs: See `QdqStyle`; asked for beyond what the target's style says.
     """
 
     target: Target
     recipe: Recipe
     specs: Mapping[str, TensorSpec | None]
+    dedicated_pairs: bool = False
 
     @property
     def activations(self) -> frozenset[str]:
@@ -85,6 +98,7 @@ def make_plan(
     embeddings: Embeddings,
     switches: Switches | None = None,
     stored: Mapping[str, TensorSpec | None] | None = None,
+    dedicated_pairs: bool = False,
 ) -> Plan:
     """Resolves a recipe for a target.
 
@@ -96,6 +110,7 @@ def make_plan(
         embeddings: How embedding tables are stored.
         switches: What is changed of the recipe; `None` changes nothing.
         stored: How the checkpoint's own quantizers are, by site name.
+        dedicated_pairs: Give each reader of an activation a Q/DQ pair of its own.
 
     Raises:
         UserInputError: The recipe is unknown.
@@ -113,6 +128,7 @@ def make_plan(
         target=target,
         recipe=built,
         specs={site.name: target.adapt(site, resolved[site.name]) for site in sites},
+        dedicated_pairs=dedicated_pairs,
     )
 
 
@@ -123,10 +139,19 @@ def lower(
     scales: Mapping[str, NDArray[np.float32]],
     weight_amax: Mapping[str, torch.Tensor] | None = None,
 ) -> ir.Model:
-    """The graph that a target runs: Q/DQ pairs where the plan has specs, then its rewrites."""
+    """The graph that a target runs: Q/DQ pairs where the plan has specs, then its rewrites.
+
+    Raises:
+        GraphError: The target cannot run it.
+    """
+    style = plan.target.style
+    if plan.dedicated_pairs:
+        style = dataclasses.replace(style, dedicated_pairs=True)
     model = insert_qdq(
-        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, style=plan.target.style
+        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, style=style
     )
     for rewrite in plan.target.rewrites:
         model = rewrite(model)
+    for check in plan.target.checks:
+        check(model)
     return model

@@ -12,10 +12,10 @@ from typing import Any
 from qdqbert.artifact import read_training
 from qdqbert.calibration.session import Calibration
 from qdqbert.checkpoint.demo import DEMO_NAME
-from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.numerics.affine import parameters_of
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.data import digest_examples, fingerprint
+from qdqbert.verbs.doors import Door
 from qdqbert.verbs.options import QuantizeOptions
 
 _VERSIONED = (
@@ -26,27 +26,25 @@ _VERSIONED = (
 
 def quantization_json(
     options: QuantizeOptions,
-    checkpoint: Checkpoint,
+    door: Door,
     calibration: Calibration,
     models: Mapping[str, str],
     plans: Sequence[Plan],
     used: Sequence[Any],
     *,
     max_length: int,
-    output_names: Sequence[str],
     keeps_ranges: bool,
 ) -> dict[str, Any]:
     """The content of `quantization.json`.
 
     Args:
         options: What was asked for.
-        checkpoint: What was quantized.
+        door: What was quantized.
         calibration: What was chosen.
         models: Path of each target's graph in the folder.
         plans: One a target.
         used: The calibration examples.
         max_length: Longest input in tokens.
-        output_names: Outputs of the graph.
         keeps_ranges: Whether ranges are those of the checkpoint's own quantizers.
     """
     return {
@@ -55,14 +53,14 @@ def quantization_json(
         "seed": options.seed,
         "checkpoint": {
             "name": options.model or DEMO_NAME,
-            "task": checkpoint.task,
-            "model_type": checkpoint.family.model_type,
-            "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),
-            "placement": getattr(checkpoint.config, "placement", None),
+            "task": door.task,
+            "model_type": door.model_type,
+            "sentence_head": door.head and dataclasses.asdict(door.head),
+            "placement": getattr(door.config, "placement", None),
         },
         "max_length": max_length,
-        "inputs": list(checkpoint.input_names),
-        "outputs": list(output_names),
+        "inputs": list(door.input_names),
+        "outputs": list(door.output_names),
         "embeddings": options.embeddings,
         "switches": options.recipe_switches.to_dict(),
         "task_options": dataclasses.asdict(options.task_options),

@@ -14,7 +14,10 @@ from qdqbert.recipes import CalibratorName, Embeddings, Switches
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 
-_OWN_WORDS = ("model", "targets", "columns", "benchmark", "overwrite", "switches", "task_options")
+_OWN_WORDS = (
+    *("model", "targets", "columns", "benchmark", "overwrite", "switches", "task_options"),
+    "input_names",
+)
 # Options that are no `--name value` of a command line.
 
 
@@ -24,6 +27,8 @@ class QuantizeOptions:
 
     model: str | None = None
     output: str | None = None
+    tokenizer: str | None = None
+    input_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     task: str | None = None
     calibration_data: str | None = None
     columns: Columns = dataclasses.field(default_factory=Columns)
@@ -35,6 +40,7 @@ class QuantizeOptions:
     percentile: float | None = None
     recipe: str | None = None
     recalibrate: bool = False
+    dedicated_qdq_pairs: bool = False
     switches: Switches = dataclasses.field(default_factory=Switches)
     targets: tuple[str, ...] = ()
     embeddings: Embeddings = "int8"
@@ -45,7 +51,7 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         if isinstance(self.targets, str):
             object.__setattr__(self, "targets", (self.targets,))
-        for name in ("model", "output", "calibration_data"):
+        for name in ("model", "output", "calibration_data", "tokenizer"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else str(value))
         for name, least in (("calibration_samples", 1), ("batch_size", 1), ("max_length", 3)):
@@ -54,6 +60,12 @@ class QuantizeOptions:
                 raise UserInputError(
                     f"`--{name.replace('_', '-')}` must be at least {least}, got {value}."
                 )
+        if not self.is_graph:
+            for name in ("tokenizer", "input_names"):
+                if getattr(self, name):
+                    raise UserInputError(
+                        f"`--{name.replace('_', '-')}` is for .onnx files; {self.model!r} is none."
+                    )
         self._merge_calibrators()
         if self.percentile is not None and self.calibrator != "percentile":
             raise UserInputError(
@@ -72,6 +84,11 @@ class QuantizeOptions:
                 )
         if self.model is not None and self.output is None:
             raise UserInputError("`--output` is missing: the folder to write.")
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the model is an .onnx file rather than a checkpoint."""
+        return self.model is not None and self.model.lower().endswith(".onnx")
 
     def _merge_calibrators(self) -> None:
         """Calibrator and percentile may be named as options or as switches; both then agree."""
@@ -128,6 +145,8 @@ class QuantizeOptions:
             column = getattr(self.columns, role.name)
             if column is not None:
                 words += [f"--{role.name.replace('_', '-')}-column", column]
+        for role_name, graph_name in self.input_names.items():
+            words += ["--input-names", f"{role_name}={graph_name}"]
         words += [word for name in self.targets for word in ("--target", name)]
         for name, value in self.switches.to_dict().items():
             flag = f"--{name.replace('_', '-')}"

@@ -10,17 +10,16 @@ import onnx_ir as ir
 
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.session import Calibration
-from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.engines.runner import ENGINES, EngineName, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
-from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
+from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
 from qdqbert.evidence.record import LatencyReport, TargetReport
-from qdqbert.graph.export import GraphBody, choices_of
-from qdqbert.insert.sited import SitedModel, encoder_layers, quantizing
+from qdqbert.graph.export import choices_of
 from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import Rows, TaskOptions
+from qdqbert.verbs.doors import Door
 from qdqbert.verbs.inference import EncodedExamples, fidelity_of, rows_of
 
 _SHAPES = ((1, 32), (8, 128))
@@ -50,10 +49,7 @@ class Evidence:
     """What graphs are judged by.
 
     Attributes:
-        checkpoint: The float model.
-        sited: It, with quantizers.
-        body: It, wrapped.
-        graph: Its exported graph, with sites.
+        door: The float model.
         calibration: What was chosen.
         heldout: Texts that were not calibrated on.
         float_rows: The float model's answers to them.
@@ -62,10 +58,7 @@ class Evidence:
         options: Settings of the task.
     """
 
-    checkpoint: Checkpoint
-    sited: SitedModel
-    body: GraphBody
-    graph: ir.Model
+    door: Door
     calibration: Calibration
     heldout: EncodedExamples
     float_rows: Rows
@@ -92,14 +85,15 @@ def prove(
         notices: Is added to.
     """
     jobs = [(each, engine) for each in written for engine in _engines(each.plan, notices)]
-    timings = _time(jobs, evidence, progress) if benchmark else []
+    timed = [job for job in jobs if not job[0].plan.target.stand_in]
+    timings = _time(timed, evidence, progress) if benchmark and timed else []
     references: dict[str, list[Reference]] = {}
     reports = []
     for each, engine in jobs:
         target = each.plan.target.name
         title = f"Checking {target} on {engine}"
         with progress.stage(title, len(evidence.heldout.batches)) as advance:
-            task = TASKS[evidence.checkpoint.task]
+            task = TASKS[evidence.door.task]
             if target not in references:  # the same on every engine
                 references[target] = _references(each.plan, evidence)
             rows = rows_of(task, open_runner(engine, each.path), evidence.heldout, advance)
@@ -126,6 +120,16 @@ def prove(
 
 
 def _engines(plan: Plan, notices: list[str]) -> list[EngineName]:
+    if not plan.target.engines:
+        notices.append(
+            f"Nothing was measured for target {plan.target.name}, whose graph no engine here runs: "
+            f"it is for {plan.target.summary}."
+        )
+    if plan.target.engines and plan.target.stand_in:
+        notices.append(
+            f"{', '.join(plan.target.engines)} stands in for {plan.target.name}: it tells what the "
+            "graph computes, not how fast. Time it where it will run."
+        )
     missing = [engine for engine in plan.target.engines if not is_installed(engine)]
     notices += [
         f"Engine {engine} is not installed, so nothing was measured on it. Install it with: "
@@ -147,8 +151,8 @@ def _time(
             name=name,
             engine=engine,
             model=model,
-            vocab_size=evidence.checkpoint.config.vocab_size,
-            choices=choices_of(evidence.checkpoint.task),
+            vocab_size=evidence.door.config.vocab_size,
+            choices=choices_of(evidence.door.task),
         )
         for name, engine, model in models
     ]
@@ -165,6 +169,8 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
         name: [each for each in timings if each.name == name and each.engine == engine]
         for name in ("float", plan.target.name)
     }
+    if plan.target.stand_in:
+        return []
     return [
         LatencyReport(
             batch=fast.batch,
@@ -178,19 +184,10 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
 
 
 def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
-    """What PyTorch computes under a plan, on batches of different lengths."""
-    checkpoint, calibration = evidence.checkpoint, evidence.calibration
-    layers = encoder_layers(checkpoint.model, checkpoint.family)
+    """What the float model computes under a plan, on batches of different lengths."""
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    with quantizing(
-        evidence.sited,
-        plan.specs,
-        calibration.ranges,
-        calibration.scales,
-        calibration.weight_amax,
-    ):
-        return make_references(evidence.sited, evidence.body, evidence.graph, layers, chosen)
+    return evidence.door.references(plan, evidence.calibration, chosen)
 
 
 def _warnings(report: TargetReport) -> list[str]:

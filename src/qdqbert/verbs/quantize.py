@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,24 @@ from qdqbert.artifact import (
     writing,
 )
 from qdqbert.calibration.ranges_file import write_ranges
-from qdqbert.calibration.session import Calibration, calibrate
+from qdqbert.calibration.session import Calibration
+from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
-from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.record import QuantizeReport, json_ready
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
-from qdqbert.graph.qdq import float_graph
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
+from qdqbert.graph.qdq import float_graph, value_names
 from qdqbert.models.loading import load_model
-from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.progress import Progress, Silent
 from qdqbert.recipes import Switches, build_recipe
-from qdqbert.spec import TensorSpec
+from qdqbert.spec import Site
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, lower, make_plan
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.task import Rows, Task
-from qdqbert.verbs.inference import EncodedExamples, TorchRunner, encode_examples, rows_of
+from qdqbert.verbs.doors import CheckpointDoor, Door, GraphDoor
+from qdqbert.verbs.inference import EncodedExamples, encode_examples, rows_of
 from qdqbert.verbs.manifest import quantization_json
 from qdqbert.verbs.options import QuantizeOptions
 from qdqbert.verbs.prove import Evidence, Written, prove
@@ -68,7 +65,8 @@ def quantize(
         progress: Shows stages; silent if `None`.
         **options: The other fields of `QuantizeOptions`: `task`, `calibration_data`, `columns`,
             `calibration_samples`, `max_length`, `batch_size`, `calibrator`, `percentile`,
-            `recipe`, `switches`, `targets`, `embeddings`, `seed`, `overwrite`, `benchmark`.
+            `recipe`, `switches`, `targets`, `dedicated_qdq_pairs`, `embeddings`, `seed`,
+            `overwrite`, `benchmark`.
 
     Raises:
         UserInputError: Something that was named cannot be used; nothing was written.
@@ -78,19 +76,6 @@ def quantize(
     if chosen.model is not None:
         chosen = chosen.trained(read_training(Path(chosen.model)))
     return _Run(chosen, progress or Silent()).run()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What a checkpoint with quantizers says of them.
-
-    Attributes:
-        specs: How they quantize, by site name.
-        calibration: What they were calibrated, or trained, with.
-    """
-
-    specs: Mapping[str, TensorSpec | None]
-    calibration: Calibration
 
 
 class _Run:
@@ -114,83 +99,90 @@ class _Run:
             )
         # The demo may replace its own folder, not one that was named with MODEL forgotten.
         overwrite = options.overwrite or (is_demo and options.output is None)
-        with writing(output, overwrite=overwrite) as folder:
-            with self.progress.stage("Loading the checkpoint"):
-                source = str(demo_checkpoint()) if options.model is None else options.model
-                checkpoint = load_model(source, task=options.task)
-            task = TASKS[checkpoint.task]
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            writing(output, overwrite=overwrite) as folder,
+        ):
+            door = self._open(Path(scratch))
+            task = TASKS[door.task]
             used, heldout = self._examples(task)
-            limit = self._max_length(checkpoint, task)
-            calibration_batches = self._encode(checkpoint, used, "calibration", limit)
-            heldout_batches = self._encode(checkpoint, heldout, "held-out", limit)
-            body = GraphBody.of(checkpoint)
-            stored = self._stored(checkpoint)
-            float_rows = self._float_rows(task, body, heldout_batches, checkpoint)
-
+            limit = self._max_length(door, task)
+            calibration_batches = self._encode(door, used, "calibration", limit)
+            heldout_batches = self._encode(door, heldout, "held-out", limit)
+            float_rows = self._float_rows(task, door, heldout_batches)
             recipes = {options.recipe or target.recipe for target in targets}
-            sited = insert_quantizers_(
-                checkpoint.model,
-                checkpoint.family,
-                outputs=any(build_recipe(name).outputs for name in recipes),
-            )
+            door.open_sites(outputs=any(build_recipe(name).outputs for name in recipes))
             plans = [
                 make_plan(
                     target,
-                    sited.sites,
+                    door.sites,
                     recipe=options.recipe,
                     embeddings=options.embeddings,
                     # Switches at rest would say 8 bits to quantizers that have fewer.
                     switches=options.switches if options.switches != Switches() else None,
-                    stored=None if stored is None else stored.specs,
+                    stored=None if door.stored is None else door.stored.specs,
+                    dedicated_pairs=options.dedicated_qdq_pairs,
                 )
                 for target in targets
             ]
-            calibration = self._calibrate(sited, body, calibration_batches, plans, stored)
+            calibration = self._calibrate(door, calibration_batches, plans)
             if not all(np.isfinite(row).all() for row in float_rows):
                 # What calibration did not see: a head that stays in float.
                 raise CheckpointError(
-                    f"The float checkpoint {checkpoint.name!r} answers with NaN or infinite "
+                    f"The float checkpoint {door.name!r} answers with NaN or infinite "
                     "values. Check its weights."
                 )
             with self.progress.stage("Exporting the graph"):
-                example = example_inputs(checkpoint.input_names, checkpoint.task)
-                graph = export_sited(sited, body, example)
+                graph = door.graph()
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
-            self._write_inputs(folder, checkpoint, calibration, written, used, body, limit)
-            with tempfile.TemporaryDirectory() as scratch:
-                float_model = Path(scratch) / MODEL
-                save_graph(float_graph(graph), float_model)
-                evidence = Evidence(
-                    checkpoint=checkpoint,
-                    sited=sited,
-                    body=body,
-                    graph=graph,
-                    calibration=calibration,
-                    heldout=heldout_batches,
-                    float_rows=float_rows,
-                    float_model=float_model,
-                    max_length=limit,
-                    options=options.task_options,
-                )
-                reports = prove(
-                    written,
-                    evidence,
-                    benchmark=options.benchmark,
-                    progress=self.progress,
-                    notices=self.notices,
-                )
-                report = QuantizeReport(
-                    directory=str(output),
-                    checkpoint=options.model or DEMO_NAME,
-                    task=checkpoint.task,
-                    calibration_texts=calibration_batches.texts,
-                    heldout_texts=heldout_batches.texts,
-                    float_size_bytes=size_bytes(float_model),
-                    targets=tuple(reports),
-                    notices=tuple(dict.fromkeys(self.notices)),
-                )
+            self._write_inputs(folder, door, calibration, written, used, limit)
+            float_model = Path(scratch) / MODEL
+            save_graph(float_graph(graph), float_model)
+            evidence = Evidence(
+                door=door,
+                calibration=calibration,
+                heldout=heldout_batches,
+                float_rows=float_rows,
+                float_model=float_model,
+                max_length=limit,
+                options=options.task_options,
+            )
+            reports = prove(
+                written,
+                evidence,
+                benchmark=options.benchmark,
+                progress=self.progress,
+                notices=self.notices,
+            )
+            report = QuantizeReport(
+                directory=str(output),
+                checkpoint=options.model or DEMO_NAME,
+                task=door.task,
+                calibration_texts=calibration_batches.texts,
+                heldout_texts=heldout_batches.texts,
+                float_size_bytes=size_bytes(float_model),
+                targets=tuple(reports),
+                notices=tuple(dict.fromkeys(self.notices)),
+            )
             write_json(folder / REPORT, json_ready(report))
         return report
+
+    def _open(self, scratch: Path) -> Door:
+        options = self.options
+        if options.is_graph:
+            with self.progress.stage("Reading the graph"):
+                door = GraphDoor(
+                    Path(options.model or ""),
+                    task=options.task,
+                    tokenizer=options.tokenizer,
+                    input_names=options.input_names,
+                    scratch=scratch,
+                )
+            self.notices += door.notices
+            return door
+        with self.progress.stage("Loading the checkpoint"):
+            source = str(demo_checkpoint()) if options.model is None else options.model
+            return CheckpointDoor(load_model(source, task=options.task))
 
     def _examples(self, task: Task) -> tuple[list[Any], list[Any]]:
         """Examples to calibrate on, and others to compare on."""
@@ -228,13 +220,13 @@ class _Run:
         return dataset
 
     def _encode(
-        self, checkpoint: Checkpoint, examples: Sequence[Any], what: str, limit: int
+        self, door: Door, examples: Sequence[Any], what: str, limit: int
     ) -> EncodedExamples:
         encoded = encode_examples(
-            TASKS[checkpoint.task],
-            checkpoint.tokenizer,
+            TASKS[door.task],
+            door.tokenizer,
             examples,
-            input_names=checkpoint.input_names,
+            input_names=door.input_names,
             max_length=limit,
             batch_size=self.options.batch_size,
             options=self.options.task_options,
@@ -242,40 +234,24 @@ class _Run:
         self.notices += [f"Of the {what} texts: {each}" for each in encoded.features.notices]
         return encoded
 
-    def _max_length(self, checkpoint: Checkpoint, task: Task) -> int:
+    def _max_length(self, door: Door, task: Task) -> int:
         asked = self.options.max_length
-        if asked is not None and asked > checkpoint.max_length:
+        if asked is not None and asked > door.max_length:
             self.notices.append(
-                f"--max-length {asked} is more than the checkpoint takes; {checkpoint.max_length} "
+                f"--max-length {asked} is more than the checkpoint takes; {door.max_length} "
                 "is used."
             )
-        usual = task.max_length or checkpoint.max_length
-        return min(asked or usual, checkpoint.max_length)
+        usual = task.max_length or door.max_length
+        return min(asked or usual, door.max_length)
 
-    def _float_rows(
-        self, task: Task, body: GraphBody, encoded: EncodedExamples, checkpoint: Checkpoint
-    ) -> Rows:
+    def _float_rows(self, task: Task, door: Door, encoded: EncodedExamples) -> Rows:
         with self.progress.stage("Running the float model", len(encoded.batches)) as advance:
-            return rows_of(task, TorchRunner(body, checkpoint.input_names), encoded, advance)
-
-    def _stored(self, checkpoint: Checkpoint) -> _Stored | None:
-        """What the quantizers of a QDQBERT checkpoint are; they are put to rest."""
-        sited = sited_model(checkpoint.model)
-        if not sited.quantizers:
-            return None
-        stored = _Stored(specs=stored_specs(sited), calibration=stored_calibration(sited))
-        for quantizer in sited.quantizers.values():
-            quantizer.disable()
-        return stored
+            return rows_of(task, door.runner(), encoded, advance)
 
     def _calibrate(
-        self,
-        sited: SitedModel,
-        body: GraphBody,
-        encoded: EncodedExamples,
-        plans: Sequence[Plan],
-        stored: _Stored | None,
+        self, door: Door, encoded: EncodedExamples, plans: Sequence[Plan]
     ) -> Calibration:
+        stored = door.stored
         wanted = {name for plan in plans for name in plan.activations}
         if (
             stored is not None
@@ -288,7 +264,7 @@ class _Run:
                 "take them from the data."
             )
             self.keeps_ranges = True
-            return self._stored_calibration(stored.calibration, sited, wanted)
+            return self._stored_calibration(stored.calibration, door.sites, wanted)
         if self.options.calibration_data is None and self.options.model is not None:
             self.notices.append(
                 "Calibrated on the built-in English sentences; pass --calibration-data with texts "
@@ -304,13 +280,11 @@ class _Run:
         smoothing = smoothings.pop()
         passes = 1 if smoothing is None else 2
         with self.progress.stage("Calibrating", passes * len(encoded.batches)) as advance:
-            return calibrate(
-                sited,
-                lambda inputs: body(**inputs),
+            return door.calibrate(
                 encoded.batches,
                 sites=[
                     site.name
-                    for site in sited.sites
+                    for site in door.sites
                     if any(site.name in plan.activations for plan in plans)
                 ],
                 calibrator=self.options.make_calibrator(),
@@ -321,10 +295,10 @@ class _Run:
             )
 
     def _stored_calibration(
-        self, stored: Calibration, sited: SitedModel, wanted: Collection[str]
+        self, stored: Calibration, sites: Sequence[Site], wanted: Collection[str]
     ) -> Calibration:
         switches = self.options.switches
-        ranges = switches.adjust(stored.ranges, sited.sites)
+        ranges = switches.adjust(stored.ranges, sites)
         # Ranges of a weight that was trained with them, unless bits or axes are others now.
         same_weights = not (switches.quant_per_tensor or switches.recalibrate_weights)
         return Calibration(
@@ -348,30 +322,33 @@ class _Run:
             scales = {site: scale.numpy() for site, scale in calibration.scales.items()}
             model = lower(graph, plan, calibration.ranges, scales, calibration.weight_amax)
             save_graph(model, path)
+            if plan.target.calibration_cache:
+                names = value_names(graph)
+                write_calibration_cache(
+                    calibration.ranges, names, path.with_name(plan.target.calibration_cache)
+                )
         return Written(plan=plan, model=model, path=path, name=name)
 
     def _write_inputs(
         self,
         folder: Path,
-        checkpoint: Checkpoint,
+        door: Door,
         calibration: Calibration,
         written: Sequence[Written],
         used: Sequence[Any],
-        body: GraphBody,
         limit: int,
     ) -> None:
-        checkpoint.config.save_pretrained(folder)
-        checkpoint.tokenizer.save_pretrained(folder)
+        door.config.save_pretrained(folder)
+        door.tokenizer.save_pretrained(folder)
         write_ranges(calibration, folder / RANGES)
         content = quantization_json(
             self.options,
-            checkpoint,
+            door,
             calibration,
             {each.plan.target.name: each.name for each in written},
             [each.plan for each in written],
             used,
             max_length=limit,
-            output_names=body.output_names,
             keeps_ranges=self.keeps_ranges,
         )
         write_json(folder / QUANTIZATION, content)

@@ -1,0 +1,93 @@
+"""TensorRT's calibration cache: ranges for its implicit quantization of a float graph.
+
+    TRT-8601-EntropyCalibration2
+    layer_norm: 3d0af2c4          a value's name, and amax / 127: float32 in hex, high byte first
+
+TensorRT 10.1 deprecates implicit quantization and 11 removes it; 8 to 10 take the file with
+`trtexec --int8 --calib=calibration.cache` beside the float graph, and only if the version in its
+first line is their own.
+
+Source: NVIDIA's sampleINT8, "Calibration file"; onnxruntime's `ReadDynamicRange` reads the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from qdqbert.errors import CalibrationError
+from qdqbert.spec import Range
+
+LAST_FREE = "8.6.1"
+"""The newest version before implicit quantization was deprecated."""
+
+_CODES = 127
+
+
+def cache_header(version: str = LAST_FREE) -> str:
+    """The first line for a version of TensorRT, such as `"10.3.0"`: `TRT-100300-...`.
+
+    Raises:
+        ValueError: The version has no three numbers.
+    """
+    numbers = [int(part) for part in version.split(".")[:3]]
+    if len(numbers) != 3:
+        raise ValueError(f"Expected a version such as '8.6.1', got {version!r}.")
+    major, minor, patch = numbers
+    # NV_TENSORRT_VERSION: two digits for the minor version since 10.
+    number = major * 1000 + minor * 100 + patch
+    if major >= 10:
+        number = major * 10_000 + minor * 100 + patch
+    return f"TRT-{number}-EntropyCalibration2"
+
+
+def write_calibration_cache(
+    ranges: Mapping[str, Range],
+    names: Mapping[str, str],
+    path: Path,
+    *,
+    version: str = LAST_FREE,
+) -> None:
+    """Writes symmetric ranges under the names of the values that sites read.
+
+    A value that several sites read has the widest of their ranges; one whose range is 0 is left
+    out, as TensorRT takes no scale of 0.
+
+    Args:
+        ranges: By site name.
+        names: The value that each site reads, in the float graph.
+        path: The file.
+        version: TensorRT's.
+
+    Raises:
+        ValueError: The version has no three numbers.
+    """
+    widest: dict[str, float] = {}
+    for site, chosen in ranges.items():
+        if site in names and chosen.amax > 0:
+            widest[names[site]] = max(chosen.amax, widest.get(names[site], 0.0))
+    lines = [cache_header(version)]
+    for name, amax in widest.items():
+        lines.append(f"{name}: {struct.pack('>f', amax / _CODES).hex()}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_calibration_cache(path: Path) -> dict[str, float]:
+    """The largest magnitude of each value, by its name.
+
+    Raises:
+        CalibrationError: The file is no calibration cache.
+    """
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        if not header.startswith("TRT-"):
+            raise ValueError(f"it starts with {header[:20]!r}")
+        pairs = [line.rpartition(": ") for line in lines if line]
+        return {
+            name: struct.unpack(">f", bytes.fromhex(scale))[0] * _CODES for name, _, scale in pairs
+        }
+    except (OSError, ValueError, struct.error) as error:
+        raise CalibrationError(
+            f"{str(path)!r} is no TensorRT calibration cache ({error})."
+        ) from error

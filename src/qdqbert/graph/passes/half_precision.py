@@ -1,0 +1,214 @@
+"""Makes a float32 graph one of float16, with float32 kept where float16 would be wrong.
+
+    every float32 constant and value        ->  float16
+    an output of the graph                  ->  Cast to float32
+    what is computed from an output         ->  float32: it reads that cast
+    what becomes an integer, Sin, Cos       ->  float32, and all that they are computed from
+    the lowest float32, a mask's            ->  -32768
+
+Inputs and integers keep their types. What is computed from an output is pooling: it sums over
+tokens and divides by 1e-9 where there are none. Angles and positions are whole numbers in the
+thousands, of which float16 knows every second or fourth. A mask is added to scores, so half of
+float16's range is left for these: a sum that is -inf in a whole row makes NaN.
+
+Stops at a constant that float16 cannot hold, at a scale that it holds to worse than 1 %, and at
+nodes with graphs inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes import common
+
+from qdqbert.errors import GraphError
+from qdqbert.graph.edit import add_constant, constant_array, tidy
+
+MASK = np.float16(-32768)
+"""What stands for the lowest float32: nothing is left of its exponential in any float type."""
+
+_LOWEST = np.finfo(np.float32).min
+_HIGHEST_HALF = float(np.finfo(np.float16).max)
+_SCALE_ERROR = 0.01
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_FLOAT_ONLY = ("Sin", "Cos", "Range")
+# ONNX's Range has no float16.
+
+
+def to_half_precision(model: ir.Model) -> ir.Model:
+    """The rewrite; changes and returns `model`.
+
+    Raises:
+        GraphError: Something does not fit float16; see above.
+    """
+    for node in model.graph:
+        if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
+            raise GraphError(
+                f"Node `{node.name}` ({node.op_type}) holds a graph, which is not made float16. "
+                "Use `--target portable`."
+            )
+    model = common.ShapeInferencePass()(model).model  # every value's type is needed
+    graph = model.graph
+    kept = _kept_in_float(graph)
+    nodes = list(graph)
+    floats = {
+        value for node in nodes for value in node.outputs if value.dtype == ir.DataType.FLOAT
+    } | {value for value in graph.inputs if value.dtype == ir.DataType.FLOAT}
+    _convert_constants(graph, kept)
+    for node in nodes:
+        if node not in kept:
+            _convert_node(node)
+    halves = {
+        value for value in floats if value.producer() is not None and value.producer() not in kept
+    }
+    for value in halves:
+        value.type = ir.TensorType(ir.DataType.FLOAT16)  # the old one may be shared
+    for value in sorted(floats, key=lambda value: value.name or ""):
+        _cast_readers(graph, value, kept, is_half=value in halves)
+    return tidy(model)
+
+
+def _kept_in_float(graph: ir.Graph) -> set[ir.Node]:
+    """Nodes whose float32 values stay float32."""
+    nodes = list(graph)
+    # What is made of an output, and what is made for nothing else.
+    tail = _descendants(graph.outputs)
+    for node in reversed(nodes):
+        readers = [reader for value in node.outputs for reader in value.consumers()]
+        is_output = any(value.is_graph_output() for value in node.outputs)
+        if readers and not is_output and tail.issuperset(readers):
+            tail.add(node)
+    exact = [node for node in nodes if node.op_type in _FLOAT_ONLY and _is_float(node.outputs[0])]
+    exact += [
+        node
+        for node in nodes
+        if node.op_type == "Cast"
+        and _is_float(node.inputs[0])
+        and node.outputs[0].dtype in (ir.DataType.INT32, ir.DataType.INT64)
+    ]
+    return tail | _float_ancestors(exact)
+
+
+def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    waiting = [node for value in values for node in value.consumers()]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += [reader for value in node.outputs for reader in value.consumers()]
+    return found
+
+
+def _float_ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """The nodes, and those that they are computed from by way of float32 values."""
+    found: set[ir.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if producer is not None and _is_float(value):
+                waiting.append(producer)
+    return found
+
+
+def _is_float(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype == ir.DataType.FLOAT
+
+
+def _convert_constants(graph: ir.Graph, kept: set[ir.Node]) -> None:
+    for value in list(graph.initializers.values()):
+        array = constant_array(value)
+        if array is None or array.dtype != np.float32:
+            continue
+        uses = [use for use in value.uses() if use.node not in kept]
+        if not uses:
+            continue
+        is_scale = any(use.node.op_type in _PAIR and use.idx == 1 for use in uses)
+        half = _half(value.name or "", array, is_scale=is_scale)
+        if len(uses) == len(list(value.uses())) and not value.is_graph_output():
+            value.const_value = ir.tensor(half, name=value.name)
+            value.type = ir.TensorType(ir.DataType.FLOAT16)
+            continue
+        constant = add_constant(graph, f"{value.name}.half", half)
+        for use in uses:
+            use.node.replace_input_with(use.idx, constant)
+
+
+def _half(name: str, stored: NDArray[np.generic], *, is_scale: bool) -> NDArray[np.float16]:
+    """A constant in float16."""
+    array = stored.astype(np.float32)
+    too_large = np.isfinite(array) & (np.abs(array) > _HIGHEST_HALF)
+    masks = array == _LOWEST
+    if (too_large & ~masks).any():
+        raise GraphError(
+            f"Constant `{name}` holds {array[too_large & ~masks].flat[0]:.4g}, which float16 "
+            f"cannot (up to {_HIGHEST_HALF:.0f}). Use `--target portable`, which stays in float32."
+        )
+    half: NDArray[np.float16] = np.where(masks, MASK, np.where(masks, 0, array).astype(np.float16))
+    if is_scale:
+        _check_scale(name, array, half)
+    elif array.size == 1 and half.size == 1 and not half.any() and array.any():
+        raise GraphError(
+            f"Constant `{name}` is {array.flat[0]:.4g}, which float16 makes 0. Use `--target "
+            "portable`, which stays in float32."
+        )
+    return half
+
+
+def _check_scale(name: str, scale: NDArray[np.float32], half: NDArray[np.float16]) -> None:
+    error = np.abs(half.astype(np.float64) / scale - 1)
+    worst = int(np.argmax(error))
+    if error.flat[worst] > _SCALE_ERROR:
+        raise GraphError(
+            f"Scale `{name}` is {scale.flat[worst]:.4g}, which float16 holds as "
+            f"{half.flat[worst]:.4g}: off by more than {_SCALE_ERROR:.0%}. Leave this tensor in "
+            "float with `--quant-disable-keyword`, or use `--target portable`."
+        )
+
+
+def _convert_node(node: ir.Node) -> None:
+    """Makes what a node says of its own type float16."""
+    to = node.attributes.get("to")
+    if node.op_type == "Cast" and to is not None and to.as_int() == ir.DataType.FLOAT:
+        node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT16)
+    fill = node.attributes.get("value")
+    if node.op_type in ("Constant", "ConstantOfShape") and fill is not None:
+        array = fill.as_tensor().numpy()
+        if array.dtype == np.float32:
+            half = _half(node.outputs[0].name or "", array, is_scale=False)
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(half))
+
+
+def _cast_readers(graph: ir.Graph, value: ir.Value, kept: set[ir.Node], *, is_half: bool) -> None:
+    """Gives readers of the other type a cast of the value, and the graph's outputs float32."""
+    uses = [use for use in value.uses() if (use.node in kept) == is_half]
+    is_output = is_half and value.is_graph_output()
+    if not uses and not is_output:
+        return
+    to = ir.DataType.FLOAT if is_half else ir.DataType.FLOAT16
+    cast = ir.node("Cast", [value], {"to": to}, name=f"{value.name}.cast")
+    made = cast.outputs[0]
+    made.shape, made.type = value.shape, ir.TensorType(to)
+    producer = value.producer()
+    if producer is None:
+        graph.insert_before(next(iter(graph)), cast)
+    else:
+        graph.insert_after(producer, cast)
+    if is_output:
+        name = value.name
+        for index, output in enumerate(graph.outputs):
+            if output is value:
+                graph.outputs[index] = made
+        value.name, made.name = f"{name}.half", name
+    else:
+        made.name = f"{value.name}.{'float' if is_half else 'half'}"
+    for use in uses:
+        use.node.replace_input_with(use.idx, made)

@@ -1,0 +1,1 @@
+"""Graphs that come ready-made: read with care, put in normal form, and given sites by structure."""

@@ -1,0 +1,209 @@
+"""Brings a ready graph into the one form that roles are found in, a rewrite at a time.
+
+Constants are initializers, floats are float32, dropout is gone, onnxruntime's fused operators and
+ONNX's Attention are taken apart, a Gemm is a MatMul and an Add, and LayerNorm and GELU are one
+node each. What it computes stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from qdqbert.graph.edit import (
+    add_constant,
+    constant_array,
+    only_consumer,
+    producer_of,
+    replace,
+    tidy,
+)
+from qdqbert.graph.ready.fused import take_apart
+from qdqbert.graph.ready.recognition import name_gelus, name_layer_norms
+
+_WIDENED = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+
+
+def lift_constants(model: ir.Model) -> ir.Model:
+    """Makes each Constant an initializer and drops Identity nodes; returns `model`."""
+    for step in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.IdentityEliminationPass(),
+    ):
+        model = step(model).model
+    return model
+
+
+def widen_floats(model: ir.Model) -> ir.Model:
+    """Makes every float a float32: float16 has no fast kernels on CPUs, and ranges are float."""
+    graph = model.graph
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.const_value.dtype in _WIDENED:
+            array = value.const_value.numpy().astype(np.float32)
+            value.const_value = ir.tensor(array, name=value.name)
+            value.dtype = ir.DataType.FLOAT
+    for value in (*graph.inputs, *graph.outputs):
+        if value.dtype in _WIDENED:
+            value.dtype = ir.DataType.FLOAT
+    for node in graph:
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR:
+                tensor = attribute.as_tensor()
+                if tensor.dtype in _WIDENED:
+                    wide = ir.tensor(tensor.numpy().astype(np.float32))
+                    node.attributes[name] = ir.AttrTensor(name, wide)
+            elif (node.op_type, name) == ("Cast", "to") and attribute.as_int() in _WIDENED:
+                node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT)
+        for value in node.outputs:
+            if value.dtype in _WIDENED:
+                value.dtype = ir.DataType.FLOAT
+    _drop_float_casts(model)
+    return tidy(model)
+
+
+def _drop_float_casts(model: ir.Model) -> None:
+    """Casts from float32 to float32, which widening leaves."""
+    for node in list(model.graph):
+        source = node.inputs[0] if node.inputs else None
+        if (
+            node.op_type == "Cast"
+            and source is not None
+            and source.dtype == ir.DataType.FLOAT
+            and ir.DataType(node.attributes["to"].as_int()) == ir.DataType.FLOAT
+            and not node.outputs[0].is_graph_output()
+        ):
+            node.outputs[0].replace_all_uses_with(source)
+
+
+def drop_dropout(model: ir.Model) -> ir.Model:
+    """Drops Dropout, which does nothing in inference; returns `model`."""
+    for node in list(model.graph):
+        if node.op_type == "Dropout" and not node.domain and node.inputs[0] is not None:
+            if node.outputs[0].is_graph_output():
+                replace(
+                    model.graph, node, ir.node("Identity", [node.inputs[0]]), old=node.outputs[0]
+                )
+            else:
+                node.outputs[0].replace_all_uses_with(node.inputs[0])
+    return tidy(model)
+
+
+def split_gemms(model: ir.Model) -> ir.Model:
+    """Writes a Gemm of a constant weight as MatMul and Add; returns `model`."""
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type != "Gemm" or node.domain:
+            continue
+        weight = constant_array(node.inputs[1])
+        flags = {name: attribute.value for name, attribute in node.attributes.items()}
+        plain = flags.get("alpha", 1.0) == flags.get("beta", 1.0) == 1.0
+        if weight is None or not plain or flags.get("transA", 0):
+            continue
+        stem = node.name or node.outputs[0].name or "gemm"
+        if flags.get("transB", 0):
+            weight = weight.T
+        product = ir.node(
+            "MatMul",
+            [node.inputs[0], add_constant(graph, f"{stem}.weight", weight)],
+            name=f"{stem}.matmul",
+        )
+        product.outputs[0].name = f"{stem}.product"
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            added = ir.node("Add", [product.outputs[0], node.inputs[2]], name=f"{stem}.add")
+            replace(graph, node, added, old=node.outputs[0], also=[product])
+        else:
+            replace(graph, node, product, old=node.outputs[0])
+    return tidy(model)
+
+
+def fold_transposes(model: ir.Model) -> ir.Model:
+    """Transposes constant weights now; returns `model`."""
+    graph = model.graph
+    for node in list(graph):
+        source = node.inputs[0] if node.inputs else None
+        array = constant_array(source)
+        if node.op_type != "Transpose" or node.domain or array is None or array.ndim != 2:
+            continue
+        assert source is not None
+        folded = add_constant(graph, f"{source.name}.transposed", array.T)
+        folded.shape, folded.type = node.outputs[0].shape, node.outputs[0].type
+        if not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(folded)
+    return tidy(model)
+
+
+def mend_bool_masks(model: ir.Model) -> ir.Model:
+    """Writes a bool mask that is added to scores as what it stands for; returns `model`.
+
+    torch 2.13's dynamo exporter adds it as it is at opset 23, which no runtime accepts.
+    """
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type != "Add" or node.domain:
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.dtype == ir.DataType.BOOL:
+                stem = node.name or node.outputs[0].name or "mask"
+                ends = [
+                    add_constant(graph, f"{stem}.{name}", np.array(number, np.float32))
+                    for name, number in (("text", 0.0), ("padding", np.finfo(np.float32).min))
+                ]
+                added = ir.node("Where", [value, *ends], name=f"{stem}.mask")
+                graph.insert_before(node, added)
+                node.replace_input_with(index, added.outputs[0])
+    return model
+
+
+def weights_right(model: ir.Model) -> ir.Model:
+    """Orders products and sums so that their constant stands second; returns `model`."""
+    for node in model.graph:
+        if node.op_type in ("Add", "Mul") and not node.domain:
+            first, second = node.inputs
+            if constant_array(first) is not None and constant_array(second) is None:
+                node.replace_input_with(0, second)
+                node.replace_input_with(1, first)
+    return model
+
+
+def unflatten_softmaxes(model: ir.Model) -> ir.Model:
+    """Takes the softmax over the last axis where it is, not of a matrix; returns `model`.
+
+    Softmax of opset 11 flattens its input, and conversion to newer opsets writes that out.
+    """
+    for node in list(model.graph):
+        flatten = producer_of(node.inputs[0], "Flatten") if node.op_type == "Softmax" else None
+        if flatten is None or node.domain or node.attributes["axis"].as_int() != -1:
+            continue
+        source, back = flatten.inputs[0], only_consumer(node.outputs[0])
+        rank = None if source is None or source.shape is None else len(source.shape)
+        axis = flatten.attributes["axis"].as_int() if "axis" in flatten.attributes else 1
+        if back is None or back.op_type != "Reshape" or axis not in (-1, rank and rank - 1):
+            continue
+        plain = ir.node("Softmax", [source], {"axis": -1}, name=node.name)
+        replace(model.graph, back, plain, old=back.outputs[0])
+    return tidy(model)
+
+
+REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
+    lift_constants,
+    mend_bool_masks,
+    take_apart,
+    unflatten_softmaxes,
+    widen_floats,
+    drop_dropout,
+    split_gemms,
+    fold_transposes,
+    name_layer_norms,
+    name_gelus,
+    weights_right,
+)
+
+
+def normalise(model: ir.Model) -> ir.Model:
+    """All rewrites in order; changes and returns `model`."""
+    for rewrite in REWRITES:
+        model = rewrite(model)
+    return model

@@ -1,0 +1,175 @@
+"""Finds LayerNorm and GELU by what they compute, however they were written.
+
+Exporters have written LayerNorm with two subtractions or one, with Pow or Mul, Div or Reciprocal,
+with casts, and as TensorFlow does, with scale and shift folded together. A part of the graph that
+gives LayerNorm's values for several random vectors is a LayerNorm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqbert.graph.edit import add_constant, replace, tidy
+from qdqbert.graph.ready.arithmetic import KNOWN, Array, compute, constant, region
+
+_WIDTH = 64
+# Of the probe where the graph does not tell its width.
+_CLOSE = 3e-4
+# Of GELU: constants such as the root of 2 are rounded by some exporters, to float16 by others.
+
+
+def name_layer_norms(model: ir.Model) -> ir.Model:
+    """Writes each LayerNorm as one LayerNormalization; changes and returns `model`."""
+    for node in list(model.graph):
+        if node.op_type == "ReduceMean" and not node.domain and node.graph is not None:
+            assert node.inputs[0] is not None
+            _name_layer_norm(model.graph, node.inputs[0])
+    return tidy(model)
+
+
+def _name_layer_norm(graph: ir.Graph, x: ir.Value) -> None:
+    if any(use.node.op_type == "LayerNormalization" for use in x.uses()):
+        return
+    nodes = region(x, KNOWN)
+    width = _width(x, nodes)
+    generator = np.random.default_rng(0)
+    probe = np.concatenate(
+        [np.zeros((1, 1, width)), generator.normal(size=(1, 6, width)) * 3 + 0.5], axis=1
+    )
+    try:
+        values = compute(nodes, x, probe)
+    except ValueError:
+        return
+    for node in reversed(nodes):
+        made = values[node.outputs[0]]
+        if made.shape != probe.shape or not np.isfinite(made).all():
+            continue
+        # Of a vector of zeros nothing is left but the shift.
+        shift = made[0, 0]
+        centred = probe - probe.mean(axis=-1, keepdims=True)
+        deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True))
+        with np.errstate(all="ignore"):
+            scale = np.median((made[0, 1:] - shift) / (centred / deviation)[0, 1:], axis=0)
+        expected = centred / np.maximum(deviation, 1e-30) * scale + shift
+        if not np.allclose(made[0, 1:], expected[0, 1:], rtol=1e-3, atol=1e-4):
+            continue
+        epsilon = _epsilon(nodes)
+        exact = centred / np.sqrt(deviation**2 + epsilon) * scale + shift
+        if not np.allclose(made, exact, rtol=1e-4, atol=1e-5):
+            continue
+        stem = node.name or node.outputs[0].name or "layer_norm"
+        named = ir.node(
+            "LayerNormalization",
+            [
+                x,
+                add_constant(graph, f"{stem}.scale", _exact(scale, nodes).astype(np.float32)),
+                add_constant(graph, f"{stem}.shift", shift.astype(np.float32)),
+            ],
+            {"axis": -1, "epsilon": float(epsilon)},
+            name=f"{stem}.layer_norm",
+        )
+        replace(graph, node, named, old=node.outputs[0])
+        return
+
+
+def _exact(scale: Array, nodes: list[ir.Node]) -> Array:
+    """The constant of the graph that the measured scale is, to the last bit, if one is."""
+    for node in nodes:
+        for value in node.inputs:
+            array = constant(value)
+            if array is not None and array.size == scale.size and array.size > 1:
+                flat = array.reshape(-1)
+                if np.allclose(flat, scale, rtol=1e-4, atol=1e-5):
+                    return flat
+    return scale
+
+
+def _width(x: ir.Value, nodes: list[ir.Node]) -> int:
+    sizes = {
+        array.shape[-1]
+        for node in nodes
+        for value in node.inputs
+        if (array := constant(value)) is not None and array.ndim and array.shape[-1] > 1
+    }
+    if len(sizes) == 1:
+        return int(sizes.pop())
+    last = x.shape[-1] if x.shape is not None and len(x.shape) else None
+    return last if isinstance(last, int) else _WIDTH
+
+
+def _epsilon(nodes: list[ir.Node]) -> float:
+    """What is added before the root: the only tiny positive constant of an Add."""
+    found = [
+        float(array.reshape(-1)[0])
+        for node in nodes
+        if node.op_type == "Add"
+        for value in node.inputs
+        if (array := constant(value)) is not None and array.size == 1
+    ]
+    tiny = [each for each in found if 0 < each < 1e-2]
+    return tiny[0] if tiny else 0.0
+
+
+def _gelu(x: Array) -> Array:
+    return np.array([value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x.flat])
+
+
+def _tanh_gelu(x: Array) -> Array:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    result: Array = 0.5 * x * (1 + np.tanh(inner))
+    return result.reshape(-1)
+
+
+_ACTIVATIONS: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
+    ("Erf", "none", _gelu),
+    ("Tanh", "tanh", _tanh_gelu),
+)
+
+
+def name_gelus(model: ir.Model) -> ir.Model:
+    """Writes each GELU, exact or by tanh, as one Gelu; changes and returns `model`."""
+    for core, approximate, formula in _ACTIVATIONS:
+        for node in list(model.graph):
+            if node.op_type == core and not node.domain and node.graph is not None:
+                _name_gelu(model.graph, node, approximate, formula)
+    return tidy(model)
+
+
+def _name_gelu(
+    graph: ir.Graph, core: ir.Node, approximate: str, formula: Callable[[Array], Array]
+) -> None:
+    probe = np.linspace(-6, 6, 49)
+    expected = formula(probe)
+    elementwise = KNOWN - {"ReduceMean", "ReduceSum"}
+    for start in _before(core):
+        nodes = region(start, elementwise)
+        try:
+            values = compute(nodes, start, probe)
+        except ValueError:  # a bias of another width than the probe's
+            continue
+        for node in nodes:
+            made = values[node.outputs[0]]
+            if made.shape == probe.shape and np.allclose(made, expected, atol=_CLOSE):
+                stem = node.name or node.outputs[0].name or "gelu"
+                named = ir.node("Gelu", [start], {"approximate": approximate}, name=f"{stem}.gelu")
+                replace(graph, node, named, old=node.outputs[0])
+                return
+
+
+def _before(core: ir.Node) -> list[ir.Value]:
+    """What a function around `core` can begin with: the values before it, nearest first."""
+    found: list[ir.Value] = []
+    waiting = [core.inputs[0]]
+    while waiting and len(found) < 12:
+        value = waiting.pop(0)
+        if value is None or value in found or constant(value) is not None:
+            continue
+        found.append(value)
+        node = value.producer()
+        if node is not None and node.op_type in KNOWN and not node.domain:
+            waiting += list(node.inputs)
+    return found

@@ -1,0 +1,152 @@
+"""Puts a `qdqbert::Site` node at every place of a ready graph that can be quantized.
+
+From here on it is one with a graph that was exported from PyTorch: the same names of sites, the
+same insertion of Q/DQ pairs, the same targets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from qdqbert.errors import UserInputError
+from qdqbert.graph.edit import add_constant, constant_array, tidy
+from qdqbert.graph.ready.roles import LayerRoles, Roles, TableRole
+from qdqbert.spec import Site
+
+DOMAIN = "qdqbert"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SitedGraph:
+    """A ready graph with sites.
+
+    Attributes:
+        graph: It, with `Site` nodes.
+        sites: Those, in order.
+        sources: Name of the value that each activation site reads.
+        weights: Weight `(out, in)` of each linear by the name of its input's site.
+        starts: Name of what each layer reads first, in order.
+        roles: How many of each part were found.
+    """
+
+    graph: ir.Model
+    sites: tuple[Site, ...]
+    sources: dict[str, str]
+    weights: dict[str, NDArray[np.float32]]
+    starts: tuple[str, ...]
+    roles: dict[str, int]
+
+
+class _Marker:
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.sites: list[Site] = []
+        self.sources: dict[str, str] = {}
+        self.weights: dict[str, NDArray[np.float32]] = {}
+
+    def activation(self, node: ir.Node, index: int, site: Site) -> None:
+        """A site between a value and the input of one node."""
+        source = node.inputs[index]
+        assert source is not None
+        assert source.name is not None
+        marked = self._mark(source, site.name, before=node)
+        marked.shape, marked.type = source.shape, source.type
+        node.replace_input_with(index, marked)
+        self.sites.append(site)
+        self.sources[site.name] = source.name
+
+    def weight(self, node: ir.Node, name: str) -> None:
+        """A site at the second input of a product; it reads `(out, in)`, as `Linear` keeps it."""
+        array = constant_array(node.inputs[1])
+        assert array is not None
+        stem = name.removesuffix("._weight_quantizer")
+        stored = add_constant(self.graph, f"{stem}.weight", array.T)
+        marked = self._mark(stored, name, before=node)
+        turned = ir.node("Transpose", [marked], {"perm": [1, 0]}, name=f"{stem}.transpose")
+        self.graph.insert_before(node, turned)
+        node.replace_input_with(1, turned.outputs[0])
+        self.sites.append(Site(name=name, kind="weight", channel_axis=0))
+        self.weights[f"{stem}._input_quantizer"] = np.array(array.T, np.float32)
+
+    def table(self, role: TableRole, name: str) -> None:
+        """A site at an embedding table."""
+        source = role.gather.inputs[0]
+        assert source is not None
+        role.gather.replace_input_with(0, self._mark(source, name, before=role.gather))
+        self.sites.append(Site(name=name, kind="weight", channel_axis=1))
+
+    def _mark(self, source: ir.Value, name: str, *, before: ir.Node) -> ir.Value:
+        node = ir.node("Site", [source], {"site": name}, domain=DOMAIN, name=name)
+        node.outputs[0].name = f"{name}.marked"
+        self.graph.insert_before(before, node)
+        return node.outputs[0]
+
+
+def mark_sites(model: ir.Model, roles: Roles) -> SitedGraph:
+    """Puts sites in, named as QDQBERT names its quantizers; changes `model`.
+
+    Args:
+        model: A graph in normal form.
+        roles: What was found in it.
+
+    Raises:
+        UserInputError: A product of the attention has heads and texts in one axis.
+    """
+    marker = _Marker(model)
+    for index, layer in enumerate(roles.layers):
+        _mark_layer(marker, layer, f"encoder.layer.{index}")
+    for table in roles.tables:
+        marker.table(table, f"embeddings.{table.name}._weight_quantizer")
+    model.opset_imports[DOMAIN] = 1
+    return SitedGraph(
+        graph=tidy(model),
+        sites=tuple(marker.sites),
+        sources=marker.sources,
+        weights=marker.weights,
+        starts=tuple(layer.start.name or "" for layer in roles.layers),
+        roles=roles.counts(),
+    )
+
+
+def _mark_layer(marker: _Marker, layer: LayerRoles, path: str) -> None:
+    for linear in layer.linears:
+        name = f"{path}.{linear.name}"
+        site = Site(
+            name=f"{name}._input_quantizer",
+            kind="activation",
+            sequence_axes=(1,),
+            source=linear.source,
+        )
+        marker.activation(linear.product, 0, site)
+        marker.weight(linear.product, f"{name}._weight_quantizer")
+    products = (
+        ("q", layer.scores, 0, (2,)),
+        ("k", layer.scores, 1, (3,)),
+        ("v", layer.context, 1, (2,)),
+        ("a", layer.context, 0, (2, 3)),
+    )
+    for letter, node, index, axes in products:
+        value = node.inputs[index]
+        if value is not None and value.shape is not None and len(value.shape) not in (0, 4):
+            raise UserInputError(
+                f"Node {node.name!r} multiplies tensors of {len(value.shape)} dimensions; expected "
+                "(batch, heads, tokens, width) in an attention."
+            )
+        site = Site(
+            name=f"{path}.attention.self.matmul_{letter}_input_quantizer",
+            kind="activation",
+            sequence_axes=axes,
+        )
+        marker.activation(node, index, site)
+    for total in layer.sums:
+        for side, index in (("local", total.local), ("residual", 1 - total.local)):
+            site = Site(
+                name=f"{path}.{total.name}.add_{side}_input_quantizer",
+                kind="activation",
+                sequence_axes=(1,),
+            )
+            marker.activation(total.add, index, site)

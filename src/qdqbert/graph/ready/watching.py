@@ -1,0 +1,131 @@
+"""Runs a ready graph on ONNX Runtime and shows what its sites read, for calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qdqbert.encoding import Batch
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.ready.sites import SitedGraph
+from qdqbert.spec import Site
+
+_ELEMENTS_AT_ONCE = 80_000_000
+# Of all watched tensors together: 320 MB of float32, whatever the model and the batch.
+
+Observe = Callable[[Site, Tensor], None]
+
+
+class WatchedGraph:
+    """The float graph, with every tensor that a site reads as an output.
+
+    Attributes:
+        path: Where it was written.
+    """
+
+    def __init__(self, sited: SitedGraph, path: Path, *, sites: Collection[str]) -> None:
+        """Writes the graph to `path` and loads it; what none of the `sites` reads is not shown."""
+        self.path = path
+        self._sites: dict[str, list[Site]] = {}
+        for site in sited.sites:
+            wanted = site.name in sites or site.name.endswith(".add_residual_input_quantizer")
+            if site.kind == "activation" and wanted:
+                self._sites.setdefault(sited.sources[site.name], []).append(site)
+        model = float_graph(sited.graph)
+        _add_outputs(model, list(self._sites))
+        save_graph(model, path)
+        self._session = _session(path)
+        self._elements_a_token = 0
+
+    def run(
+        self,
+        batches: Sequence[Batch],
+        start_batch: Callable[[Tensor], None],
+        observe: Observe,
+        scales: Mapping[str, Tensor],
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Shows each activation of all batches, multiplied by its scale if it has one.
+
+        A batch is run in as many parts as memory wants; statistics are the same however it is cut.
+
+        Args:
+            batches: Inputs by name, each `(batch, seq)`.
+            start_batch: Called with each part's mask.
+            observe: Called with each site and its values, float32. Sites that read one tensor by
+                one scale are given one object.
+            scales: `pre_quant_scale` by name of site, `(channels,)`.
+            advance: Called after each batch.
+        """
+        names = list(self._sites)
+        for batch in batches:
+            for inputs in self._parts(batch.inputs):
+                mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
+                outputs = self._session.run(names, inputs)
+                self._elements_a_token = max(
+                    self._elements_a_token, sum(each.size for each in outputs) // mask.numel()
+                )
+                start_batch(mask.flatten(0, -2))
+                for name, values in zip(names, outputs, strict=True):
+                    _show(self._sites[name], _as_states(values, mask), observe, scales)
+            advance()
+
+    def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+        wanted = {each.name for each in self._session.get_inputs()}
+        rows, tokens = inputs["attention_mask"].shape[0], inputs["attention_mask"][0].size
+        start = 0
+        while start < rows:
+            each = tokens * self._elements_a_token
+            count = max(1, _ELEMENTS_AT_ONCE // each) if each else 1  # one row shows how large
+            part = slice(start, start + count)
+            yield {name: array[part] for name, array in inputs.items() if name in wanted}
+            start += count
+
+
+def _show(
+    sites: Sequence[Site], values: Tensor, observe: Observe, scales: Mapping[str, Tensor]
+) -> None:
+    last: tuple[Tensor, Tensor] | None = None
+    for site in sites:
+        scale = scales.get(site.name)
+        if scale is None:
+            observe(site, values)
+            continue
+        if last is None or not torch.equal(last[0], scale):
+            last = (scale, values * scale)
+        observe(site, last[1])
+
+
+def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:
+    """`(batch * seq, hidden)`, as some exporters keep states, to `(batch, seq, hidden)`."""
+    tensor = torch.from_numpy(values)
+    if tensor.dim() == 2 and tensor.shape[0] == mask.numel():
+        return tensor.view(*mask.flatten(0, -2).shape, -1)
+    return tensor
+
+
+def _add_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    outputs = {value.name for value in model.graph.outputs}
+    for name in names:
+        if name not in outputs:
+            value = values[name]
+            value.dtype = ir.DataType.FLOAT
+            model.graph.outputs.append(value)
+
+
+def _session(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Its arena keeps the largest tensors of every shape; texts have many lengths.
+    options.enable_cpu_mem_arena = False
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,354 @@
+"""The two doors of `quantize`: a checkpoint of transformers, or a ready .onnx file.
+
+They differ in how sites are found, how values are watched and what the float model is run by.
+Everything behind them is one road.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx_ir as ir
+import torch
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.encoding import Batch
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.engines.runner import Runner
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.lowering import Reference, make_graph_references, make_references
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.ready.normal import normalise
+from qdqbert.graph.ready.ports import name_inputs, name_outputs
+from qdqbert.graph.ready.reading import read_graph
+from qdqbert.graph.ready.roles import find_roles
+from qdqbert.graph.ready.sites import SitedGraph, mark_sites
+from qdqbert.graph.ready.watching import WatchedGraph
+from qdqbert.insert.sited import encoder_layers, insert_quantizers_, quantizing, sited_model
+from qdqbert.models.state import stored_calibration, stored_specs
+from qdqbert.numerics.ranges import Calibrator
+from qdqbert.recipes import Switches
+from qdqbert.spec import Site, Smoothing, TensorSpec
+from qdqbert.targets.target import Plan
+from qdqbert.tasks import TASKS
+from qdqbert.verbs.inference import TorchRunner
+
+Advance = Callable[[], None]
+
+_USUAL_LENGTH = 512
+_UNLIMITED = 1_000_000
+# Tokenizers without a limit say a number far above.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a checkpoint with quantizers says of them.
+
+    Attributes:
+        specs: How they quantize, by site name.
+        calibration: What they were calibrated, or trained, with.
+    """
+
+    specs: Mapping[str, TensorSpec | None]
+    calibration: Calibration
+
+
+class Door(Protocol):
+    """A float model on its way in.
+
+    Attributes:
+        name: As the user gave it.
+        task: What its head is for.
+        model_type: transformers' name of its family; `None` if it is not known.
+        config: Its config, or as much of one as is known.
+        tokenizer: Its tokenizer.
+        head: Pooling and normalisation of sentence-transformers folders.
+        max_length: Longest input in tokens.
+        input_names: Inputs of the model.
+        output_names: Outputs of the model.
+        stored: Of a checkpoint that has quantizers of its own.
+        sites: Where it can be quantized, after `open_sites`.
+        notices: What the user should know.
+    """
+
+    name: str
+    task: str
+    model_type: str | None
+    config: Any
+    tokenizer: Any
+    head: SentenceHead | None
+    max_length: int
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    stored: Stored | None
+    sites: tuple[Site, ...]
+    notices: tuple[str, ...]
+
+    def runner(self) -> Runner:
+        """The float model."""
+        ...
+
+    def open_sites(self, *, outputs: bool) -> None:
+        """Puts sites in; `outputs` as in `insert_quantizers_`."""
+        ...
+
+    def calibrate(
+        self,
+        batches: Sequence[Batch],
+        *,
+        sites: Sequence[str],
+        calibrator: Calibrator,
+        smoothing: Smoothing | None,
+        clips_sums: bool,
+        switches: Switches,
+        advance: Advance,
+    ) -> Calibration:
+        """Chooses ranges, see `calibration.session.calibrate`."""
+        ...
+
+    def graph(self) -> ir.Model:
+        """The float graph with a node at every site."""
+        ...
+
+    def references(
+        self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
+    ) -> list[Reference]:
+        """What the model computes under a plan, exactly."""
+        ...
+
+
+class CheckpointDoor:
+    """A checkpoint of transformers in PyTorch. See `Door`."""
+
+    notices: tuple[str, ...] = ()
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._body = GraphBody.of(checkpoint)
+        self._graph: ir.Model | None = None
+        self.name, self.task = checkpoint.name, str(checkpoint.task)
+        self.model_type: str | None = checkpoint.family.model_type
+        self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
+        self.head, self.max_length = checkpoint.head, checkpoint.max_length
+        self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
+        self.stored = self._read_stored()
+        self.sites: tuple[Site, ...] = ()
+
+    def _read_stored(self) -> Stored | None:
+        """What the quantizers of a QDQBERT checkpoint are; they are put to rest."""
+        sited = sited_model(self._checkpoint.model)
+        if not sited.quantizers:
+            return None
+        stored = Stored(specs=stored_specs(sited), calibration=stored_calibration(sited))
+        for quantizer in sited.quantizers.values():
+            quantizer.disable()
+        return stored
+
+    def runner(self) -> Runner:
+        """See `Door`."""
+        return TorchRunner(self._body, self.input_names)
+
+    def open_sites(self, *, outputs: bool) -> None:
+        """See `Door`."""
+        self._sited = insert_quantizers_(
+            self._checkpoint.model, self._checkpoint.family, outputs=outputs
+        )
+        self.sites = self._sited.sites
+
+    def calibrate(
+        self, batches: Sequence[Batch], *, sites: Sequence[str], **settings: Any
+    ) -> Calibration:
+        """See `Door`."""
+        return calibrate(
+            self._sited, lambda inputs: self._body(**inputs), batches, sites=sites, **settings
+        )
+
+    def graph(self) -> ir.Model:
+        """See `Door`."""
+        if self._graph is None:
+            example = example_inputs(self.input_names, self.task)
+            self._graph = export_sited(self._sited, self._body, example)
+        return self._graph
+
+    def references(
+        self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
+    ) -> list[Reference]:
+        """See `Door`."""
+        layers = encoder_layers(self._checkpoint.model, self._checkpoint.family)
+        with quantizing(
+            self._sited,
+            plan.specs,
+            calibration.ranges,
+            calibration.scales,
+            calibration.weight_amax,
+        ):
+            return make_references(
+                self._sited,
+                self._body,
+                self.graph(),
+                layers,
+                batches,
+                last_bits=plan.target.last_bits,
+            )
+
+
+class GraphDoor:
+    """A ready .onnx file on ONNX Runtime. See `Door`."""
+
+    head: SentenceHead | None = None
+    stored: Stored | None = None
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        task: str | None,
+        tokenizer: str | None,
+        input_names: Mapping[str, str],
+        scratch: Path,
+    ) -> None:
+        """Reads a graph and finds its parts.
+
+        Args:
+            path: The .onnx file.
+            task: What it is for; cannot be inferred.
+            tokenizer: Folder or hub id of its tokenizer, and config if there is one; the file's own
+                folder if `None`.
+            input_names: Names of its inputs by transformers' names, where they are others.
+            scratch: A folder for graphs that are run.
+
+        Raises:
+            UserInputError: It cannot be read, is not of BERT's shape, or something is missing.
+        """
+        if task not in TASKS:
+            raise UserInputError(
+                f"`--task {task}`: a graph does not say what it is for. Pass one of: "
+                f"{', '.join(TASKS)}."
+            )
+        self.name, self.task = str(path), task
+        self.tokenizer, config = _load_tokenizer(tokenizer or str(path.parent))
+        model = normalise(read_graph(path))
+        self.input_names = name_inputs(model, input_names)
+        self.output_names = name_outputs(model, task)
+        save_graph(model, scratch / "float.onnx")
+        self._float = OnnxRuntimeRunner(scratch / "float.onnx")
+        self._scratch = scratch
+        self._ready: SitedGraph = mark_sites(model, find_roles(model))
+        self.sites = self._ready.sites
+        counts = ", ".join(f"{name} {count}" for name, count in self._ready.roles.items())
+        self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.",)
+        self.model_type = getattr(config, "model_type", None)
+        self.config = config or PretrainedConfig(vocab_size=len(self.tokenizer))
+        if config is None:
+            self._number_labels(model)
+        self.max_length = self._length(config)
+
+    def _number_labels(self, model: ir.Model) -> None:
+        """Names of classes that only a config would tell."""
+        last = model.graph.outputs[0].shape
+        count = last[-1] if last is not None and len(last) else None
+        if isinstance(count, int):
+            self.config.num_labels = count
+        self.notices += ("There is no config.json beside the tokenizer: classes have numbers.",)
+
+    def _length(self, config: Any) -> int:
+        limits = [
+            getattr(config, "max_position_embeddings", None),
+            self.tokenizer.model_max_length,
+        ]
+        known = [limit for limit in limits if limit and limit < _UNLIMITED]
+        offset = 2 if self.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+        return int(min(known) - offset) if known else _USUAL_LENGTH
+
+    def runner(self) -> Runner:
+        """See `Door`."""
+        return self._float
+
+    def open_sites(self, *, outputs: bool) -> None:
+        """See `Door`.
+
+        Raises:
+            UserInputError: Sites on outputs are wanted, which are found in checkpoints only.
+        """
+        if outputs:
+            raise UserInputError(
+                "`--recipe qordered` needs a checkpoint of transformers; a ready graph has no "
+                "quantizers on outputs. Pass another recipe."
+            )
+
+    def calibrate(
+        self,
+        batches: Sequence[Batch],
+        *,
+        sites: Sequence[str],
+        calibrator: Calibrator,
+        smoothing: Smoothing | None,
+        clips_sums: bool,
+        switches: Switches,
+        advance: Advance,
+    ) -> Calibration:
+        """See `Door`."""
+        watched = WatchedGraph(self._ready, self._scratch / "watched.onnx", sites=frozenset(sites))
+        return calibrate_passes(
+            lambda start_batch, observe, scales: watched.run(
+                batches, start_batch, observe, scales, advance
+            ),
+            sites=[site for site in self.sites if site.name in set(sites)],
+            all_sites=self.sites,
+            weights={
+                name: torch.from_numpy(weight) for name, weight in self._ready.weights.items()
+            },
+            calibrator=calibrator,
+            smoothing=smoothing,
+            clips_sums=clips_sums,
+            switches=switches,
+        )
+
+    def graph(self) -> ir.Model:
+        """See `Door`."""
+        return self._ready.graph
+
+    def references(
+        self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
+    ) -> list[Reference]:
+        """See `Door`; the Q/DQ pairs as they are, run without any optimization."""
+        scales = {name: scale.numpy() for name, scale in calibration.scales.items()}
+        model = insert_qdq(
+            self._ready.graph,
+            plan.specs,
+            calibration.ranges,
+            scales=scales,
+            weight_amax=calibration.weight_amax,
+        )
+        return make_graph_references(
+            model, self._ready.starts, batches, last_bits=plan.target.last_bits
+        )
+
+
+def _load_tokenizer(name: str) -> tuple[Any, Any]:
+    """Tokenizer and config of a folder or a hub id; no config is `None`."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserInputError(
+            f"`--tokenizer {name}` cannot be loaded: {reason} Expected a folder with "
+            "tokenizer.json, or a hub id."
+        ) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UserInputError(
+            f"`--tokenizer {name}` holds no vocabulary; expected tokenizer.json or vocab.txt."
+        )
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError):
+        config = None
+    return tokenizer, config

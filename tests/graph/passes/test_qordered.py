@@ -1,0 +1,420 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import transformers
+
+from qdqbert.calibration.session import Calibration, calibrate
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoding import Batch, encode, make_batches
+from qdqbert.errors import GraphError
+from qdqbert.evidence.fidelity import sqnr_db
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
+from qdqbert.graph.qdq import QdqStyle, insert_qdq
+from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
+from qdqbert.numerics.ranges import Max
+from qdqbert.recipes import Switches
+from qdqbert.spec import TensorSpec
+from qdqbert.targets import TARGETS
+from qdqbert.targets.target import lower, make_plan
+from qordered_reference import run_reference
+
+BERT_LIKE = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+# The kernels want 16 channels a head.
+HEADS = {"num_attention_heads": 2}
+LENGTHS = (1, 5, 16, 20, 33)
+# What a step in a code is to this small a model's outputs; without one they agree to 100 dB.
+LEAST_DB = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A checkpoint with sites of outputs, its graph, and one calibration of it."""
+
+    sited: SitedModel
+    body: GraphBody
+    graph: ir.Model
+    batches: tuple[Batch, ...]
+    calibration: Calibration
+
+    def specs(
+        self, recipe: str | None = None, switches: Switches | None = None
+    ) -> dict[str, TensorSpec | None]:
+        plan = make_plan(
+            TARGETS["qordered"],
+            self.sited.sites,
+            recipe=recipe,
+            embeddings="int8",
+            switches=switches,
+        )
+        return dict(plan.specs)
+
+    def pairs(self, style: QdqStyle | None = None, **options) -> ir.Model:
+        """The graph with Q/DQ pairs, before any rewrite."""
+        specs = self.specs(**options)
+        return insert_qdq(self.graph, specs, self.calibration.ranges, style=style)
+
+    def lowered(self) -> ir.Model:
+        plan = make_plan(TARGETS["qordered"], self.sited.sites, embeddings="int8")
+        return lower(self.graph, plan, self.calibration.ranges, {})
+
+    def inputs(self, length: int) -> dict[str, np.ndarray]:
+        """Three texts of that length, the last two with more and more [PAD]."""
+        ids = np.random.default_rng(length).integers(5, 500, (3, length))
+        mask = np.ones_like(ids)
+        mask[1, (length + 1) // 2 :] = 0
+        mask[2, 1:] = 0
+        known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        return {value.name: known[value.name] for value in self.graph.graph.inputs}
+
+
+@pytest.fixture(scope="module")
+def make(save_tiny, tmp_path_factory) -> Callable[..., Model]:
+    """Models by family and changes of their config, each made once."""
+
+    @functools.cache
+    def made(family: str = "bert", auto: str = "AutoModel", **changes) -> Model:
+        folder = tmp_path_factory.mktemp(family)
+        save_tiny(folder, family, getattr(transformers, auto), **{**HEADS, **changes})
+        checkpoint = load_checkpoint(str(folder))
+        body = GraphBody.of(checkpoint)
+        sited = insert_quantizers_(checkpoint.model, checkpoint.family, outputs=True)
+        texts = [" ".join(["the cat sat on the book in the night"] * n) for n in (1, 2, 3)]
+        encoded = encode(
+            checkpoint.tokenizer,
+            texts,
+            input_names=checkpoint.input_names,
+            max_length=checkpoint.max_length,
+        )
+        batches = tuple(make_batches(encoded, batch_size=2))
+        return Model(
+            sited=sited,
+            body=body,
+            graph=export_sited(
+                sited, body, example_inputs(checkpoint.input_names, checkpoint.task)
+            ),
+            batches=batches,
+            calibration=calibrate(
+                sited,
+                lambda inputs: body(**inputs),
+                batches,
+                sites=[site.name for site in sited.sites if site.kind == "activation"],
+                calibrator=Max(),
+            ),
+        )
+
+    return made
+
+
+def op_counts(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def fused_nodes(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.domain == MICROSOFT]
+
+
+def show(model: ir.Model, names: list[str]) -> ir.Model:
+    """The graph with codes of that name among its outputs."""
+    shown = model.clone()
+    values = {value.name: value for node in shown.graph for value in node.outputs}
+    for name in names:
+        values[name].dtype = ir.DataType.INT8
+        shown.graph.outputs.append(values[name])
+    return shown
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_layer_becomes_seven_nodes(make, layers) -> None:
+    made = make(num_hidden_layers=layers)
+    before, after = op_counts(made.pairs()), op_counts(fuse_qordered(made.pairs()))
+    assert before["QuantizeLinear"] == 12 * layers + 1
+    assert before["DequantizeLinear"] == (12 + 6) * layers + 1
+    for name, count in LAYER_NODES.items():
+        assert (before[name], after[name]) == (0, count * layers)
+    # Codes from the embeddings' LayerNorm to the end of the last layer.
+    assert (after["QuantizeLinear"], after["DequantizeLinear"]) == (1, 1)
+    assert (after["LayerNormalization"], after["MatMul"], after["Softmax"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_code_of_a_layer_is_that_of_the_pairs(make, run_plainly, length) -> None:
+    made = make(num_hidden_layers=1)
+    inputs = made.inputs(length)
+    fused = made.lowered()
+    names = [node.outputs[0].name for node in fused_nodes(fused)]
+    assert len(names) == 7
+    found = run_reference(show(fused, names), inputs)
+    expected = run_plainly(show(made.pairs(), names), inputs)
+    text = inputs["attention_mask"].astype(bool)
+    for name in names:
+        assert found[name].shape[1] == -(-length // 16) * 16
+        steps = found[name][:, :length][text].astype(int) - expected[name][text].astype(int)
+        # float64 here and float32 there fall to either side of the middle between two codes.
+        assert np.abs(steps).max() <= 1
+        assert np.mean(steps != 0) < 0.005
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("family", BERT_LIKE)
+def test_a_graph_computes_what_its_pairs_do(make, run_plainly, family, length) -> None:
+    made = make(family)
+    inputs = made.inputs(length)
+    found = run_reference(made.lowered(), inputs)["last_hidden_state"]
+    expected = run_plainly(made.pairs(), inputs)["last_hidden_state"]
+    assert found.shape == expected.shape
+    text = inputs["attention_mask"].astype(bool)
+    assert sqnr_db(expected[text], found[text]) >= LEAST_DB
+
+
+# Rounding ties of one layer are whole steps to the next, which grow.
+@pytest.mark.parametrize(("layers", "least_db"), [(1, LEAST_DB), (3, 25)])
+def test_a_graph_computes_what_pytorch_does(make, layers, least_db) -> None:
+    made = make(num_hidden_layers=layers)
+    model = made.lowered()
+    for batch in made.batches:
+        with quantizing(made.sited, made.specs(), made.calibration.ranges), torch.no_grad():
+            expected = made.body(**{k: torch.from_numpy(x) for k, x in batch.inputs.items()})
+        found = run_reference(model, batch.inputs)["last_hidden_state"]
+        text = batch.inputs["attention_mask"].astype(bool)
+        assert sqnr_db(expected[0].numpy()[text], found[text]) >= least_db
+
+
+def test_a_wrong_order_of_weights_would_show(make, run_plainly) -> None:
+    """The bar of the tests above is one that a transposed weight does not pass."""
+    made = make(num_hidden_layers=1)
+    model = made.lowered()
+    matmul = next(node for node in fused_nodes(model) if node.op_type == "QOrderedMatMul")
+    weight = matmul.inputs[2]
+    rows = np.ascontiguousarray(constant_array(weight).T)
+    weight.const_value = ir.tensor(rows, name=weight.name)
+    inputs = made.inputs(16)
+    expected = run_plainly(made.pairs(), inputs)["last_hidden_state"]
+    assert sqnr_db(expected, run_reference(model, inputs)["last_hidden_state"]) < 20
+
+
+def test_padding_does_not_change_a_text(make) -> None:
+    made = make()
+    model, inputs = made.lowered(), made.inputs(20)
+    alone = {name: x[2:, :1] for name, x in inputs.items()}
+    together = run_reference(model, inputs)["last_hidden_state"][2:, :1]
+    # The largest score may stand at a [PAD]: another exponent, the same ratios.
+    np.testing.assert_allclose(together, run_reference(model, alone)["last_hidden_state"], 1e-5)
+
+
+def test_types_and_names_of_inputs_and_outputs_stay(make, tmp_path) -> None:
+    save_graph(make().lowered(), tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [(value.name, value.type.tensor_type.elem_type) for value in graph.input] == [
+        (name, onnx.TensorProto.INT64) for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    output = graph.output[0]
+    assert output.name == "last_hidden_state"
+    assert output.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    dims = [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]
+    assert dims == ["batch", "sequence", 32]
+
+
+def test_onnxruntime_takes_the_graph_for_valid_and_has_no_kernels_on_a_cpu(make, tmp_path) -> None:
+    path = tmp_path / "model.onnx"
+    save_graph(make().lowered(), path)
+    with pytest.raises(Exception, match=r"NOT_IMPLEMENTED.*implementation for QOrdered"):
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def as_onnxruntime_wants(model: ir.Model, head_dim: int) -> ir.Model:
+    """The graph with Q/DQ, scaling and mask in the forms that onnxruntime's own fusions know."""
+    graph = model.graph
+    for reals in [node for node in graph if node.op_type == "DequantizeLinear"]:
+        quantize = reals.inputs[0].producer()
+        last = quantize.inputs[0].producer() if quantize is not None else None
+        if last is None or last.op_type not in ("Reshape", "Transpose"):
+            continue
+        # Codes are made before heads are split, and before they are merged.
+        first = last.inputs[0].producer()
+        reals.outputs[0].replace_all_uses_with(last.outputs[0])
+        quantize.replace_input_with(0, first.inputs[0])
+        first.replace_input_with(0, reals.outputs[0])
+    mask = next(value for value in graph.inputs if value.name == "attention_mask")
+    one, low = (add_constant(graph, f"of_{x}", np.float32(x)) for x in (1, -1e4))
+    spread = ir.node("Unsqueeze", [mask, add_constant(graph, "axis_1", np.array([1]))])
+    again = ir.node("Unsqueeze", [spread.outputs[0], add_constant(graph, "axis_2", np.array([2]))])
+    cast = ir.node("Cast", [again.outputs[0]], {"to": ir.DataType.FLOAT})
+    padding = ir.node("Sub", [one, cast.outputs[0]])
+    added = ir.node("Mul", [padding.outputs[0], low])
+    graph.insert_before(graph[0], [spread, again, cast, padding, added])
+    for softmax in [node for node in graph if node.op_type == "Softmax"]:
+        masked = softmax.inputs[0].producer()
+        scaled = masked.inputs[0].producer()
+        root = add_constant(graph, "root", np.float32(head_dim**0.5))
+        replace(graph, scaled, ir.node("Div", [scaled.inputs[0], root]), old=scaled.outputs[0])
+        masked.replace_input_with(1, added.outputs[0])
+    return tidy(model)
+
+
+def test_onnxruntimes_own_fusions_make_the_same_nodes(make, tmp_path) -> None:
+    optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
+    made = make()
+    ir.save(as_onnxruntime_wants(made.pairs(), 16), tmp_path / "pairs.onnx")
+    theirs = ir.from_proto(
+        optimizer.optimize_model(
+            str(tmp_path / "pairs.onnx"), "bert", num_heads=2, hidden_size=32, opt_level=0
+        ).model
+    )
+    mine = {node.outputs[0].name: node for node in fused_nodes(fuse_qordered(made.pairs()))}
+    found = [node for node in fused_nodes(theirs) if node.op_type in LAYER_NODES]
+    assert Counter(node.op_type for node in found) == {
+        name: 2 * count for name, count in LAYER_NODES.items()
+    }
+    # Nodes of either are in the order of the layers.
+    for op_type in LAYER_NODES:
+        pairs = zip(
+            [node for node in found if node.op_type == op_type],
+            [node for node in mine.values() if node.op_type == op_type],
+            strict=True,
+        )
+        for their, our in pairs:
+            assert len(their.inputs) == len(our.inputs)
+            for one, other in zip(their.inputs, our.inputs, strict=True):
+                expected, array = constant_array(one), constant_array(other)
+                assert (expected is None) == (array is None)
+                if array is not None:  # scales, biases, and weights in their order
+                    assert array.dtype == expected.dtype
+                    np.testing.assert_array_equal(array.reshape(-1), expected.reshape(-1))
+            values = {name: each.value for name, each in their.attributes.items()}
+            assert {name: our.attributes[name].value for name in values} == values
+
+
+def test_weights_are_stored_column_by_column(make) -> None:
+    made = make(num_hidden_layers=1)
+    path = "encoder.layer.0.output.dense"
+    before = constant_array(made.pairs().graph.initializers[f"{path}.weight_codes"])
+    after = constant_array(made.lowered().graph.initializers[f"{path}.weight_columns"])
+    assert (before.shape, after.shape, after.dtype) == ((64, 32), (64, 32), np.int8)
+    assert after.tobytes() == before.T.tobytes()
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [Switches(quant_per_tensor=True), Switches(fuse_qkv=True), Switches(clip_gelu=1.0)],
+    ids=["weights-per-tensor", "one-range-for-qkv", "clipped-gelu"],
+)
+def test_switches_that_leave_all_in_int8_are_fused(make, run_plainly, switches) -> None:
+    made = make()
+    ranges = switches.adjust(made.calibration.ranges, made.sited.sites)
+    pairs = insert_qdq(made.graph, made.specs(switches=switches), ranges)
+    inputs = made.inputs(16)
+    expected = run_plainly(pairs, inputs)["last_hidden_state"]
+    found = run_reference(fuse_qordered(pairs), inputs)["last_hidden_state"]
+    text = inputs["attention_mask"].astype(bool)
+    assert sqnr_db(expected[text], found[text]) >= LEAST_DB
+
+
+def test_pairs_of_each_reader_are_fused_as_the_one_they_are(make) -> None:
+    made = make()
+    apart = made.pairs(style=QdqStyle(dedicated_pairs=True))
+    assert op_counts(apart)["QuantizeLinear"] > op_counts(made.pairs())["QuantizeLinear"]
+    inputs = made.inputs(16)
+    np.testing.assert_array_equal(
+        run_reference(fuse_qordered(apart), inputs)["last_hidden_state"],
+        run_reference(fuse_qordered(made.pairs()), inputs)["last_hidden_state"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("switches", "site"),
+    [
+        ({"quant_disable": True}, "0.attention.self.softmax_input_quantizer"),
+        ({"quant_disable_keyword": ("_q_input",)}, "0.attention.self.matmul_q_input_quantizer"),
+        ({"quant_disable_keyword": ("_a_input",)}, "0.attention.self.matmul_a_input_quantizer"),
+        ({"quant_disable_keyword": (r"1.*value\._w",)}, "1.attention.self.value._weight_quantizer"),
+        ({"quant_disable_keyword": (r"1.*key\._i",)}, "1.attention.self.key._input_quantizer"),
+        ({"quant_disable_keyword": ("add_",)}, "0.attention.output.add_residual_input_quantizer"),
+        ({"quant_disable_keyword": ("norm_in",)}, "0.attention.output.layernorm_input_quantizer"),
+        (
+            {"quant_disable_keyword": ("intermediate.dense._i",)},
+            "0.intermediate.dense._input_quantizer",
+        ),
+        ({"quant_disable_keyword": ("activation_",)}, "0.intermediate.activation_input_quantizer"),
+        ({"quant_disable_keyword": ("output.dense._i",)}, "0.attention.output.dense._input"),
+        ({"quant_disable_keyword": ("norm_output",)}, "1.output.layernorm_output_quantizer"),
+        (
+            {"quant_disable_layer_module": "output.dense"},
+            "0.output.dense._input_quantizer",
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_the_first_site_in_float_is_named(make, switches, site) -> None:
+    model = make().pairs(switches=Switches(**switches))
+    with pytest.raises(GraphError, match=rf"Site `encoder\.layer\.{site}.*--recipe qordered"):
+        fuse_qordered(model)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("linear", r"Site `encoder\.layer\.0\.attention\.self\.softmax_input_quantizer` is left"),
+        ("qdqbert", r"Layer `encoder\.layer\.0` .* rounds only the sum"),
+    ],
+)
+def test_other_recipes_are_refused(make, recipe, message) -> None:
+    with pytest.raises(GraphError, match=f"{message}.*--recipe qordered"):
+        fuse_qordered(make().pairs(recipe=recipe))
+
+
+def test_fewer_bits_are_refused(make) -> None:
+    model = make().pairs(switches=Switches(aprec=4))
+    with pytest.raises(GraphError, match=r"Site `encoder\.layer\.0\.[a-z_.]+` has fewer than 8"):
+        fuse_qordered(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 4}, r"head dimension of 8 \(32 channels in 4 heads\).*of 16"),
+        ({"intermediate_size": 66}, "66 outputs in `intermediate.dense`.*multiple of 4"),
+        ({"hidden_act": "relu"}, "with Relu; the kernel is GELU"),
+        ({"hidden_act": "gelu_new"}, r"kernel"),
+    ],
+    ids=["heads", "channels", "relu", "tanh"],
+)
+def test_what_the_kernels_cannot_take_is_refused(make, changes, message) -> None:
+    model = make(num_hidden_layers=1, **changes).pairs()
+    with pytest.raises(GraphError, match=f"Layer `encoder.layer.0` .*{message}"):
+        fuse_qordered(model)
+
+
+def test_a_mask_of_more_than_padding_is_refused(make) -> None:
+    model = make(auto="AutoModelForCausalLM", num_hidden_layers=1, is_decoder=True).pairs()
+    with pytest.raises(GraphError, match=r"Layer `bert\.encoder\.layer\.0` has .*mask"):
+        fuse_qordered(model)
+
+
+def test_ranges_that_differ_among_readers_are_refused(make) -> None:
+    made = make(num_hidden_layers=1)
+    ranges = dict(made.calibration.ranges)
+    name = "encoder.layer.0.attention.self.key._input_quantizer"
+    ranges[name] = dataclasses.replace(ranges[name], amax=2 * ranges[name].amax)
+    with pytest.raises(GraphError, match=r"Layer `encoder\.layer\.0` reads its input by several"):
+        fuse_qordered(insert_qdq(made.graph, made.specs(), ranges))
+
+
+def test_a_graph_without_attention_is_refused() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) { y = Abs (x) }'
+    )
+    with pytest.raises(GraphError, match="holds no attention"):
+        fuse_qordered(model)

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.lowering import check_lowering, make_references
+from qdqbert.graph.edit import constant_array
+from qdqbert.graph.qdq import QdqStyle, insert_qdq
+from qdqbert.insert.sited import quantizing
+from qdqbert.targets import TARGETS
+from qdqbert.targets.target import lower, make_plan
+from qdqbert.targets.tensorrt import trtexec_command
+from qdqbert.verbs.options import QuantizeOptions
+
+FAMILIES = ["bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
+SHAPES = {
+    "input_ids": ((1, 1), (8, 128), (8, 128)),
+    "attention_mask": ((1, 1), (8, 128), (8, 128)),
+}
+# Two layers of BERT: pairs, and those with one for each reader.
+PAIRS = {"ffn": (4, 4), "linear": (8, 12), "linear+matmul": (16, 20), "full": (20, 28)}
+
+
+@pytest.fixture
+def bert(prepared):
+    return prepared("bert")
+
+
+def counts_of(model: ir.Model) -> collections.Counter[str]:
+    return collections.Counter(node.op_type for node in model.graph)
+
+
+def lowered(each, recipe: str, *, dedicated: bool = False, target: str = "tensorrt") -> ir.Model:
+    plan = each.plan(target, recipe)
+    plan = dataclasses.replace(plan, dedicated_pairs=dedicated)
+    return lower(each.graph, plan, each.calibration(plan).ranges, each.scales(plan))
+
+
+@pytest.mark.parametrize("recipe", list(PAIRS))
+def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
+    shared, dedicated = (lowered(bert, recipe, dedicated=each) for each in (False, True))
+    weights = 2 * (2 if recipe == "ffn" else 6)
+    for model, pairs in zip((shared, dedicated), PAIRS[recipe], strict=True):
+        assert counts_of(model)["QuantizeLinear"] == pairs
+        assert counts_of(model)["DequantizeLinear"] == pairs + weights
+
+
+def test_scales_and_values_are_float16_and_codes_int8(bert) -> None:
+    model = lowered(bert, "full")
+    kinds = collections.Counter(
+        value.const_value.dtype for value in model.graph.initializers.values()
+    )
+    assert set(kinds) == {ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.INT64}
+    weights = [
+        node
+        for node in model.graph
+        if node.op_type == "DequantizeLinear" and constant_array(node.inputs[0]) is not None
+    ]
+    assert len(weights) == 12
+    for node in weights:
+        codes, scale = (constant_array(value) for value in node.inputs[:2])
+        assert (codes.dtype, scale.dtype) == (np.int8, np.float16)
+        assert node.attributes["axis"].as_int() == 1
+        assert scale.shape == codes.shape[1:]
+        assert codes.min() >= -127
+    assert [value.dtype for value in model.graph.outputs] == [ir.DataType.FLOAT]
+    assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT64}
+
+
+def test_affine_recipes_become_symmetric(bert) -> None:
+    plan = bert.plan("tensorrt", "linear")
+    activations = [plan.specs[name] for name in plan.activations]
+    assert all(spec.symmetric and spec.signed and spec.pair_limit is None for spec in activations)
+
+
+def test_the_default_is_every_site_of_the_paper(bert) -> None:
+    assert bert.plan("tensorrt").specs == bert.plan("tensorrt", "full").specs
+    assert bert.plan("tensorrt").recipe.smoothing is None
+
+
+@pytest.mark.parametrize("recipe", ["ffn", "full"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, name, recipe) -> None:
+    each, target = prepared(name), TARGETS["tensorrt"]
+    plan = each.plan("tensorrt", recipe)
+    chosen = each.calibration(plan)
+    with quantizing(each.sited, plan.specs, chosen.ranges, chosen.scales):
+        references = make_references(
+            each.sited,
+            each.body,
+            each.graph,
+            each.layers,
+            each.batches[-2:],
+            last_bits=target.last_bits,
+        )
+    check = check_lowering(lowered(each, recipe), references, "onnxruntime")
+    assert check.is_exact
+    assert check.worst_layer_db >= (40 if recipe == "ffn" else 30)
+
+
+def test_a_misplaced_scale_is_still_seen(bert) -> None:
+    plan, target = bert.plan("tensorrt"), TARGETS["tensorrt"]
+    ranges = bert.plain.ranges
+    with quantizing(bert.sited, plan.specs, ranges, {}):
+        references = make_references(
+            bert.sited,
+            bert.body,
+            bert.graph,
+            bert.layers,
+            bert.batches[-2:],
+            last_bits=target.last_bits,
+        )
+    site = "encoder.layer.1.output.dense._input_quantizer"
+    wrong = {**ranges, site: dataclasses.replace(ranges[site], amax=ranges[site].amax * 3)}
+    check = check_lowering(lower(bert.graph, plan, wrong, {}), references, "onnxruntime")
+    assert not check.is_exact
+
+
+@pytest.mark.parametrize("recipe", ["linear", "full"])
+def test_dedicated_pairs_compute_the_same(bert, run_plainly, recipe) -> None:
+    plan = bert.plan("portable", recipe)
+    ranges, inputs = bert.calibration(plan).ranges, bert.batches[0].inputs
+    models = [
+        insert_qdq(bert.graph, plan.specs, ranges, style=QdqStyle(dedicated_pairs=dedicated))
+        for dedicated in (False, True)
+    ]
+    for node in models[1].graph:
+        if node.op_type == "DequantizeLinear":
+            assert len(list(node.outputs[0].uses())) == 1
+    names = [node.name for node in models[1].graph]
+    assert len(names) == len(set(names))
+    shared, dedicated = (run_plainly(model, inputs)["last_hidden_state"] for model in models)
+    np.testing.assert_array_equal(dedicated, shared)
+
+
+TWO_READERS_AND_AN_OUTPUT = """
+<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
+g (float[2, 3] x) => (float[2, 3] u, float[2, 3] y, float[2, 3] z) {
+    [a] u = qdqbert.Site <site = "one"> (x)
+    [b] y = Abs (u)
+    [c] z = Mul (u, u)
+}
+"""
+
+
+def test_each_reader_of_one_site_gets_a_pair(prepared, run_plainly) -> None:
+    each = prepared("bert")
+    spec, chosen = next(
+        (spec, each.plain.ranges[name])
+        for name, spec in each.plan("tensorrt").specs.items()
+        if name in each.plain.ranges
+    )
+    sited = ir.from_onnx_text(TWO_READERS_AND_AN_OUTPUT)
+    model = insert_qdq(sited, {"one": spec}, {"one": chosen}, style=QdqStyle(dedicated_pairs=True))
+    assert counts_of(model)["QuantizeLinear"] == 4
+    x = np.array([[0.1, -0.2, 0.3], [9, -9, 0.49]], np.float32)
+    step = chosen.amax / 127
+    reals = np.clip(np.rint(x.astype(np.float64) / step), -128, 127) * step
+    result = run_plainly(model, {"x": x})
+    np.testing.assert_allclose(result["u"], reals, rtol=1e-5)
+    np.testing.assert_allclose(result["y"], np.abs(reals), rtol=1e-5)
+    np.testing.assert_allclose(result["z"], reals**2, rtol=1e-5)
+
+
+def test_a_plan_asks_for_dedicated_pairs(bert) -> None:
+    plan = make_plan(TARGETS["portable"], bert.sited.sites, embeddings="int8", dedicated_pairs=True)
+    model = lower(bert.graph, plan, bert.smooth.ranges, bert.scales(plan))
+    assert counts_of(model)["QuantizeLinear"] == 12
+
+
+def test_the_option_is_part_of_the_command() -> None:
+    asked = QuantizeOptions(model="m", output="o", dedicated_qdq_pairs=True)
+    assert "--dedicated-qdq-pairs" in asked.command().split()
+
+
+@pytest.mark.parametrize(
+    ("version", "flags"),
+    [
+        ("8.6.1", ["--fp16", "--int8"]),
+        ("9.3.0.1", ["--fp16", "--int8"]),
+        ("10.0", ["--stronglyTyped"]),
+        ("10.13.2.6", ["--stronglyTyped"]),
+        ("11.0.0", []),
+        ("11.4.1.2", []),
+        (None, ["--stronglyTyped"]),
+    ],
+)
+def test_trtexec_is_told_types_as_its_version_wants(version, flags) -> None:
+    line = trtexec_command(Path("a b/model.onnx"), version=version, shapes=SHAPES)
+    assert line == " ".join(
+        [
+            "trtexec",
+            "'--onnx=a b/model.onnx'",
+            *flags,
+            "--minShapes=input_ids:1x1,attention_mask:1x1",
+            "--optShapes=input_ids:8x128,attention_mask:8x128",
+            "--maxShapes=input_ids:8x128,attention_mask:8x128",
+            "'--saveEngine=a b/model.engine'",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [("8.5.3", "8.5.3 is too old; 8.6"), ("newest", "'newest' is none"), ("10", "'10' is none")],
+)
+def test_a_version_that_reads_no_such_graph_is_refused(version, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        trtexec_command(Path("model.onnx"), version=version, shapes=SHAPES)
