@@ -24,8 +24,8 @@ numbers have to be powers of two as well."""
 
 _LOWEST_EXPONENT = -100
 # The grid gets no finer than this: `BINS / 2^exponent` has to be a float32.
-_CHUNK = 1 << 20
-# Values binned at a time: bounds the int64 indices to 8 MB whatever the size of the tensor.
+_CHUNK = 2**18
+# Values binned at a time: what is made of them stays in the cache.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,11 +115,15 @@ def summarise(x: Tensor, bins: int = BINS) -> Histogram:
     # Scaling by a power of two is exact, so bin edges are hit exactly as well.
     to_bins = math.ldexp(bins, -exponent)
     for chunk in torch.split(flat, _CHUNK):
-        index = (chunk.abs() * to_bins).to(torch.int64)
-        index += bins * (chunk < 0)
+        # Towards zero, so that both sides have a bin at it. 32 bits count six times as fast as 64.
+        index = (chunk * to_bins).to(torch.int32)
+        index += bins
+        index -= (chunk < 0).view(torch.uint8)
         counts += torch.bincount(index, minlength=2 * bins)
-    positive, negative = counts.cpu().view(2, bins)
-    return Histogram(exponent=exponent, positive=positive, negative=negative, low=low, high=high)
+    negative, positive = counts.cpu().view(2, bins)
+    return Histogram(
+        exponent=exponent, positive=positive, negative=negative.flip(0), low=low, high=high
+    )
 
 
 def merge(a: Histogram, b: Histogram) -> Histogram:
