@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--dropout", default="off")
     parser.add_argument("--ranges", default="fixed")
     parser.add_argument("--recipe", default="qdqbert")
-    parser.add_argument("--calibrator", default="percentile")
+    parser.add_argument("--calibrator", default="mse")
     parser.add_argument("--percentile", type=float, default=99.99)
     parser.add_argument("--keep", type=Path, help="folder for the trained checkpoints")
     options = parser.parse_args()

@@ -57,6 +57,13 @@ class Dropout(enum.StrEnum):
     OFF = "off"
 
 
+class Isa(enum.StrEnum):
+    """What `--isa` takes."""
+
+    ANY = "any"
+    VNNI = "vnni"
+
+
 class Embeddings(enum.StrEnum):
     """How embedding tables are stored."""
 
@@ -118,6 +125,9 @@ ClipGelu = Annotated[float | None, typer.Option(help="Highest value of GELU's ou
 CalibratorOption = Annotated[Calibrator, typer.Option(help="How ranges are chosen.")]
 Percentile = Annotated[
     float | None, typer.Option(help="Share to cover, with --calibrator percentile [99.99].")
+]
+Provider = Annotated[
+    str | None, typer.Option(help="Of ONNX Runtime: cpu, cuda, tensorrt or openvino [cpu].")
 ]
 _DATA = (
     ".csv, .tsv, .jsonl or a folder of classes; SQuAD's .json for questions; CoNLL columns for "
@@ -193,6 +203,12 @@ def quantize(
             "repeat it for several from one calibration [portable]."
         ),
     ] = None,
+    isa: Annotated[
+        Isa,
+        typer.Option(
+            help="vnni: weights with all of 8 bits, for CPUs that have it; any: safe on others too."
+        ),
+    ] = Isa.ANY,
     dedicated_qdq_pairs: Annotated[
         bool,
         typer.Option(
@@ -267,6 +283,7 @@ def quantize(
                 recalibrate_weights=recalibrate_weights,
             ),
             targets=tuple(target or ()),
+            isa=isa.value,
             dedicated_qdq_pairs=dedicated_qdq_pairs,
             embeddings=embeddings.value,
             seed=seed,
@@ -304,7 +321,7 @@ def train(
     calibration_samples: Annotated[
         int, typer.Option(help="Training examples to take ranges from.")
     ] = 300,
-    calibrator: CalibratorOption = Calibrator.PERCENTILE,
+    calibrator: CalibratorOption = Calibrator.MSE,
     percentile: Percentile = None,
     distill_from: Annotated[
         str | None,
@@ -453,6 +470,7 @@ def evaluate(
     engine: Annotated[
         str | None, typer.Option(help="onnxruntime or openvino, for quantized folders.")
     ] = None,
+    provider: Provider = None,
     reference: Annotated[
         str | None, typer.Option(help="A float checkpoint to compare with, text by text.")
     ] = None,
@@ -498,6 +516,7 @@ def evaluate(
             model,
             data,
             task=task,
+            provider=provider,
             engine=engine,  # type: ignore[arg-type]  # checked by the call
             reference=reference,
             columns=columns,
@@ -528,6 +547,7 @@ def benchmark(
     engine: Annotated[
         str | None, typer.Option(help="Engines, with commas between; all installed if not given.")
     ] = None,
+    provider: Provider = None,
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,8",
     sequence: Annotated[str, typer.Option(help="Tokens a text, with commas between.")] = "32,128",
     threads: Annotated[
@@ -543,6 +563,7 @@ def benchmark(
         as_json,
         lambda: qdqbert.benchmark(
             models,
+            provider=provider,
             engines=engine.split(",") if engine else None,  # type: ignore[arg-type]
             batches=_numbers("--batch", batch),
             sequences=_numbers("--sequence", sequence),

@@ -141,3 +141,21 @@ def test_a_failure_in_the_middle_leaves_nothing(checkpoints, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         qdqbert.quantize(str(checkpoints("bert")), tmp_path / "out", benchmark=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("isa", ["any", "vnni"])
+def test_weights_have_all_of_8_bits_only_where_the_cpu_can_add_them(
+    checkpoints, tmp_path, isa
+) -> None:
+    report = qdqbert.quantize(str(checkpoints("bert")), tmp_path / "out", isa=isa, benchmark=False)
+    content = json.loads((tmp_path / "out" / "quantization.json").read_text())
+    specs = {
+        name: site["spec"]
+        for name, site in content["targets"]["portable"]["sites"].items()
+        if name.endswith("dense._weight_quantizer")
+    }
+    assert specs
+    assert all(("pair sums" in spec) is (isa == "any") for spec in specs.values())
+    notes = [each for each in report.notices if "int8 sums would saturate" in each]
+    assert len(notes) == (isa == "vnni")
+    assert content["command"].count("--isa vnni") == len(notes)

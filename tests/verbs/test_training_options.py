@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import qdqbert
 from qdqbert.cli import app
 from qdqbert.errors import UserInputError
-from qdqbert.recipes import QAT_SWITCHES, Switches
+from qdqbert.recipes import Switches
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.losses import Distillation
@@ -57,7 +57,7 @@ def options(**changes: Any) -> TrainOptions:
         ({"dropout": "some"}, "`--dropout some` is unknown. Known: keep, off"),
         ({"lr_scheduler": "step"}, "`--lr-scheduler step` is unknown. Known: linear, cosine"),
         ({"lr_scheduler": "cosine_with_min_lr"}, "`--lr-scheduler cosine_with_min_lr` is unknown"),
-        ({"recipe": "best", "qat": True}, "Recipe 'best' is unknown. Known: linear"),
+        ({"recipe": "best", "qat": True}, "Recipe 'best' is unknown. Known: ffn, full"),
         ({"recipe": "linear"}, "`--recipe` says how quantizers train, and needs `--qat`"),
         ({"ranges": "learned"}, "`--ranges` says how quantizers train, and needs `--qat`"),
         ({"switches": Switches(wprec=4)}, "`--wprec` says how quantizers train, and needs"),
@@ -120,7 +120,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
         ),
     },
     "calibrator-max": {"qat": True, "switches": Switches()},
-    "percentile": {"qat": True, "switches": dataclasses.replace(QAT_SWITCHES, percentile=99.0)},
+    "percentile": {"qat": True, "switches": Switches(calibrator="percentile", percentile=99.0)},
     "teacher": {
         "distill_from": "a teacher",
         "distillation": Distillation(temperature=4.0, alpha=0.5, hidden_weight=0.1),
@@ -211,3 +211,7 @@ def test_the_best_is_the_highest_or_the_least_wrong(arguments, is_error, name) -
     keep_best_(made, Metric(name=name, value=1.0, examples=1, is_error=is_error))
     assert made.load_best_model_at_end
     assert (made.metric_for_best_model, made.greater_is_better) == (f"eval_{name}", not is_error)
+
+
+def test_another_name_of_a_recipe_is_stored_as_the_first() -> None:
+    assert TrainOptions(**NAMED, qat=True, recipe="full").recipe == "qdqbert"

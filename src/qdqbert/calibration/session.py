@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -69,20 +70,8 @@ def calibrate(
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
     """
-
-    def run(
-        start_batch: Callable[[Tensor], None], observe: Observe, scales: Mapping[str, Tensor]
-    ) -> None:
-        with observing(sited, observe, scales), torch.inference_mode():
-            for batch in batches:
-                inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
-                # Choices are folded into the batch by their model.
-                start_batch(inputs["attention_mask"].flatten(0, -2))
-                forward(inputs)
-                advance()
-
     return calibrate_passes(
-        run,
+        functools.partial(watch, sited, forward, batches, advance=advance),
         sites=[site_of(sited.quantizers[name]) for name in sites],
         all_sites=sited.sites,
         weights=linear_weights(sited),
@@ -91,6 +80,26 @@ def calibrate(
         clips_sums=clips_sums,
         switches=switches,
     )
+
+
+def watch(
+    sited: SitedModel,
+    forward: Forward,
+    batches: Sequence[Batch],
+    start_batch: Callable[[Tensor], None],
+    observe: Observe,
+    scales: Mapping[str, Tensor],
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs a model over all batches and shows its activations; see `Pass`."""
+    with observing(sited, observe, scales), torch.inference_mode():
+        for batch in batches:
+            inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
+            # Choices are folded into the batch by their model.
+            start_batch(inputs["attention_mask"].flatten(0, -2))
+            forward(inputs)
+            advance()
 
 
 def calibrate_passes(

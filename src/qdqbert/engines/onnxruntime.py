@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime
 from numpy.typing import NDArray
 
+from qdqbert.engines.providers import check_provider, check_taken, provider_list
 from qdqbert.engines.runner import Outputs
 
 
@@ -18,9 +19,28 @@ class OnnxRuntimeRunner:
     precision = "float32"
 
     def __init__(
-        self, model: Path, *, threads: int | None = None, exact: bool = False, literal: bool = False
+        self,
+        model: Path,
+        *,
+        threads: int | None = None,
+        exact: bool = False,
+        literal: bool = False,
+        provider: str = "cpu",
     ) -> None:
-        """Loads a graph; `literal` computes each operator as it is, fusing nothing."""
+        """Loads a graph.
+
+        Args:
+            model: The .onnx file.
+            threads: Threads for one inference; ONNX Runtime's own choice if `None`.
+            exact: Use integer arithmetic that cannot saturate.
+            literal: Compute each operator as it is, fusing nothing.
+            provider: Which of its execution providers, see `engines.providers`.
+
+        Raises:
+            UserInputError: The provider is unknown or could not be started.
+            MissingExtraError: It is not in the installed package.
+        """
+        check_provider(provider)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
@@ -31,8 +51,9 @@ class OnnxRuntimeRunner:
             # saturate; this asks for the slower u8 x u8 kernels there, which cannot.
             options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = onnxruntime.InferenceSession(
-            str(model), options, providers=["CPUExecutionProvider"]
+            str(model), options, providers=provider_list(provider)
         )
+        check_taken(provider, self._session.get_providers())
         self.input_names = tuple(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 

@@ -73,6 +73,7 @@ def open_runner(
     threads: int | None = None,
     precision: str | None = None,
     exact: bool = False,
+    provider: str | None = None,
 ) -> Runner:
     """Loads a graph into an engine.
 
@@ -83,16 +84,19 @@ def open_runner(
         precision: Float type between int8 operators, for engines that offer a choice.
         exact: Ask for integer arithmetic that cannot saturate, where the engine has it: slower
             on CPUs without VNNI, the same numbers everywhere.
+        provider: Which of ONNX Runtime's execution providers; its CPU's if `None`.
 
     Raises:
         UserInputError: The engine is unknown.
         MissingExtraError: It is not installed.
     """
     check_engine(engine)
+    if provider is not None and engine != "onnxruntime":
+        raise UserInputError(f"`--provider {provider}` is ONNX Runtime's, not that of {engine}.")
     if engine == "onnxruntime":
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 
-        return OnnxRuntimeRunner(model, threads=threads, exact=exact)
+        return OnnxRuntimeRunner(model, threads=threads, exact=exact, provider=provider or "cpu")
     from qdqbert.engines.openvino import OpenVinoRunner
 
     return OpenVinoRunner(model, threads=threads, precision=precision)

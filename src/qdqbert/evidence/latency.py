@@ -31,6 +31,7 @@ class Candidate:
         model: The .onnx file.
         vocab_size: Token ids are drawn below it.
         choices: How many texts an input row holds, for multiple choice.
+        provider: Which of ONNX Runtime's execution providers, if another than its CPU's.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Candidate:
     model: Path
     vocab_size: int
     choices: int | None = None
+    provider: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,7 @@ def _worker(candidate: Candidate, threads: int | None) -> Iterator[_Worker]:
             "threads": threads,
             "vocab_size": candidate.vocab_size,
             "choices": candidate.choices,
+            "provider": candidate.provider,
         }
         worker.precision = worker.ask(load)["precision"]
         yield worker

@@ -21,7 +21,12 @@ from qdqbert.engines.runner import open_runner
 def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One answer to each request: `load` first, then any number of `run`."""
     load = next(requests)
-    runner = open_runner(load["engine"], Path(load["model"]), threads=load["threads"])
+    runner = open_runner(
+        load["engine"],
+        Path(load["model"]),
+        threads=load["threads"],
+        provider=load.get("provider"),
+    )
     yield {"precision": runner.precision}
     for request in requests:
         # Token ids do not change what is computed, so any do; no position is padding.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
@@ -28,6 +30,7 @@ def benchmark(
     models: Sequence[str | Path],
     *,
     engines: Sequence[EngineName] | None = None,
+    provider: str | None = None,
     batches: Sequence[int] = (1, 8),
     sequences: Sequence[int] = (32, 128),
     threads: int | None = None,
@@ -41,6 +44,7 @@ def benchmark(
         models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx and
             OpenVINO .xml files.
         engines: What runs them; all that are installed and fit if `None`.
+        provider: Which of ONNX Runtime's execution providers; times that engine alone.
         batches: Texts at once.
         sequences: Tokens a text.
         threads: Threads of one inference; each engine's own choice if `None`.
@@ -63,12 +67,21 @@ def benchmark(
         )
     for engine in engines or ():
         check_engine(engine)
+    if provider is not None:
+        check_provider(provider)
+        if list(engines or ["onnxruntime"]) != ["onnxruntime"]:
+            raise UserInputError(
+                f"`--provider {provider}` is ONNX Runtime's, and `--engine` names "
+                f"{', '.join(engines or ())}. Leave one of them out."
+            )
+        engines = ["onnxruntime"]
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         candidates: list[Candidate] = []
         for index, model in enumerate(models):
             with progress.stage(f"Loading {Path(model).name}"):
-                candidates += _candidates(str(model), engines, scratch / f"{index}.onnx", sequences)
+                found = _candidates(str(model), engines, scratch / f"{index}.onnx", sequences)
+                candidates += [dataclasses.replace(each, provider=provider) for each in found]
         shapes = [(batch, sequence) for batch in batches for sequence in sequences]
         if not candidates:
             raise UserInputError(

@@ -13,26 +13,28 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
-from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes
+from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes, watch
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
-from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_graph_references, make_references
-from qdqbert.graph.check import save_graph
+from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.graph.ready.normal import normalise
-from qdqbert.graph.ready.ports import name_inputs, name_outputs
-from qdqbert.graph.ready.reading import read_graph
-from qdqbert.graph.ready.roles import find_roles
-from qdqbert.graph.ready.sites import SitedGraph, mark_sites
+from qdqbert.graph.ready.opening import open_graph
 from qdqbert.graph.ready.watching import WatchedGraph
-from qdqbert.insert.sited import encoder_layers, insert_quantizers_, quantizing, sited_model
+from qdqbert.insert.sited import (
+    encoder_layers,
+    insert_quantizers_,
+    linear_weights,
+    quantizing,
+    sited_model,
+)
 from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import Switches
@@ -118,6 +120,14 @@ class Door(Protocol):
         """The float graph with a node at every site."""
         ...
 
+    def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
+        """Shows what linears read to a check, `pre_quant_scale` and all."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Weight `(out, in)` of each linear, by the name of its input's site."""
+        ...
+
     def references(
         self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
     ) -> list[Reference]:
@@ -169,6 +179,21 @@ class CheckpointDoor:
         """See `Door`."""
         return calibrate(
             self._sited, lambda inputs: self._body(**inputs), batches, sites=sites, **settings
+        )
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Door`."""
+        return linear_weights(self._sited)
+
+    def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
+        """See `Door`."""
+        watch(
+            self._sited,
+            lambda inputs: self._body(**inputs),
+            batches,
+            check.start_batch,
+            check.observe,
+            check.scales,
         )
 
     def graph(self) -> ir.Model:
@@ -235,20 +260,17 @@ class GraphDoor:
             )
         self.name, self.task = str(path), task
         self.tokenizer, config = _load_tokenizer(tokenizer or str(path.parent))
-        model = normalise(read_graph(path))
-        self.input_names = name_inputs(model, input_names)
-        self.output_names = name_outputs(model, task)
-        save_graph(model, scratch / "float.onnx")
-        self._float = OnnxRuntimeRunner(scratch / "float.onnx")
-        self._scratch = scratch
-        self._ready: SitedGraph = mark_sites(model, find_roles(model))
+        opened = open_graph(path, task=task, input_names=input_names, scratch=scratch)
+        self.input_names, self.output_names = opened.input_names, opened.output_names
+        self._float, self._scratch = opened.runner, scratch
+        self._ready = opened.sited
         self.sites = self._ready.sites
         counts = ", ".join(f"{name} {count}" for name, count in self._ready.roles.items())
         self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.",)
         self.model_type = getattr(config, "model_type", None)
         self.config = config or PretrainedConfig(vocab_size=len(self.tokenizer))
         if config is None:
-            self._number_labels(model)
+            self._number_labels(self._ready.graph)
         self.max_length = self._length(config)
 
     def _number_labels(self, model: ir.Model) -> None:
@@ -303,14 +325,22 @@ class GraphDoor:
             ),
             sites=[site for site in self.sites if site.name in set(sites)],
             all_sites=self.sites,
-            weights={
-                name: torch.from_numpy(weight) for name, weight in self._ready.weights.items()
-            },
+            weights=self.weights(),
             calibrator=calibrator,
             smoothing=smoothing,
             clips_sums=clips_sums,
             switches=switches,
         )
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Door`."""
+        return {name: torch.tensor(weight) for name, weight in self._ready.weights.items()}
+
+    def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
+        """See `Door`."""
+        path = self._scratch / "checked.onnx"
+        watched = WatchedGraph(self._ready, path, sites=frozenset(self._ready.weights))
+        watched.run(batches, check.start_batch, check.observe, check.scales)
 
     def graph(self) -> ir.Model:
         """See `Door`."""

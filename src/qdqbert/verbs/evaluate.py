@@ -56,6 +56,7 @@ def evaluate(
     *,
     task: str | None = None,
     engine: EngineName | None = None,
+    provider: str | None = None,
     reference: str | Path | None = None,
     columns: Columns | None = None,
     max_examples: int | None = None,
@@ -74,6 +75,8 @@ def evaluate(
         task: A task name of transformers; inferred if `None`.
         engine: What runs a quantized folder, ONNX Runtime if `None` and it can. A checkpoint
             runs in PyTorch.
+        provider: Which of ONNX Runtime's execution providers: `cpu`, `cuda`, `tensorrt` or
+            `openvino`.
         reference: A float checkpoint to compare with, text by text.
         columns: Which columns to read; guessed if `None`.
         max_examples: Read no more examples than this.
@@ -93,7 +96,7 @@ def evaluate(
         raise UserInputError(f"`--batch-size` must be at least 1, got {batch_size}.")
     progress = progress or Silent()
     with progress.stage(f"Loading {Path(model).name}"):
-        subject = _load(str(model), task, engine, max_length)
+        subject = _load(str(model), task, engine, max_length, provider)
     settings = dataclasses.replace(_options_of(Path(model)), **(options or {}))
     dataset = subject.task.read(str(data), columns=columns or Columns(), max_examples=max_examples)
     leaked = sum(fingerprint(each) in subject.calibrated_on for each in dataset.examples)
@@ -186,10 +189,21 @@ def _write_files(
         ) from error
 
 
-def _load(name: str, task: str | None, engine: EngineName | None, limit: int | None) -> _Subject:
+def _load(
+    name: str,
+    task: str | None,
+    engine: EngineName | None,
+    limit: int | None,
+    provider: str | None = None,
+) -> _Subject:
     """Loads a folder or a checkpoint, whose inputs are cut at `limit`."""
     if is_artifact(Path(name)):
-        return _load_artifact(Path(name), task, engine, limit)
+        return _load_artifact(Path(name), task, engine, limit, provider)
+    if provider is not None:
+        raise UserInputError(
+            f"`--provider {provider}` is for quantized folders; {name!r} is a checkpoint, which "
+            "runs in PyTorch."
+        )
     if engine is not None:
         raise UserInputError(
             f"`--engine {engine}` is for quantized folders; {name!r} is a checkpoint, which runs "
@@ -212,7 +226,11 @@ def _load(name: str, task: str | None, engine: EngineName | None, limit: int | N
 
 
 def _load_artifact(
-    directory: Path, task: str | None, engine: EngineName | None, limit: int | None
+    directory: Path,
+    task: str | None,
+    engine: EngineName | None,
+    limit: int | None,
+    provider: str | None,
 ) -> _Subject:
     artifact = open_artifact(directory)
     if task not in (None, artifact.task):
@@ -220,12 +238,12 @@ def _load_artifact(
             f"`--task {task}` does not fit {str(directory)!r}, which was quantized for "
             f"`{artifact.task}`."
         )
-    chosen = engine or artifact.engines[0]
+    chosen = engine or ("onnxruntime" if provider else artifact.engines[0])
     check_engine(chosen)
     return _Subject(
         task=TASKS[artifact.task],
         engine=chosen,
-        runner=open_runner(chosen, artifact.model_for(chosen)),
+        runner=open_runner(chosen, artifact.model_for(chosen), provider=provider),
         tokenizer=artifact.load_tokenizer(),
         input_names=artifact.input_names,
         id2label=artifact.load_config().id2label,

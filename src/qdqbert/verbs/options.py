@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
@@ -13,6 +13,9 @@ from qdqbert.numerics.ranges import Calibrator, Percentile
 from qdqbert.recipes import CalibratorName, Embeddings, Switches
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
+
+Isa = Literal["any", "vnni"]
+"""Instructions of the CPU that a graph is for: `vnni` lets weights have all of 8 bits."""
 
 _OWN_WORDS = (
     *("model", "targets", "columns", "benchmark", "overwrite", "switches", "task_options"),
@@ -40,6 +43,7 @@ class QuantizeOptions:
     percentile: float | None = None
     recipe: str | None = None
     recalibrate: bool = False
+    isa: Isa = "any"
     dedicated_qdq_pairs: bool = False
     switches: Switches = dataclasses.field(default_factory=Switches)
     targets: tuple[str, ...] = ()
@@ -76,7 +80,11 @@ class QuantizeOptions:
             raise UserInputError(
                 f"`--percentile` must be above 0 and at most 100, got {self.percentile}."
             )
-        choices = (("calibrator", get_args(CalibratorName)), ("embeddings", ("int8", "float")))
+        choices = (
+            ("calibrator", get_args(CalibratorName)),
+            ("embeddings", ("int8", "float")),
+            ("isa", get_args(Isa)),
+        )
         for name, known in choices:
             if getattr(self, name) not in known:
                 raise UserInputError(

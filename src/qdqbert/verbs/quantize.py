@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tempfile
 from collections.abc import Collection, Sequence
@@ -29,6 +30,7 @@ from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.record import QuantizeReport, json_ready
+from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph, value_names
 from qdqbert.models.loading import load_model
@@ -92,6 +94,8 @@ class _Run:
         is_demo = options.model is None
         names = options.targets or (("onnxruntime", "openvino") if is_demo else ("portable",))
         targets = [target_named(name) for name in dict.fromkeys(names)]
+        if options.isa == "vnni":
+            targets = [dataclasses.replace(target, pair_limit=None) for target in targets]
         output = Path(options.output or f"qdqbert-{DEMO_NAME}")
         if options.model is not None and is_artifact(Path(options.model)):
             raise UserInputError(
@@ -132,6 +136,8 @@ class _Run:
                     f"The float checkpoint {door.name!r} answers with NaN or infinite "
                     "values. Check its weights."
                 )
+            if options.isa == "vnni":
+                self._check_saturation(door, calibration_batches, calibration, plans)
             with self.progress.stage("Exporting the graph"):
                 graph = door.graph()
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
@@ -293,6 +299,27 @@ class _Run:
                 switches=self.options.recipe_switches,
                 advance=advance,
             )
+
+    def _check_saturation(
+        self,
+        door: Door,
+        encoded: EncodedExamples,
+        calibration: Calibration,
+        plans: Sequence[Plan],
+    ) -> None:
+        """Says which layers would not survive on a CPU without VNNI."""
+        check = SaturationCheck(
+            plans[0].specs, calibration.ranges, door.weights(), calibration.scales
+        )
+        with self.progress.stage("Checking for saturation"):
+            door.check_saturation(check, encoded.batches[:: max(1, len(encoded.batches) // 8)])
+        worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in check.overflows[:3])
+        count = len(check.overflows)
+        self.notices.append(
+            "Made for CPUs with VNNI: elsewhere int8 sums would saturate in "
+            + (f"{count} linears, most in {worst}. " if count else "no linear on this data. ")
+            + "Leave `--isa` out for weights that are safe everywhere."
+        )
 
     def _stored_calibration(
         self, stored: Calibration, sites: Sequence[Site], wanted: Collection[str]

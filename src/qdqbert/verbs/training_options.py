@@ -18,7 +18,7 @@ import torch
 from transformers import SchedulerType, TrainingArguments
 
 from qdqbert.errors import MissingExtraError, UserInputError
-from qdqbert.recipes import QAT_SWITCHES, RECIPES, Switches
+from qdqbert.recipes import QAT_SWITCHES, Switches, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.losses import Distillation
@@ -106,9 +106,7 @@ class TrainOptions:
             raise UserInputError(
                 f"`--lr-scheduler {self.lr_scheduler}` is unknown. Known: {', '.join(_SCHEDULERS)}."
             )
-        if self.recipe not in RECIPES:
-            known_recipes = ", ".join(sorted(RECIPES))
-            raise UserInputError(f"Recipe {self.recipe!r} is unknown. Known: {known_recipes}.")
+        object.__setattr__(self, "recipe", build_recipe(self.recipe).name)
         if not self.qat:
             changed = [
                 name

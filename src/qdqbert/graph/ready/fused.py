@@ -43,7 +43,11 @@ class Builder:
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
         """An initializer."""
         self._count += 1
-        return add_constant(self.graph, f"{self.stem}.constant_{self._count}", array)
+        value = add_constant(self.graph, f"{self.stem}.constant_{self._count}", array)
+        # Range asks for numbers that have no axis.
+        value.const_value = ir.tensor(array, name=value.name)
+        value.shape = ir.Shape(array.shape)
+        return value
 
     def integers(self, *numbers: int) -> ir.Value:
         """A vector of int64."""
@@ -72,6 +76,15 @@ class Builder:
                 raise UserInputError(
                     f"Node {self.node.name!r} ({self.node.op_type}) has an input number {index}, "
                     "which graphs of BERT do not have. Export the graph again without fusing it."
+                )
+
+    def refuse_attributes(self, *names: str) -> None:
+        """Raises where an attribute asks for what no encoder does."""
+        for name in names:
+            if name in self.node.attributes and self.node.attributes[name].value:
+                raise UserInputError(
+                    f"Node {self.node.name!r} ({self.node.op_type}) is not of the form that "
+                    f"encoders have: `{name}` is set. Export the graph again without fusing it."
                 )
 
     def layer_norm(self, x: ir.Value, scale: ir.Value | None, shift: ir.Value | None) -> ir.Value:
@@ -168,9 +181,11 @@ def _embed_layer_norm(b: Builder) -> dict[int, ir.Value]:
         positions = b.add("Unsqueeze", ramp, b.integers(0))
     total = b.add("Add", words, b.add("Gather", b.input(3), positions, axis=0))
     lengths = {}
-    if b.input(7) is not None:
-        lengths[1] = b.add("ReduceSum", b.input(7), b.integers(1), keepdims=0)
+    mask = b.input(7)
+    if mask is not None:
+        lengths[1] = b.add("ReduceSum", mask, b.integers(1), keepdims=0)
         lengths[1].shape = ir.Shape(["batch"])
+        lengths[1].dtype = mask.dtype or ir.DataType.INT32
     if segments is not None and b.input(4) is not None:
         total = b.add("Add", total, b.add("Gather", b.input(4), segments, axis=0))
     return {0: b.layer_norm(total, b.input(5), b.input(6)), 2: total, **lengths}
@@ -179,6 +194,7 @@ def _embed_layer_norm(b: Builder) -> dict[int, ir.Value]:
 def _attention(b: Builder) -> dict[int, ir.Value]:
     """Of onnxruntime: one weight `(hidden, 3 * hidden)` and bias for query, key, value."""
     b.refuse_inputs(4, 5, 6)
+    b.refuse_attributes("do_rotary")
     heads, unidirectional = b.integer("num_heads"), b.integer("unidirectional")
     weight, bias = constant_array(b.input(1)), constant_array(b.input(2))
     if weight is None or unidirectional or "qkv_hidden_sizes" in b.node.attributes:
@@ -201,6 +217,7 @@ def _attention(b: Builder) -> dict[int, ir.Value]:
 def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
     """Of onnxruntime: query, key, value, bias, padding mask, added mask."""
     b.refuse_inputs(6, 7, 8, 9)
+    b.refuse_attributes("unidirectional")
     heads, bias = b.integer("num_heads"), constant_array(b.input(3))
     states = [b.input(index) for index in range(3)]
     query = states[0]
@@ -228,14 +245,15 @@ def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
 def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
     """Of ONNX: inputs `(batch, heads, seq, head_dim)`, and a mask that is bool or not."""
     b.refuse_inputs(4, 5, 6)
+    b.refuse_attributes("softcap", "is_causal")
     query, key, value, mask = (b.input(index) for index in range(4))
     assert query is not None
     assert key is not None
     assert value is not None
-    if "q_num_heads" in b.node.attributes or b.integer("is_causal"):
+    if "q_num_heads" in b.node.attributes:
         raise UserInputError(
             f"Node {b.node.name!r} (Attention) is not of the form that encoders have: inputs of "
-            "four dimensions, in both directions."
+            "four dimensions. Export the graph again with an opset before 23."
         )
     if mask is not None and mask.dtype == ir.DataType.BOOL:
         lowest = b.scalar(float(np.finfo(np.float32).min))
@@ -255,6 +273,7 @@ def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
 
 def _fused_matmul(b: Builder) -> dict[int, ir.Value]:
     """`alpha * A' B'`, where either may be transposed in its last two axes."""
+    b.refuse_attributes("transBatchA", "transBatchB")
     sides = []
     for index, name in enumerate(("transA", "transB")):
         side = b.input(index)

@@ -127,6 +127,8 @@ def fold_transposes(model: ir.Model) -> ir.Model:
         array = constant_array(source)
         if node.op_type != "Transpose" or node.domain or array is None or array.ndim != 2:
             continue
+        if "perm" in node.attributes and list(node.attributes["perm"].as_ints()) != [1, 0]:
+            continue
         assert source is not None
         folded = add_constant(graph, f"{source.name}.transposed", array.T)
         folded.shape, folded.type = node.outputs[0].shape, node.outputs[0].type

@@ -34,6 +34,11 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
                 f"`--input-names {role}={name}`: expected one of {', '.join(INPUTS)}, then one of "
                 f"the graph's inputs: {', '.join(inputs)}."
             )
+    if len(set(given.values())) < len(given):
+        raise UserInputError(
+            f"`--input-names` gives one input of the graph two meanings: "
+            f"{', '.join(f'{role}={name}' for role, name in given.items())}."
+        )
     chosen = {name: role for role, name in given.items()}
     for role, aliases in _ALIASES.items():
         known = [name for name in aliases if name in inputs and name not in chosen]
@@ -50,6 +55,9 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
             "The graph has no input for the attention mask, without which [PAD] is read as text. "
             "Export it with one."
         )
+    for value in (value for node in model.graph for value in node.outputs):
+        if value.name in INPUTS:
+            value.name = f"{value.name}.inner"
     for name, role in chosen.items():
         _check_shape(inputs[name], name)
         _as_int64(model.graph, inputs[name], name)

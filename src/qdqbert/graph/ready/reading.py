@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import graphlib
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import version_converter
@@ -18,6 +22,12 @@ from qdqbert.graph.export import OPSET
 OLDEST_OPSET = 11
 """Before it, the operators of BERT were others; transformers' exporters started with 11."""
 
+_LARGE = 1024
+# Numbers; what operators take as settings has fewer.
+_LARGEST_SIZE = 2.0**26
+_SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0, "Range": 0}
+# The first input that says how large a result is.
+_SHAPE_MAKERS = ("Concat", "Cast", "Identity", "Unsqueeze", "Squeeze", "Mul", "Add", "Where")
 _ASIDE = "qdqbert.later"
 _DOMAINS = ("", "ai.onnx", MICROSOFT, "ai.onnx.ml")
 _QUANTIZED = (
@@ -42,11 +52,16 @@ def read_graph(path: Path) -> ir.Model:
     """
     model = _parse(path)
     _check_operators(model, path)
-    _check_external_data(model, path)
+    _check_functions(model, path)
     version = _opset(model, path)
+    _read_external_data(model, path)
+    weights = _set_weights_aside(model, path)
+    _check_shapes(model, path)
     try:
         later = _set_later_operators_aside(model, version)
         onnx.checker.check_model(model)
+        if model.functions:  # conversion would drop them
+            model = onnx.inliner.inline_local_functions(model, convert_version=True)
         if version < OPSET:
             model = version_converter.convert_version(model, OPSET)
         if later:
@@ -62,9 +77,7 @@ def read_graph(path: Path) -> ir.Model:
         raise _unusable(path, f"it is invalid: {_first_line(error)}") from error
     try:
         read = ir.from_proto(model)
-        for value in _initializers(read):
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.base_dir = str(path.parent)
+        _put_weights_back(read.graph, weights, path)
         _drop_initializers_from_inputs(read.graph)
         read = common.InlinePass()(read).model
         return _cleared(read)
@@ -138,28 +151,162 @@ def _opset(model: onnx.ModelProto, path: Path) -> int:
     return int(versions[0])
 
 
-def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
-    for tensor in model.graph.initializer:
+def _check_functions(model: onnx.ModelProto, path: Path) -> None:
+    """Refuses functions that call themselves, which inlining would never end with."""
+    calls = {
+        (each.domain, each.name): [(node.domain, node.op_type) for node in each.node]
+        for each in model.functions
+    }
+    try:
+        graphlib.TopologicalSorter(calls).prepare()
+    except graphlib.CycleError as error:
+        raise _unusable(path, f"function {error.args[1][0][1]!r} calls itself") from error
+
+
+def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
+    """Checks the size of every weight, and reads those in other files that are small.
+
+    onnx would look for such files in the working directory.
+    """
+    weights = len(model.graph.initializer)
+    for index, tensor in enumerate(_tensors(model)):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            if tensor.HasField("raw_data") and len(tensor.raw_data) != _size(tensor, path):
+                raise _unusable(
+                    path, f"weight {tensor.name!r} has more or fewer values than its shape"
+                )
             continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        beside = path.parent.resolve()
+        file, offset, size = _place(tensor, path)
+        if index < weights and math.prod(tensor.dims) > _LARGE:
+            continue
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            tensor.raw_data = stream.read(size)
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _set_weights_aside(model: onnx.ModelProto, path: Path) -> dict[str, onnx.TensorProto]:
+    """Makes inputs of large weights, and returns these by name.
+
+    onnx copies what it checks and converts, and its conversion forgets which files data lies in.
+    """
+    aside: dict[str, onnx.TensorProto] = {}
+    kept = []
+    for tensor in model.graph.initializer:
+        is_plain = tensor.HasField("raw_data") or tensor.data_location == tensor.EXTERNAL
+        if math.prod(tensor.dims) <= _LARGE or not is_plain:
+            kept.append(tensor)
+            continue
+        if tensor.name in aside:
+            raise _unusable(path, f"it has two weights of the name {tensor.name!r}")
+        aside[tensor.name] = tensor
+    inputs = {value.name for value in model.graph.input}
+    for name, tensor in aside.items():
+        if name not in inputs:
+            info = onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+            model.graph.input.append(info)
+    others = [onnx.TensorProto.FromString(each.SerializeToString()) for each in kept]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(others)
+    return aside
+
+
+def _put_weights_back(graph: ir.Graph, weights: Mapping[str, onnx.TensorProto], path: Path) -> None:
+    for value in list(graph.inputs):
+        if value.name is None or value.name not in weights:
+            continue
+        tensor: Any = ir.serde.deserialize_tensor(weights[value.name])
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.base_dir = str(path.parent.resolve())
+            # Mapped still, but written with the graph wherever that goes.
+            tensor = ir.tensor(tensor.numpy(), name=value.name)
+        graph.inputs.remove(value)
+        value.const_value = tensor
+        graph.register_initializer(value)
+
+
+def _check_shapes(model: onnx.ModelProto, path: Path) -> None:
+    """Refuses shapes of absurd sizes, which onnx's shape inference would count through."""
+    known = {each.name: each for each in model.graph.initializer}
+    makers = {}
+    for node in model.graph.node:
+        makers.update(dict.fromkeys(node.output, node))
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.HasField("t"):
+                known[node.output[0] if node.output else ""] = attribute.t
+    for node in model.graph.node:
+        waiting = list(node.input)[_SHAPE_INPUTS.get(node.op_type, 9) :]
+        seen = set()
+        while waiting:
+            name = waiting.pop()
+            maker = makers.get(name)
+            if maker is not None and maker.op_type in _SHAPE_MAKERS and name not in seen:
+                waiting += maker.input
+            seen.add(name)
+            tensor = known.get(name)
+            if tensor is None or tensor.data_type != onnx.TensorProto.INT64:
+                continue
+            try:
+                sizes = onnx.numpy_helper.to_array(tensor)
+            except Exception as error:  # onnx names no errors
+                raise _unusable(path, f"constant {name!r} cannot be read") from error
+            if (abs(sizes.astype(float)) > _LARGEST_SIZE).any():
+                raise _unusable(path, f"node {node.name!r} makes a shape of absurd size")
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in a model, also those of attributes."""
+    yield from model.graph.initializer
+    for sparse in model.graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    nodes = [*_nodes(model.graph), *(node for each in model.functions for node in each.node)]
+    for attribute in (each for node in nodes for each in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from graph.initializer
+
+
+def _place(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
+    """The file of a tensor's data, where it begins in it, and its size in bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    beside = path.parent.resolve()
+    try:
         file = (beside / location).resolve()
-        if not location or not file.is_relative_to(beside):
-            raise _unusable(path, f"weight {tensor.name!r} lies outside of its folder")
-        if not file.is_file():
-            raise _unusable(
-                path,
-                f"weight {tensor.name!r} lies in {location!r}, which is missing; put that file "
-                "beside it",
-            )
-        try:
-            end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-        except ValueError as error:
-            raise _unusable(path, f"weight {tensor.name!r} has no place in its file") from error
-        if end > file.stat().st_size or end < 0:
-            raise _unusable(path, f"{location!r} is only a part of what it was; copy it again")
+        is_beside = location and file.is_relative_to(beside)
+        is_there = file.is_file()
+    except (OSError, ValueError) as error:
+        raise _unusable(path, f"weight {tensor.name!r} lies in no file") from error
+    if not is_beside:
+        raise _unusable(path, f"weight {tensor.name!r} lies outside of its folder")
+    if not is_there:
+        raise _unusable(
+            path,
+            f"weight {tensor.name!r} lies in {location!r}, which is missing; put that file "
+            "beside it",
+        )
+    try:
+        size = _size(tensor, path)
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
+    except (ValueError, TypeError) as error:
+        raise _unusable(path, f"weight {tensor.name!r} has no place in its file") from error
+    if offset < 0 or length < size or offset + size > file.stat().st_size:
+        raise _unusable(path, f"{location!r} is only a part of what it was; copy it again")
+    return file, offset, size
+
+
+def _size(tensor: onnx.TensorProto, path: Path) -> int:
+    """How many bytes it takes."""
+    try:
+        bits = ir.DataType(tensor.data_type).bitwidth
+    except (ValueError, TypeError) as error:
+        raise _unusable(path, f"weight {tensor.name!r} is of no known type") from error
+    if any(size < 0 for size in tensor.dims):
+        raise _unusable(path, f"weight {tensor.name!r} has a shape below 0")
+    return int(-(-math.prod(tensor.dims) * bits // 8))
 
 
 def _set_later_operators_aside(model: onnx.ModelProto, version: int) -> bool:
@@ -199,10 +346,6 @@ def _put_back(model: onnx.ModelProto) -> None:
             model.opset_import.remove(each)
 
 
-def _initializers(model: ir.Model) -> list[ir.Value]:
-    return list(model.graph.initializers.values())
-
-
 def _drop_initializers_from_inputs(graph: ir.Graph) -> None:
     """Old exporters list weights as inputs that have a default."""
     for value in list(graph.inputs):
@@ -216,7 +359,7 @@ def _cleared(model: ir.Model) -> ir.Model:
 
 
 def _unusable(path: Path, reason: str) -> UserInputError:
-    return UserInputError(f"Graph {path.name!r} cannot be quantized: {reason}.")
+    return UserInputError(f"Graph {path.name!r} cannot be quantized: {reason.rstrip('.')}.")
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.graph.edit import add_constant, replace, tidy
+from qdqbert.graph.edit import add_constant, only_consumer, replace, tidy
 from qdqbert.graph.ready.arithmetic import KNOWN, Array, compute, constant, region
 
 _WIDTH = 64
@@ -27,53 +27,73 @@ def name_layer_norms(model: ir.Model) -> ir.Model:
     for node in list(model.graph):
         if node.op_type == "ReduceMean" and not node.domain and node.graph is not None:
             assert node.inputs[0] is not None
-            _name_layer_norm(model.graph, node.inputs[0])
+            # One value may be normalised twice, as parallel blocks do.
+            while _name_layer_norm(model.graph, node.inputs[0]):
+                model = tidy(model)
+                if node.graph is None:
+                    break
     return tidy(model)
 
 
-def _name_layer_norm(graph: ir.Graph, x: ir.Value) -> None:
-    if any(use.node.op_type == "LayerNormalization" for use in x.uses()):
-        return
+def _name_layer_norm(graph: ir.Graph, x: ir.Value) -> bool:
     nodes = region(x, KNOWN)
-    width = _width(x, nodes)
-    generator = np.random.default_rng(0)
-    probe = np.concatenate(
-        [np.zeros((1, 1, width)), generator.normal(size=(1, 6, width)) * 3 + 0.5], axis=1
-    )
+    if not any(node.op_type == "ReduceMean" for node in nodes):
+        return False
+    probe = _probe(_width(x, nodes))
     try:
         values = compute(nodes, x, probe)
     except ValueError:
-        return
-    for node in reversed(nodes):
-        made = values[node.outputs[0]]
-        if made.shape != probe.shape or not np.isfinite(made).all():
-            continue
-        # Of a vector of zeros nothing is left but the shift.
-        shift = made[0, 0]
-        centred = probe - probe.mean(axis=-1, keepdims=True)
-        deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True))
+        return False
+    found: dict[ir.Node, tuple[Array, Array, float]] = {}
+    for node in nodes:
+        fitted = _fit(probe, values[node.outputs[0]], nodes)
+        if fitted is not None:
+            found[node] = fitted
+    if not found:
+        return False
+    end = next(iter(found))
+    # Scale and shift belong to it, unless what is before them has other readers.
+    while (reader := only_consumer(end.outputs[0])) is not None and reader in found:
+        end = reader
+    scale, shift, epsilon = found[end]
+    stem = end.name or end.outputs[0].name or "layer_norm"
+    named = ir.node(
+        "LayerNormalization",
+        [
+            x,
+            add_constant(graph, f"{stem}.scale", _exact(scale, nodes).astype(np.float32)),
+            add_constant(graph, f"{stem}.shift", shift.astype(np.float32)),
+        ],
+        {"axis": -1, "epsilon": epsilon},
+        name=f"{stem}.layer_norm",
+    )
+    replace(graph, end, named, old=end.outputs[0])
+    return True
+
+
+def _probe(width: int) -> Array:
+    """A row of zeros, of which only the shift is left; usual ones; small ones show epsilon."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1, 10, width))
+    scales = np.array([3, 3, 3, 3, 3, 3, 0.1, 0.01, 1e-3, 1e-4])[:, None]
+    return np.concatenate([np.zeros((1, 1, width)), rows * scales + 0.2 * scales], axis=1)
+
+
+def _fit(probe: Array, made: Array, nodes: list[ir.Node]) -> tuple[Array, Array, float] | None:
+    """Scale, shift and epsilon by which LayerNorm of the probe is what was made, if there are."""
+    if made.shape != probe.shape or not np.isfinite(made).all():
+        return None
+    shift = made[0, 0]
+    centred = probe - probe.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    for epsilon in _epsilons(nodes):
         with np.errstate(all="ignore"):
-            scale = np.median((made[0, 1:] - shift) / (centred / deviation)[0, 1:], axis=0)
-        expected = centred / np.maximum(deviation, 1e-30) * scale + shift
-        if not np.allclose(made[0, 1:], expected[0, 1:], rtol=1e-3, atol=1e-4):
-            continue
-        epsilon = _epsilon(nodes)
-        exact = centred / np.sqrt(deviation**2 + epsilon) * scale + shift
-        if not np.allclose(made, exact, rtol=1e-4, atol=1e-5):
-            continue
-        stem = node.name or node.outputs[0].name or "layer_norm"
-        named = ir.node(
-            "LayerNormalization",
-            [
-                x,
-                add_constant(graph, f"{stem}.scale", _exact(scale, nodes).astype(np.float32)),
-                add_constant(graph, f"{stem}.shift", shift.astype(np.float32)),
-            ],
-            {"axis": -1, "epsilon": float(epsilon)},
-            name=f"{stem}.layer_norm",
-        )
-        replace(graph, node, named, old=node.outputs[0])
-        return
+            normal = centred / np.sqrt(variance + epsilon)
+        scale = np.median((made[0, 1:7] - shift) / normal[0, 1:7], axis=0)
+        expected = normal[0, 1:] * scale + shift
+        if np.allclose(made[0, 1:], expected, rtol=1e-4, atol=1e-5):
+            return scale, shift, epsilon
+    return None
 
 
 def _exact(scale: Array, nodes: list[ir.Node]) -> Array:
@@ -101,8 +121,8 @@ def _width(x: ir.Value, nodes: list[ir.Node]) -> int:
     return last if isinstance(last, int) else _WIDTH
 
 
-def _epsilon(nodes: list[ir.Node]) -> float:
-    """What is added before the root: the only tiny positive constant of an Add."""
+def _epsilons(nodes: list[ir.Node]) -> list[float]:
+    """What may be added before the root: positive constants of an Add, or nothing."""
     found = [
         float(array.reshape(-1)[0])
         for node in nodes
@@ -110,8 +130,7 @@ def _epsilon(nodes: list[ir.Node]) -> float:
         for value in node.inputs
         if (array := constant(value)) is not None and array.size == 1
     ]
-    tiny = [each for each in found if 0 < each < 1e-2]
-    return tiny[0] if tiny else 0.0
+    return [*dict.fromkeys(each for each in found if each > 0), 0.0]
 
 
 def _gelu(x: Array) -> Array:

@@ -36,13 +36,16 @@ class WatchedGraph:
         """Writes the graph to `path` and loads it; what none of the `sites` reads is not shown."""
         self.path = path
         self._sites: dict[str, list[Site]] = {}
+        self._sums: list[tuple[str, Site]] = []
         for site in sited.sites:
             wanted = site.name in sites or site.name.endswith(".add_residual_input_quantizer")
             if site.kind == "activation" and wanted:
                 self._sites.setdefault(sited.sources[site.name], []).append(site)
+                if _is_of_sum(site):
+                    self._sums.append((sited.sources[site.name], site))
         model = float_graph(sited.graph)
         _add_outputs(model, list(self._sites))
-        save_graph(model, path)
+        save_graph(model, path, passing=True)
         self._session = _session(path)
         self._elements_a_token = 0
 
@@ -75,8 +78,16 @@ class WatchedGraph:
                     self._elements_a_token, sum(each.size for each in outputs) // mask.numel()
                 )
                 start_batch(mask.flatten(0, -2))
-                for name, values in zip(names, outputs, strict=True):
-                    _show(self._sites[name], _as_states(values, mask), observe, scales)
+                shown = {
+                    name: _as_states(values, mask)
+                    for name, values in zip(names, outputs, strict=True)
+                }
+                for name, tensor in shown.items():
+                    others = [site for site in self._sites[name] if not _is_of_sum(site)]
+                    _show(others, tensor, observe, scales)
+                # Both inputs of an add, one after the other: what is added is judged by the sum.
+                for name, site in self._sums:
+                    _show([site], shown[name], observe, scales)
             advance()
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
@@ -89,6 +100,10 @@ class WatchedGraph:
             part = slice(start, start + count)
             yield {name: array[part] for name, array in inputs.items() if name in wanted}
             start += count
+
+
+def _is_of_sum(site: Site) -> bool:
+    return site.name.endswith((".add_local_input_quantizer", ".add_residual_input_quantizer"))
 
 
 def _show(

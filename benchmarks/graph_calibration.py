@@ -1,0 +1,194 @@
+r"""Memory and time of calibrating a ready .onnx graph of BERT-base's size at 384 tokens.
+
+    python benchmarks/graph_calibration.py [--examples 100] [--rival-examples 4] [--length 384]
+
+Weights and tokens are random: neither memory nor time depends on them. Each row is a process of its
+own. "bare" loads the graph and runs it over the examples, one at a time; ours collects statistics
+of all 16 watched tensors a layer once and chooses the ranges of each calibrator from them, sums
+clipped; onnxruntime's calibrators are given as many examples as memory allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CALIBRATORS = ("max", "percentile", "mse", "entropy")
+RIVALS = {"max": "MinMax", "percentile": "Percentile", "entropy": "Entropy"}
+VOCABULARY = 30522
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--rival-examples", type=int, default=4)
+    parser.add_argument("--length", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--one", nargs=2, metavar=("WHAT", "GRAPH"))
+    arguments = parser.parse_args()
+    if arguments.one:
+        run_one(arguments, *arguments.one)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "model.onnx"
+        export(arguments, graph)
+        print("| calibration | examples | peak memory, GB | seconds | by bare passes |")
+        print("|---|---|---|---|---|")
+        bare = child(arguments, "bare", graph, arguments.examples)[0]
+        show("bare forward passes", arguments.examples, bare, bare[1])
+        for name, row in zip(
+            CALIBRATORS, child(arguments, "ours", graph, arguments.examples), strict=True
+        ):
+            show(f"qdqbert, {name}", arguments.examples, row, bare[1])
+        share = arguments.rival_examples / arguments.examples
+        for name in RIVALS:
+            row = child(arguments, name, graph, arguments.rival_examples)[0]
+            show(f"onnxruntime, {name}", arguments.rival_examples, row, bare[1] * share)
+
+
+def show(name: str, examples: int, row: tuple[float, float], bare: float) -> None:
+    ratio = row[1] / bare
+    print(f"| {name} | {examples} | {row[0]:.2f} | {row[1]:.1f} | {ratio:.2f} |", flush=True)
+
+
+def child(
+    arguments: argparse.Namespace, what: str, graph: Path, examples: int
+) -> list[tuple[float, float]]:
+    """Peak memory in GB and seconds of each line that a process of its own prints."""
+    command = [sys.executable, __file__, "--one", what, str(graph), "--examples", str(examples)]
+    command += ["--length", str(arguments.length)]
+    finished = subprocess.run(command, check=True, capture_output=True, text=True)
+    lines = [line.split() for line in finished.stdout.splitlines() if line.startswith("row ")]
+    return [(float(peak), float(seconds)) for _, peak, seconds in lines]
+
+
+def export(arguments: argparse.Namespace, path: Path) -> None:
+    """A BERT for questions with random weights, by TorchScript's exporter."""
+    code = f"""
+import torch, warnings
+from transformers import BertConfig, BertForQuestionAnswering
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+config = BertConfig(
+    hidden_size={arguments.hidden}, num_hidden_layers={arguments.layers},
+    num_attention_heads={arguments.hidden // 64}, intermediate_size={4 * arguments.hidden},
+    attn_implementation="eager", return_dict=False,
+)
+model = BertForQuestionAnswering(config).eval()
+ids = torch.full((2, 8), 5)
+names = ["input_ids", "attention_mask", "token_type_ids"]
+torch.onnx.export(
+    model, (ids, torch.ones_like(ids), torch.zeros_like(ids)), {str(path)!r}, input_names=names,
+    output_names=["start_logits", "end_logits"], opset_version=17, dynamo=False,
+    dynamic_axes={{name: {{0: "batch", 1: "sequence"}} for name in names}},
+)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def inputs_of(arguments: argparse.Namespace) -> list[dict[str, np.ndarray[Any, Any]]]:
+    random = np.random.default_rng(0)
+    shape = (1, arguments.length)
+    return [
+        {
+            "input_ids": random.integers(1000, VOCABULARY, shape),
+            "attention_mask": np.ones(shape, np.int64),
+            "token_type_ids": np.zeros(shape, np.int64),
+        }
+        for _ in range(arguments.examples)
+    ]
+
+
+def run_one(arguments: argparse.Namespace, what: str, graph: str) -> None:
+    steps: dict[str, Callable[..., None]] = {"bare": run_bare, "ours": run_ours}
+    steps.get(what, run_rival)(Path(graph), inputs_of(arguments), what)
+
+
+def tell(start: float) -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    print(f"row {peak} {time.perf_counter() - start}", flush=True)
+
+
+def run_bare(graph: Path, inputs: list[Any], _: str) -> None:
+    import onnxruntime
+
+    start = time.perf_counter()
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    for each in inputs:
+        session.run(None, each)
+    tell(start)
+
+
+def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
+    from qdqbert.calibration.statistics import Collector, choose_ranges
+    from qdqbert.calibration.sums import SumCollector, clip_to_sums
+    from qdqbert.encoding import Batch
+    from qdqbert.graph.ready.normal import normalise
+    from qdqbert.graph.ready.reading import read_graph
+    from qdqbert.graph.ready.roles import find_roles
+    from qdqbert.graph.ready.sites import mark_sites
+    from qdqbert.graph.ready.watching import WatchedGraph
+    from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
+
+    start = time.perf_counter()
+    model = normalise(read_graph(graph))
+    sited = mark_sites(model, find_roles(model))
+    names = [site.name for site in sited.sites if site.kind == "activation"]
+    watched = WatchedGraph(sited, graph.with_name("watched.onnx"), sites=names)
+    collector, sums = Collector(names), SumCollector(names)
+
+    def begin(mask: Any) -> None:
+        collector.start_batch(mask)
+        sums.start_batch(mask)
+
+    def observe(site: Any, values: Any) -> None:
+        collector.observe(site, values)
+        sums.observe(site, values)
+
+    batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]
+    watched.run(batches, begin, observe, {})
+    collected = time.perf_counter() - start
+    for rule in (Max(), Percentile(99.99), Mse(), Entropy()):
+        chosen = time.perf_counter()
+        clip_to_sums(choose_ranges(collector.statistics, rule), sums.errors)
+        tell(chosen - collected)
+
+
+def run_rival(graph: Path, inputs: list[Any], name: str) -> None:
+    from onnxruntime.quantization.calibrate import (
+        CalibrationDataReader,
+        CalibrationMethod,
+        create_calibrator,
+    )
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._rest = iter(inputs)
+
+        def get_next(self) -> Any:
+            return next(self._rest, None)
+
+    start = time.perf_counter()
+    calibrator = create_calibrator(
+        graph,
+        ["MatMul", "Add"],
+        augmented_model_path=str(graph.with_name("augmented.onnx")),
+        calibrate_method=getattr(CalibrationMethod, RIVALS[name]),
+    )
+    calibrator.collect_data(Reader())
+    calibrator.compute_data()
+    tell(start)
+
+
+if __name__ == "__main__":
+    main()

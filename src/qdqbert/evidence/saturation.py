@@ -1,0 +1,123 @@
+"""Where int8 products would overflow on x86 CPUs without VNNI.
+
+Such CPUs add the products of two neighbouring inputs, unsigned by signed, in 16 bits that saturate
+(`vpmaddubsw`). Weights with a `pair_limit` cannot overflow; those made for VNNI can, and where
+they do depends on the inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from qdqbert.numerics.affine import parameters_of, quantize, weight_parameters
+from qdqbert.spec import Range, Site, TensorSpec
+
+_TOKENS = 256
+# Emulated a linear: one in a hundred thousand sums is found among its tens of millions.
+_BLOCK = 64
+# Outputs at a time, for memory.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overflow:
+    """What would saturate in one linear.
+
+    Attributes:
+        site: Name of the linear's input site.
+        percent: Share of the 16-bit pair sums that do not fit.
+    """
+
+    site: str
+    percent: float
+
+
+def overflow_percent(inputs: Tensor, weights: Tensor) -> float:
+    """Share of pair sums that 16 bits do not hold.
+
+    Args:
+        inputs: Unsigned codes `(tokens, in)`.
+        weights: Signed codes `(out, in)`.
+
+    Source: Intel 64 manual, VPMADDUBSW: products of neighbours are added with signed saturation.
+    """
+    tokens, width = inputs.shape
+    even = width - width % 2  # a last one alone fits: 255 * 127 < 32767
+    x = inputs[:, :even].to(torch.int32).view(tokens, 1, -1, 2)
+    w = weights[:, :even].to(torch.int32).view(1, weights.shape[0], -1, 2)
+    beyond = 0
+    for part in torch.split(w, _BLOCK, dim=1):
+        sums = x[..., 0] * part[..., 0] + x[..., 1] * part[..., 1]
+        beyond += int(((sums > 32767) | (sums < -32768)).sum())
+    return 100 * beyond / (tokens * weights.shape[0] * max(even // 2, 1))
+
+
+class SaturationCheck:
+    """Watches inputs of linears and emulates their products' 16-bit sums.
+
+    Attributes:
+        scales: `pre_quant_scale` by name of site.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec | None],
+        ranges: Mapping[str, Range],
+        weights: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+    ) -> None:
+        """Which linears run in int8, and how.
+
+        Args:
+            specs: By site name.
+            ranges: Of activations, by site name.
+            weights: Weight `(out, in)` by the name of its input's site.
+            scales: `pre_quant_scale` by the name of the site.
+        """
+        self._specs, self._ranges = specs, ranges
+        self._weights, self.scales = weights, scales
+        self._mask = torch.ones(())
+        self._seen: dict[str, int] = {}
+        self._beyond: dict[str, float] = {}
+
+    def start_batch(self, attention_mask: Tensor) -> None:
+        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        self._mask = attention_mask.bool()
+
+    def observe(self, site: Site, x: Tensor) -> None:
+        """Checks a linear's input `(batch, seq, in)`, already multiplied by its scale."""
+        name = site.name
+        weight_spec = self._specs.get(name.replace("._input_", "._weight_"))
+        spec = self._specs.get(name)
+        left = _TOKENS - self._seen.get(name, 0)
+        if name not in self._weights or spec is None or weight_spec is None or left <= 0:
+            return
+        tokens = (
+            x[self._mask][:left] if x.shape[:2] == self._mask.shape else x.flatten(0, -2)[:left]
+        )
+        if not len(tokens):
+            return
+        codes = quantize(tokens, parameters_of(self._ranges[name], spec), spec)
+        if spec.signed:
+            codes = codes + 128
+        weight = self._weights[name]
+        if name in self.scales:
+            weight = weight * (1 / self.scales[name])
+        weight_codes = quantize(weight, weight_parameters(weight, weight_spec), weight_spec)
+        self._beyond[name] = self._beyond.get(name, 0.0) + len(tokens) * overflow_percent(
+            codes, weight_codes
+        )
+        self._seen[name] = self._seen.get(name, 0) + len(tokens)
+
+    @property
+    def overflows(self) -> Sequence[Overflow]:
+        """Linears in which some sum does not fit, worst first."""
+        found = [
+            Overflow(site=name, percent=beyond / self._seen[name])
+            for name, beyond in self._beyond.items()
+            if beyond
+        ]
+        return sorted(found, key=lambda each: -each.percent)

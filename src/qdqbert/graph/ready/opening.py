@@ -1,0 +1,80 @@
+"""A user's .onnx file to a float model that runs, and the same graph with sites."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.ready.normal import normalise
+from qdqbert.graph.ready.ports import name_inputs, name_outputs
+from qdqbert.graph.ready.reading import read_graph
+from qdqbert.graph.ready.roles import find_roles
+from qdqbert.graph.ready.sites import SitedGraph, mark_sites
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenedGraph:
+    """A ready graph that can be run, watched and quantized.
+
+    Attributes:
+        sited: It, with sites.
+        runner: The float model on ONNX Runtime.
+        input_names: transformers' names of its inputs, in order.
+        output_names: transformers' names of its outputs, in order.
+    """
+
+    sited: SitedGraph
+    runner: OnnxRuntimeRunner
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+
+
+def open_graph(
+    path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path
+) -> OpenedGraph:
+    """Reads, normalises, names and marks a graph.
+
+    Args:
+        path: The .onnx file.
+        task: What it is for.
+        input_names: Names of its inputs by transformers' names, where they are others.
+        scratch: A folder for the float graph.
+
+    Raises:
+        UserInputError: It cannot be quantized; names the file, says why in one line.
+    """
+    try:
+        return _opened(path, task, input_names, scratch)
+    except QdqBertError as error:
+        text = " ".join(str(error).split())
+        if path.name in text and isinstance(error, UserInputError) and text == str(error):
+            raise
+        raise UserInputError(f"Graph {path.name!r} cannot be quantized: {text}") from error
+    except Exception as error:  # the file decides what fails in which library
+        reason = " ".join(str(error).split())[:200]
+        raise UserInputError(
+            f"Graph {path.name!r} cannot be quantized: it is damaged in a way that no check names "
+            f"({type(error).__name__}: {reason}). Export it again."
+        ) from error
+
+
+def _opened(path: Path, task: str, input_names: Mapping[str, str], scratch: Path) -> OpenedGraph:
+    model = normalise(read_graph(path))
+    inputs = name_inputs(model, input_names)
+    outputs = name_outputs(model, task)
+    save_graph(model, scratch / "float.onnx", passing=True)
+    try:
+        runner = OnnxRuntimeRunner(scratch / "float.onnx")
+    except Exception as error:  # onnxruntime's have no common class
+        reason = " ".join(str(error).split()).rpartition(" failed:")[2][:200]
+        raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
+    return OpenedGraph(
+        sited=mark_sites(model, find_roles(model)),
+        runner=runner,
+        input_names=inputs,
+        output_names=outputs,
+    )

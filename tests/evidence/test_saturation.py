@@ -1,0 +1,66 @@
+"""Which int8 sums do not fit in 16 bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqbert.evidence.saturation import SaturationCheck, overflow_percent
+from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.spec import Range, Site, TensorSpec
+
+INPUT, WEIGHT = "layer.0.dense._input_quantizer", "layer.0.dense._weight_quantizer"
+UNSIGNED = TensorSpec(bits=8, signed=False, symmetric=False)
+NARROW = TensorSpec(bits=8, narrow=True, axis=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_share_is_that_of_numpys_sums(tokens, outputs, width, seed) -> None:
+    random = np.random.default_rng(seed)
+    x = random.integers(0, 256, (tokens, width))
+    w = random.integers(-127, 128, (outputs, width))
+    beyond = total = 0
+    for i in range(0, width - 1, 2):
+        sums = x[:, None, i] * w[None, :, i] + x[:, None, i + 1] * w[None, :, i + 1]
+        beyond += int(((sums > 32767) | (sums < -32768)).sum())
+        total += sums.size
+    expected = 100 * beyond / total if total else 0.0
+    assert overflow_percent(torch.tensor(x), torch.tensor(w)) == pytest.approx(expected)
+
+
+def checked(weight_spec: TensorSpec, *, mask: torch.Tensor | None = None) -> SaturationCheck:
+    # Neighbours of the same sign and full size: the worst that a trained weight can hold.
+    weight = torch.ones(4, 6)
+    x = torch.full((2, 3, 6), 9.0)
+    check = SaturationCheck(
+        {INPUT: UNSIGNED, WEIGHT: weight_spec},
+        {INPUT: Range(amax=9.0, low=0.0, high=9.0)},
+        {INPUT: weight},
+        {},
+    )
+    check.start_batch(torch.ones(2, 3) if mask is None else mask)
+    check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), x)
+    return check
+
+
+def test_linears_whose_sums_overflow_are_named() -> None:
+    (found,) = checked(NARROW).overflows
+    assert found.site == INPUT
+    assert found.percent == 100
+
+
+def test_weights_with_a_pair_limit_never_overflow() -> None:
+    spec = TensorSpec(bits=8, narrow=True, axis=0, pair_limit=SAFE_PAIR_LIMIT)
+    assert not checked(spec).overflows
+
+
+def test_padding_and_float_linears_are_left_out() -> None:
+    assert not checked(NARROW, mask=torch.zeros(2, 3)).overflows
+    check = SaturationCheck({INPUT: None, WEIGHT: None}, {}, {INPUT: torch.ones(4, 6)}, {})
+    check.start_batch(torch.ones(2, 3))
+    check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), torch.ones(2, 3, 6))
+    assert not check.overflows

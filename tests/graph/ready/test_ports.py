@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qdqbert.errors import UserInputError
+from qdqbert.graph.ready.ports import INPUTS, name_inputs, name_outputs
+
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
+MASK = np.array([[1, 1, 1], [1, 0, 0]])
+
+
+def model_of(
+    names: tuple[str, ...] = INPUTS, *, kind: str = "int64", shape: str = "batch, seq"
+) -> ir.Model:
+    """Adds its inputs up."""
+    inputs = ", ".join(f"{kind}[{shape}] {name}" for name in names)
+    total = f"s = Sum ({', '.join(f'f{index}' for index in range(len(names)))})"
+    casts = " ".join(f"f{index} = Cast <to = 1> ({name})" for index, name in enumerate(names))
+    return ir.from_onnx_text(
+        f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => (float[batch, seq] y) '
+        f"{{ {casts} {total} y = Neg (s) }}"
+    )
+
+
+def heads_of(*names: str) -> ir.Model:
+    outputs = ", ".join(f"float[batch, seq] {name}" for name in names)
+    body = " ".join(f"{name} = Abs (x{index})" for index, name in enumerate(names))
+    inner = " ".join(f"x{index} = Neg (x)" for index in range(len(names)))
+    return ir.from_onnx_text(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[batch, seq] x) => ({outputs}) '
+        f"{{ {inner} {body} }}"
+    )
+
+
+def names_of(values) -> list[str]:
+    return [value.name for value in values]
+
+
+@pytest.mark.parametrize("names", [INPUTS, INPUTS[:2], INPUTS[::-1]])
+def test_transformers_names_are_kept_and_told_in_its_order(names) -> None:
+    model = model_of(names)
+    assert name_inputs(model, {}) == INPUTS[: len(names)]
+    assert names_of(model.graph.inputs) == list(names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ids", "mask", "type_ids"),
+        ("tokens", "input_mask", "segment_ids"),
+        ("input.1", "attention_mask", "token_type_ids"),
+        ("input", "mask", "segment_ids"),
+    ],
+)
+def test_other_usual_names_are_known(names) -> None:
+    model = ir.Model(
+        ir.Graph(
+            inputs=[
+                ir.val(name, dtype=ir.DataType.INT64, shape=ir.Shape(["batch", "seq"]))
+                for name in names
+            ],
+            outputs=[],
+            nodes=[],
+            opset_imports={"": 21},
+        ),
+        ir_version=10,
+    )
+    assert name_inputs(model, {}) == INPUTS
+    assert names_of(model.graph.inputs) == list(INPUTS)
+
+
+def test_inputs_can_be_named(run_plainly) -> None:
+    model = model_of(("a", "b"))
+    names = name_inputs(model, {"input_ids": "b", "attention_mask": "a"})
+    assert names == INPUTS[:2]
+    result = run_plainly(model, {"input_ids": IDS, "attention_mask": MASK})["y"]
+    np.testing.assert_array_equal(result, -(IDS + MASK).astype(np.float32))
+
+
+def test_a_name_that_is_given_goes_before_one_that_is_known() -> None:
+    model = model_of(("input_ids", "attention_mask"))
+    given = {"input_ids": "attention_mask", "attention_mask": "input_ids"}
+    assert name_inputs(model, given) == INPUTS[:2]
+    assert names_of(model.graph.inputs) == ["attention_mask", "input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "message"),
+    [
+        (("a", "b"), {}, r"Inputs a, b of the graph cannot all be told.*for a, b"),
+        ((*INPUTS, "more"), {}, r"for more\."),
+        (INPUTS, {"input_ids": "nowhere"}, "`--input-names input_ids=nowhere`.*token_type_ids"),
+        (INPUTS, {"ids": "input_ids"}, "`--input-names ids=input_ids`: expected one of input_ids"),
+        (("input_ids",), {}, "no input for the attention mask"),
+        (("attention_mask",), {}, "cannot all be told"),
+        (INPUTS[:2], dict.fromkeys(INPUTS[:2], "attention_mask"), "two meanings"),
+    ],
+    ids=["unknown", "one-more", "no-such-input", "no-such-role", "no-mask", "no-ids", "twice"],
+)
+def test_inputs_that_cannot_be_told_are_refused(names, given, message) -> None:
+    with pytest.raises(UserInputError, match=message) as caught:
+        name_inputs(model_of(names), given)
+    assert "\n" not in str(caught.value)
+
+
+def test_int32_inputs_take_int64_afterwards(run_plainly) -> None:
+    model = model_of(INPUTS[:2], kind="int32")
+    name_inputs(model, {})
+    assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT64}
+    result = run_plainly(model, {"input_ids": IDS, "attention_mask": MASK})["y"]
+    np.testing.assert_array_equal(result, -(IDS + MASK).astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", ["1, seq", "batch, 128", "batch", "1, 128"])
+def test_a_shape_that_is_fixed_or_other_is_refused(shape) -> None:
+    model = model_of(INPUTS[:2], shape=shape)
+    with pytest.raises(
+        UserInputError, match=r"'(input_ids|attention_mask)' has shape .*dynamic ax"
+    ):
+        name_inputs(model, {})
+
+
+@pytest.mark.parametrize("kind", ["float", "bool"])
+def test_inputs_that_are_no_integers_are_refused(kind) -> None:
+    with pytest.raises(UserInputError, match="expected int64 or int32"):
+        name_inputs(model_of(INPUTS[:2], kind=kind), {})
+
+
+def test_an_inner_value_of_an_inputs_new_name_makes_way(run_plainly) -> None:
+    model = model_of(("ids", "mask"))
+    next(iter(model.graph)).outputs[0].name = "input_ids"
+    name_inputs(model, {})
+    result = run_plainly(model, {"input_ids": IDS, "attention_mask": MASK})["y"]
+    np.testing.assert_array_equal(result, -(IDS + MASK).astype(np.float32))
+
+
+def test_an_output_is_named_as_the_task_reads_it(run_plainly) -> None:
+    model = heads_of("o0")
+    assert name_outputs(model, "text-classification") == ("logits",)
+    x = np.array([[1, -2]], np.float32)
+    np.testing.assert_array_equal(run_plainly(model, {"x": x})["logits"], np.abs(x))
+
+
+def test_outputs_that_the_task_does_not_read_are_dropped() -> None:
+    model = heads_of("hidden", "logits", "attentions")
+    assert name_outputs(model, "token-classification") == ("logits",)
+    assert names_of(model.graph.outputs) == ["logits"]
+
+
+def test_the_first_output_is_taken_where_none_has_the_name() -> None:
+    model = heads_of("o0", "o1")
+    first = model.graph.outputs[0]
+    assert name_outputs(model, "feature-extraction") == ("last_hidden_state",)
+    assert list(model.graph.outputs) == [first]
+
+
+@pytest.mark.parametrize(
+    ("names", "order"), [(("o0", "o1"), (0, 1)), (("end_logits", "start_logits"), (1, 0))]
+)
+def test_questions_are_answered_by_two_outputs_in_order(names, order) -> None:
+    model = heads_of(*names)
+    outputs = list(model.graph.outputs)
+    assert name_outputs(model, "question-answering") == ("start_logits", "end_logits")
+    assert list(model.graph.outputs) == [outputs[index] for index in order]
+    assert names_of(model.graph.outputs) == ["start_logits", "end_logits"]
+
+
+def test_a_task_that_reads_more_outputs_than_there_are_is_refused() -> None:
+    with pytest.raises(UserInputError, match=r"outputs o0; task `question-answering` reads start_"):
+        name_outputs(heads_of("o0"), "question-answering")
+
+
+def test_a_sentence_embedding_is_kept() -> None:
+    model = heads_of("sentence_embedding", "token_embeddings")
+    names = ("last_hidden_state", "sentence_embedding")
+    assert name_outputs(model, "feature-extraction") == names
+    assert names_of(model.graph.outputs) == list(names)
+
+
+def test_an_inner_value_of_an_outputs_new_name_makes_way(run_plainly) -> None:
+    model = heads_of("o0")
+    next(iter(model.graph)).outputs[0].name = "logits"
+    name_outputs(model, "text-classification")
+    x = np.array([[1, -2]], np.float32)
+    np.testing.assert_array_equal(run_plainly(model, {"x": x})["logits"], np.abs(x))

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoding import Batch
+from qdqbert.graph.export import GraphBody
+from qdqbert.graph.ready import watching
+from qdqbert.graph.ready.normal import normalise
+from qdqbert.graph.ready.ports import name_inputs, name_outputs
+from qdqbert.graph.ready.reading import read_graph
+from qdqbert.graph.ready.roles import find_roles
+from qdqbert.graph.ready.sites import SitedGraph, mark_sites
+from qdqbert.graph.ready.watching import WatchedGraph
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.numerics.ranges import Max
+from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.spec import Smoothing
+
+
+def make_batches(rows: int, tokens: int, *, seed: int, padding: int = 4) -> Batch:
+    rng = np.random.default_rng(seed)
+    mask = np.ones((rows, tokens), np.int64)
+    mask[:, tokens - padding :] = 0
+    ids = np.where(mask == 1, rng.integers(5, 100, size=mask.shape), 0)
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+    return Batch(indices=tuple(range(rows)), inputs=inputs)
+
+
+BATCHES = [make_batches(4, 12, seed=1), make_batches(3, 9, seed=2, padding=2)]
+
+
+@pytest.fixture(scope="module")
+def graph(exported) -> SitedGraph:
+    model = normalise(read_graph(exported("bert")))
+    name_inputs(model, {})
+    name_outputs(model, "text-classification")
+    return mark_sites(model, find_roles(model))
+
+
+@pytest.fixture(scope="module")
+def ours(make_model, checkpoints, tmp_path_factory):
+    """The same model through PyTorch."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = make_model(
+        "bert",
+        transformers.AutoModelForSequenceClassification,
+        num_hidden_layers=2,
+        vocab_size=128,
+    )
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(checkpoints("bert")).save_pretrained(folder)
+    checkpoint = load_checkpoint(str(folder))
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    return sited, GraphBody.of(checkpoint)
+
+
+def by_pytorch(
+    ours, smoothing: Smoothing | None = None, *, clips_sums: bool = False
+) -> Calibration:
+    sited, body = ours
+    return calibrate(
+        sited,
+        lambda inputs: body(**inputs),
+        BATCHES,
+        sites=[site.name for site in sited.sites if site.kind == "activation"],
+        calibrator=Max(),
+        smoothing=smoothing,
+        clips_sums=clips_sums,
+    )
+
+
+def by_graph(
+    graph: SitedGraph,
+    path,
+    batches=BATCHES,
+    smoothing: Smoothing | None = None,
+    clips_sums: bool = False,
+) -> Calibration:
+    sites = [site for site in graph.sites if site.kind == "activation"]
+    watched = WatchedGraph(graph, path / "watched.onnx", sites=[site.name for site in sites])
+    return calibrate_passes(
+        lambda start, observe, scales: watched.run(batches, start, observe, scales),
+        sites=sites,
+        all_sites=graph.sites,
+        weights={name: torch.from_numpy(weight) for name, weight in graph.weights.items()},
+        calibrator=Max(),
+        smoothing=smoothing,
+        clips_sums=clips_sums,
+    )
+
+
+def assert_same(found: Calibration, expected: Calibration) -> None:
+    expected = dataclasses.replace(
+        expected,
+        ranges={name.removeprefix("bert."): each for name, each in expected.ranges.items()},
+        scales={name.removeprefix("bert."): each for name, each in expected.scales.items()},
+    )
+    assert set(found.ranges) == set(expected.ranges)
+    for name, each in expected.ranges.items():
+        for field in dataclasses.fields(each):
+            wanted = getattr(each, field.name)
+            np.testing.assert_allclose(
+                getattr(found.ranges[name], field.name), wanted, rtol=1e-4, atol=1e-6, err_msg=name
+            )
+    assert set(found.scales) == set(expected.scales)
+    for name, scale in expected.scales.items():
+        torch.testing.assert_close(found.scales[name], scale, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [None, WIDE_INPUTS], ids=["plain", "smooth"])
+def test_ranges_and_scales_are_those_of_pytorch(graph, ours, tmp_path, smoothing) -> None:
+    expected = by_pytorch(ours, smoothing)
+    assert (smoothing is None) == (not expected.scales)
+    assert_same(by_graph(graph, tmp_path, smoothing=smoothing), expected)
+
+
+def test_what_is_added_is_clipped_as_in_pytorch(graph, ours, tmp_path) -> None:
+    found = by_graph(graph, tmp_path, clips_sums=True)
+    assert_same(found, by_pytorch(ours, clips_sums=True))
+
+
+def test_padding_is_left_out(graph, tmp_path) -> None:
+    longer = []
+    for batch in BATCHES:
+        inputs = {name: np.pad(array, ((0, 0), (0, 7))) for name, array in batch.inputs.items()}
+        inputs["input_ids"][:, -7:] = 99  # would be seen if it were text
+        longer.append(Batch(indices=batch.indices, inputs=inputs))
+    assert_same(by_graph(graph, tmp_path, longer), by_graph(graph, tmp_path))
+
+
+@pytest.mark.parametrize("elements", [1, 3000, 30_000])
+def test_ranges_are_the_same_however_a_batch_is_cut(graph, tmp_path, monkeypatch, elements) -> None:
+    expected = by_graph(graph, tmp_path, smoothing=WIDE_INPUTS)
+    monkeypatch.setattr(watching, "_ELEMENTS_AT_ONCE", elements)
+    assert_same(by_graph(graph, tmp_path, smoothing=WIDE_INPUTS), expected)
+
+
+def test_a_batch_advances_once_however_it_is_cut(graph, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(watching, "_ELEMENTS_AT_ONCE", 1)
+    names = [site.name for site in graph.sites]
+    advanced: list[int] = []
+    rows: list[int] = []
+    WatchedGraph(graph, tmp_path / "watched.onnx", sites=names).run(
+        BATCHES,
+        lambda mask: rows.append(len(mask)),
+        lambda site, x: None,
+        {},
+        lambda: advanced.append(1),
+    )
+    assert len(advanced) == len(BATCHES)
+    assert sum(rows) == sum(len(batch.indices) for batch in BATCHES)
+
+
+def test_what_no_site_asks_for_is_not_shown(graph, tmp_path) -> None:
+    wanted = "encoder.layer.0.intermediate.dense._input_quantizer"
+    seen: set[str] = set()
+    WatchedGraph(graph, tmp_path / "watched.onnx", sites=[wanted]).run(
+        BATCHES, lambda mask: None, lambda site, x: seen.add(site.name), {}
+    )
+    assert wanted in seen
+    others = {name for name in seen if not name.endswith(".add_residual_input_quantizer")}
+    assert others <= {wanted}
+
+
+def test_a_smoothed_site_is_shown_its_input_times_its_scale(graph, tmp_path) -> None:
+    name = "encoder.layer.0.intermediate.dense._input_quantizer"
+    scale = torch.linspace(0.5, 2, 32)
+    shown = []
+    for scales in ({}, {name: scale}):
+        values = []
+        WatchedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
+            BATCHES[:1],
+            lambda mask: None,
+            lambda site, x, values=values: values.append(x) if site.name == name else None,
+            scales,
+        )
+        shown.append(torch.cat(values))
+    torch.testing.assert_close(shown[1], shown[0] * scale)
+
+
+def test_flat_states_are_given_their_batch_back() -> None:
+    values = np.arange(24, dtype=np.float32).reshape(6, 4)
+    made = watching._as_states(values, torch.ones((2, 3)))
+    assert made.shape == (2, 3, 4)
+    np.testing.assert_array_equal(made.numpy().reshape(6, 4), values)
