@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 import typer
 from typer.testing import CliRunner
@@ -52,8 +53,27 @@ def folder(save_tiny, tmp_path, monkeypatch) -> Path:
     for name, count in (("train.csv", 400), ("dev.csv", 40)):
         rows = [f"{' '.join(rng.choices(WORDS, k=12))},{rng.choice(labels)}" for _ in range(count)]
         (tmp_path / name).write_text("\n".join(["text,label", *rows]))
+    export(tmp_path / "my-classifier", tmp_path / "my-classifier.onnx")
     monkeypatch.chdir(tmp_path)
     return Path(tmp_path)
+
+
+def export(checkpoint: Path, path: Path) -> None:
+    """A graph as any exporter may leave it."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    model.config.return_dict = False
+    ids = torch.full((2, 8), 5)
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    torch.onnx.export(
+        model.eval(),
+        (ids, torch.ones_like(ids), torch.zeros_like(ids)),
+        path,
+        input_names=names,
+        output_names=["logits"],
+        dynamic_axes={name: {0: "batch", 1: "sequence"} for name in names},
+        opset_version=17,
+        dynamo=False,
+    )
 
 
 def test_python_of_the_readme_runs_from_top_to_bottom(folder, monkeypatch) -> None:
@@ -92,7 +112,10 @@ def test_command_lines_of_the_readme_run_from_top_to_bottom(folder) -> None:
         result = CliRunner().invoke(app, [*command, *CHEAP[command[0]]])
         assert result.exit_code == 0, f"qdqbert {shlex.join(command)}\n{result.output}"
     made = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert made == {"my-classifier", "my-classifier-int8", "my-qat", "my-qat-int8"}
+    assert made == {
+        *("my-classifier", "my-classifier-int8", "my-graph-int8"),
+        *("my-qat", "my-qat-int8"),
+    }
 
 
 def test_every_option_that_the_readme_names_is_one_of_a_verb() -> None:

@@ -158,6 +158,7 @@ def reference(make_model):
             sites=[s.name for s in sited.sites if s.kind == "activation" and specs[s.name]],
             calibrator=Max(),
             smoothing=built.smoothing,
+            clips_sums=built.clips_sums,
         )
         return Reference(sited=sited, specs=specs, calibration=calibration)
 
