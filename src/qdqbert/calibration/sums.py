@@ -21,7 +21,9 @@ from qdqbert.spec import Range, Site
 CANDIDATES = torch.tensor([2 ** (exponent / 2) for exponent in range(-8, 17)])
 """Amax tried, 1/16 to 256 in steps of a factor of 1.41: the error is flat around its lowest."""
 
-_LOCAL, _RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
+LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
+"""How the names of both sites of a residual add end."""
+
 _TOKENS = 128
 # Looked at in a batch: enough, and the candidates cost as much as the forward pass then.
 
@@ -39,7 +41,7 @@ class SumCollector:
         self.errors = {
             name: torch.zeros(len(CANDIDATES), dtype=torch.float64)
             for name in wanted
-            if name.endswith(_LOCAL)
+            if name.endswith(LOCAL)
         }
         self._qmax = 2 ** (bits - 1) - 1
         self._mask = torch.ones(())
@@ -54,10 +56,10 @@ class SumCollector:
         """Measures each candidate once both inputs `(batch, seq, hidden)` of an add came."""
         if site.name in self.errors:
             self._local = (site.name, x)
-        elif self._local and site.name.endswith(_RESIDUAL):
+        elif self._local and site.name.endswith(RESIDUAL):
             name, local = self._local
             self._local = None
-            if name.removesuffix(_LOCAL) == site.name.removesuffix(_RESIDUAL):
+            if name.removesuffix(LOCAL) == site.name.removesuffix(RESIDUAL):
                 self.errors[name] += self._errors(local[self._mask], x[self._mask])
 
     def _errors(self, local: Tensor, residual: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import EngineName, Runner, open_runner
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
+from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 
@@ -143,10 +144,7 @@ def make_graph_references(
     forced = teacher_forced(model, list(names))
     outputs = [value.name or "" for value in model.graph.outputs]
     whole = model.clone()
-    values = {value.name: value for node in whole.graph for value in node.outputs}
-    for name in names:
-        values[name].dtype = ir.DataType.FLOAT
-        whole.graph.outputs.append(values[name])
+    add_outputs(whole, names)
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder) / "whole.onnx", Path(folder) / "forced.onnx"
         save_graph(whole, paths[0])

@@ -37,6 +37,17 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.V
     return value
 
 
+def add_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Makes outputs of inner float32 values; those that are outputs already stay as they are."""
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    outputs = {value.name for value in model.graph.outputs}
+    for name in names:
+        if name not in outputs:
+            value = values[name]
+            value.dtype = ir.DataType.FLOAT
+            model.graph.outputs.append(value)
+
+
 def producer_of(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
     """The node that makes a value, if it is of that type."""
     node = value.producer() if value is not None else None

@@ -311,11 +311,8 @@ class GraphDoor:
         batches: Sequence[Batch],
         *,
         sites: Sequence[str],
-        calibrator: Calibrator,
-        smoothing: Smoothing | None,
-        clips_sums: bool,
-        switches: Switches,
         advance: Advance,
+        **settings: Any,
     ) -> Calibration:
         """See `Door`."""
         watched = WatchedGraph(self._ready, self._scratch / "watched.onnx", sites=frozenset(sites))
@@ -326,15 +323,12 @@ class GraphDoor:
             sites=[site for site in self.sites if site.name in set(sites)],
             all_sites=self.sites,
             weights=self.weights(),
-            calibrator=calibrator,
-            smoothing=smoothing,
-            clips_sums=clips_sums,
-            switches=switches,
+            **settings,
         )
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Door`."""
-        return {name: torch.tensor(weight) for name, weight in self._ready.weights.items()}
+        return {name: torch.from_numpy(weight) for name, weight in self._ready.weights.items()}
 
     def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
         """See `Door`."""

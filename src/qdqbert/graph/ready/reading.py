@@ -79,7 +79,6 @@ def read_graph(path: Path) -> ir.Model:
         read = ir.from_proto(model)
         _put_weights_back(read.graph, weights, path)
         _drop_initializers_from_inputs(read.graph)
-        read = common.InlinePass()(read).model
         return _cleared(read)
     except UserInputError:
         raise

@@ -120,7 +120,8 @@ def find_roles(model: ir.Model) -> Roles:
         UserInputError: There is no attention in it, or a layer cannot be followed; names the node.
     """
     softmaxes = [node for node in model.graph if node.op_type == "Softmax" and not node.domain]
-    layers = [layer for node in softmaxes if (layer := _layer_of(node)) is not None]
+    found = {node: _layer_of(node) for node in softmaxes}
+    layers = [layer for layer in found.values() if layer is not None]
     if not layers:
         raise UserInputError(
             f"The graph has no attention ({len(softmaxes)} Softmax nodes, none between two "
@@ -128,7 +129,7 @@ def find_roles(model: ir.Model) -> Roles:
         )
     for node in softmaxes:
         # A head may have a softmax; a layer that is not understood would stay in float unsaid.
-        if _layer_of(node) is None and _product_behind(node) is not None:
+        if found[node] is None and _product_behind(node) is not None:
             raise _lost(node, "the product of query and key that it is taken of")
     inside = {linear.product for layer in layers for linear in layer.linears}
     head = tuple(node for node in model.graph if is_linear(node) and node not in inside)
@@ -154,11 +155,11 @@ def _layer_of(softmax: ir.Node) -> LayerRoles | None:
     start = query.inputs[0]
     assert start is not None
     output = _next_linear(context.outputs[0], softmax, "the attention's output")
-    first_sum = _next_sum(output, start)
+    first_sum = _next_sum(output)
     if first_sum is None:
         raise _lost(output, "the residual add behind the attention's output")
     first, second, gated = _feed_forward(first_sum, softmax)
-    second_sum = _next_sum(second, start)
+    second_sum = _next_sum(second)
     if second_sum is None:
         raise _lost(second, "the residual add behind the feed-forward block")
     return LayerRoles(
@@ -216,11 +217,7 @@ def _linear_behind(product: ir.Node, index: int) -> ir.Node:
 
 def _linears_before(value: ir.Value | None) -> list[ir.Node]:
     """Linears that a value is computed of, without passing through one or through a LayerNorm."""
-    found = []
-    for node in _backwards(value, stop=(_NORM, "Softmax")):
-        if is_linear(node):
-            found.append(node)
-    return found
+    return [node for node in _backwards(value, stop=(_NORM, "Softmax")) if is_linear(node)]
 
 
 def _next_linear(value: ir.Value, within: ir.Node, what: str) -> ir.Node:
@@ -230,7 +227,7 @@ def _next_linear(value: ir.Value, within: ir.Node, what: str) -> ir.Node:
     raise _lost(within, what)
 
 
-def _next_sum(linear: ir.Node, start: ir.Value) -> tuple[ir.Node, int] | None:
+def _next_sum(linear: ir.Node) -> tuple[ir.Node, int] | None:
     """The first Add of two computed tensors of like shape behind a linear, and the local side."""
     value = linear.outputs[0]
     for _ in range(6):

@@ -70,7 +70,9 @@ class _Marker:
         self.graph.insert_before(node, turned)
         node.replace_input_with(1, turned.outputs[0])
         self.sites.append(Site(name=name, kind="weight", channel_axis=0))
-        self.weights[f"{stem}._input_quantizer"] = np.array(array.T, np.float32)
+        kept = constant_array(stored)  # the graph's own memory, no copy of it
+        assert kept is not None
+        self.weights[f"{stem}._input_quantizer"] = np.require(kept, np.float32, "W")
 
     def table(self, role: TableRole, name: str) -> None:
         """A site at an embedding table."""

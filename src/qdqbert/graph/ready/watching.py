@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qdqbert.calibration.session import Observe
+from qdqbert.calibration.sums import LOCAL, RESIDUAL
 from qdqbert.encoding import Batch
 from qdqbert.graph.check import save_graph
+from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.qdq import float_graph
 from qdqbert.graph.ready.sites import SitedGraph
 from qdqbert.spec import Site
 
 _ELEMENTS_AT_ONCE = 80_000_000
 # Of all watched tensors together: 320 MB of float32, whatever the model and the batch.
-
-Observe = Callable[[Site, Tensor], None]
 
 
 class WatchedGraph:
@@ -38,13 +38,13 @@ class WatchedGraph:
         self._sites: dict[str, list[Site]] = {}
         self._sums: list[tuple[str, Site]] = []
         for site in sited.sites:
-            wanted = site.name in sites or site.name.endswith(".add_residual_input_quantizer")
+            wanted = site.name in sites or site.name.endswith(RESIDUAL)
             if site.kind == "activation" and wanted:
                 self._sites.setdefault(sited.sources[site.name], []).append(site)
                 if _is_of_sum(site):
                     self._sums.append((sited.sources[site.name], site))
         model = float_graph(sited.graph)
-        _add_outputs(model, list(self._sites))
+        add_outputs(model, list(self._sites))
         save_graph(model, path, passing=True)
         self._session = _session(path)
         self._elements_a_token = 0
@@ -103,7 +103,7 @@ class WatchedGraph:
 
 
 def _is_of_sum(site: Site) -> bool:
-    return site.name.endswith((".add_local_input_quantizer", ".add_residual_input_quantizer"))
+    return site.name.endswith((LOCAL, RESIDUAL))
 
 
 def _show(
@@ -126,16 +126,6 @@ def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:
     if tensor.dim() == 2 and tensor.shape[0] == mask.numel():
         return tensor.view(*mask.flatten(0, -2).shape, -1)
     return tensor
-
-
-def _add_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    values = {value.name: value for node in model.graph for value in node.outputs}
-    outputs = {value.name for value in model.graph.outputs}
-    for name in names:
-        if name not in outputs:
-            value = values[name]
-            value.dtype = ir.DataType.FLOAT
-            model.graph.outputs.append(value)
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:
