@@ -11,6 +11,7 @@ the paper, and with `clips_sums` where the recipe has it. Graphs of the latter a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import random
 import tempfile
@@ -18,18 +19,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from qdqbert.calibration.statistics import Collector, choose_ranges
+from qdqbert.calibration.session import watch
+from qdqbert.calibration.statistics import Collector, Together, choose_ranges
 from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.engines.runner import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
-from qdqbert.insert.sited import insert_quantizers_, observing, quantizing
+from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
-from qdqbert.spec import Site
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
 from qdqbert.tasks import TASKS
@@ -96,17 +95,18 @@ def main() -> None:
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     names = [site.name for site in sited.sites if site.kind == "activation"]
     collector, sums = Collector(names), SumCollector(names)
-
-    def observe(site: Site, x: torch.Tensor) -> None:
-        collector.observe(site, x)
-        sums.observe(site, x)
-
-    with observing(sited, observe):
-        for batch in calibration.batches:
-            mask = torch.from_numpy(batch.inputs["attention_mask"])
-            collector.start_batch(mask)
-            sums.start_batch(mask)
-            pytorch.run({each: batch.inputs[each] for each in pytorch.input_names})
+    watch(
+        sited,
+        lambda inputs: body(**inputs),
+        [
+            dataclasses.replace(
+                batch, inputs={each: batch.inputs[each] for each in pytorch.input_names}
+            )
+            for batch in calibration.batches
+        ],
+        Together(collector, sums),
+        {},
+    )
     graph = export_sited(sited, body, example_inputs(checkpoint.input_names, checkpoint.task))
     clips = [False, True] if build_recipe(arguments.recipe).clips_sums else [False]
     for calibrator, clip in itertools.product(CALIBRATORS, clips):

@@ -130,7 +130,7 @@ def run_bare(graph: Path, inputs: list[Any], _: str) -> None:
 
 
 def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
-    from qdqbert.calibration.statistics import Collector, choose_ranges
+    from qdqbert.calibration.statistics import Collector, Together, choose_ranges
     from qdqbert.calibration.sums import SumCollector, clip_to_sums
     from qdqbert.encoding import Batch
     from qdqbert.graph.ready.normal import normalise
@@ -146,17 +146,8 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     names = [site.name for site in sited.sites if site.kind == "activation"]
     watched = WatchedGraph(sited, graph.with_name("watched.onnx"), sites=names)
     collector, sums = Collector(names), SumCollector(names)
-
-    def begin(mask: Any) -> None:
-        collector.start_batch(mask)
-        sums.start_batch(mask)
-
-    def observe(site: Any, values: Any) -> None:
-        collector.observe(site, values)
-        sums.observe(site, values)
-
     batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]
-    watched.run(batches, begin, observe, {})
+    watched.run(batches, Together(collector, sums), {})
     collected = time.perf_counter() - start
     for rule in (Max(), Percentile(99.99), Mse(), Entropy()):
         chosen = time.perf_counter()

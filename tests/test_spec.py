@@ -11,6 +11,7 @@ from qdqbert.numerics.affine import affine_parameters, symmetric_parameters
 from qdqbert.spec import Range, Rule, Site, Smoothing, TensorSpec, input_site_of, resolve
 
 INT8 = TensorSpec(bits=8)
+AFFINE = {"signed": False, "symmetric": False}
 UINT8 = TensorSpec(bits=8, signed=False, symmetric=False)
 PER_CHANNEL = TensorSpec(bits=8, narrow=True, axis=0)
 
@@ -69,6 +70,12 @@ def test_widths_from_two_to_eight_have_two_to_the_bits_codes(bits) -> None:
         ({"pair_limit": 128, "symmetric": False}, "`pair_limit` needs symmetric codes"),
         # Each of the two codes is rounded by up to half a step: 1 leaves nothing to code.
         ({"bits": 2, "pair_limit": 1}, "`pair_limit` needs"),
+        (
+            {"dynamic": True},
+            "`dynamic` needs unsigned affine codes of 8 bits in one scale, got int8",
+        ),
+        ({**AFFINE, "bits": 7, "dynamic": True}, "`dynamic` needs unsigned affine codes of 8 bits"),
+        ({**AFFINE, "axis": 0, "dynamic": True}, "`dynamic` needs unsigned affine codes of 8 bits"),
     ],
     ids=[
         "bits-1",
@@ -78,6 +85,9 @@ def test_widths_from_two_to_eight_have_two_to_the_bits_codes(bits) -> None:
         "limit-low",
         "limit-affine",
         "limit-1",
+        "dynamic-signed",
+        "dynamic-7-bits",
+        "dynamic-per-channel",
     ],
 )
 def test_spec_that_contradicts_itself_is_refused(choices, message) -> None:
@@ -95,8 +105,9 @@ def test_spec_that_contradicts_itself_is_refused(choices, message) -> None:
             TensorSpec(bits=7, narrow=True, axis=1, pair_limit=128),
             "int7 narrow symmetric per-channel axis 1 pair sums <= 128",
         ),
+        (TensorSpec(**AFFINE, dynamic=True), "uint8 affine per-tensor dynamic"),
     ],
-    ids=["int8", "uint8", "per-channel", "pair-limit"],
+    ids=["int8", "uint8", "per-channel", "pair-limit", "dynamic"],
 )
 def test_spec_reads_as_words(spec, text) -> None:
     assert str(spec) == text

@@ -46,6 +46,8 @@ class TensorSpec:
             multiplied with neighbouring inputs. x86 CPUs without VNNI add `u8 * s8` products in
             pairs in 16 bits; 128 keeps every such sum within `255 * 128 = 32640 < 2^15`. `None`
             sets no limit.
+        dynamic: Take scale and zero point from each tensor when it comes, as ONNX's
+            DynamicQuantizeLinear does; for unsigned affine codes of 8 bits.
     """
 
     bits: int = 8
@@ -54,6 +56,7 @@ class TensorSpec:
     narrow: bool = False
     axis: int | None = None
     pair_limit: int | None = None
+    dynamic: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
@@ -68,6 +71,14 @@ class TensorSpec:
         if self.pair_limit is not None and not (self.symmetric and self.pair_limit >= least):
             raise SpecError(
                 f"`pair_limit` needs symmetric codes and at least `qmax`, got {self.pair_limit}."
+            )
+
+        if self.dynamic and (
+            self.bits != 8 or self.signed or self.symmetric or self.axis is not None
+        ):
+            raise SpecError(
+                "`dynamic` needs unsigned affine codes of 8 bits in one scale, got "
+                f"{dataclasses.replace(self, dynamic=False)}."
             )
 
     @property
@@ -85,7 +96,8 @@ class TensorSpec:
         kind = ("narrow symmetric" if self.narrow else "symmetric") if self.symmetric else "affine"
         place = "per-tensor" if self.axis is None else f"per-channel axis {self.axis}"
         limit = "" if self.pair_limit is None else f" pair sums <= {self.pair_limit}"
-        return f"{sign}{self.bits} {kind} {place}{limit}"
+        dynamic = " dynamic" if self.dynamic else ""
+        return f"{sign}{self.bits} {kind} {place}{limit}{dynamic}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +141,7 @@ class Site:
             [PAD]. Axis 0 is the batch. Empty for a weight.
         channel_axis: Axis of a weight that keeps one scale per index.
         source: What the input of a linear is; `None` elsewhere.
+        of_output: Whether only recipes of outputs quantize it, see `insert_quantizers_`.
     """
 
     name: str
@@ -136,6 +149,7 @@ class Site:
     sequence_axes: tuple[int, ...] = ()
     channel_axis: int | None = None
     source: Source | None = None
+    of_output: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ def calibration() -> Calibration:
 def assert_same(a: Calibration, b: Calibration) -> None:
     assert a.ranges == b.ranges
     assert set(a.scales) == set(b.scales)
+    assert (a.plain is None) is (b.plain is None)
     for name, scale in a.scales.items():
         assert scale.dtype == b.scales[name].dtype
         assert torch.equal(scale, b.scales[name])
@@ -39,6 +40,16 @@ def assert_same(a: Calibration, b: Calibration) -> None:
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     write_ranges(calibration(), tmp_path / "ranges.safetensors")
     assert_same(read_ranges(tmp_path / "ranges.safetensors"), calibration())
+
+
+def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
+    plain = Calibration(ranges={QUERY: Range(amax=7.0, low=-7.0, high=3.0)}, scales={})
+    both = Calibration(ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE}, plain=plain)
+    write_ranges(both, tmp_path / "ranges.safetensors")
+    read = read_ranges(tmp_path / "ranges.safetensors")
+    assert_same(read, both)
+    assert read.plain is not None
+    assert_same(read.plain, plain)
 
 
 def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 from qdqbert.numerics.affine import (
@@ -19,6 +20,7 @@ from qdqbert.numerics.affine import (
     affine_parameters,
     clipped,
     dequantize,
+    dynamic_parameters,
     fake_quantize,
     parameters_of,
     quantize,
@@ -772,3 +774,30 @@ def test_reduce_amax_has_no_gradient() -> None:
 def test_reduce_amax_refuses_more_axes_than_there_are(axis) -> None:
     with pytest.raises(ValueError, match=r"^Cannot reduce more axes than tensor's dim\.$"):
         reduce_amax(torch.ones(2, 3), axis=axis)
+
+
+@settings(max_examples=50)
+@given(
+    x=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(-1e6, 1e6, width=32))
+)
+def test_parameters_of_a_tensor_itself_are_those_of_onnx(x) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero_point"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [
+            helper.make_tensor_value_info("scale", TensorProto.FLOAT, ()),
+            helper.make_tensor_value_info("zero_point", TensorProto.UINT8, ()),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    scale, zero_point = ReferenceEvaluator(model).run(None, {"x": x})
+    parameters = dynamic_parameters(torch.from_numpy(x), UINT8)
+    if not x.any() or np.ptp([*x.flat, 0.0]) < 1e-30:
+        return  # nothing to tell apart: any scale gives zeros
+    np.testing.assert_allclose(float(parameters.scale), scale, rtol=3e-7)
+    # A zero point halfway between two codes may go either way with the last bit of the scale.
+    assert abs(int(parameters.zero_point) - int(zero_point)) <= 1
+    codes = quantize(torch.from_numpy(x), parameters, UINT8)
+    error = dequantize(codes, parameters, UINT8).numpy() - x
+    assert np.abs(error).max() <= scale * (1 + ROUNDING)

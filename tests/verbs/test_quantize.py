@@ -37,6 +37,7 @@ def test_each_target_is_proven_on_each_engine_that_runs_it(quantized) -> None:
         ("portable", "onnxruntime", "linear"),
         ("portable", "openvino", "linear"),
         ("onnxruntime", "onnxruntime", "linear"),
+        ("onnxruntime-dynamic", "onnxruntime", "linear"),
         ("openvino", "openvino", "linear-signed"),
     ]
     assert [(each.target, each.engine, each.recipe) for each in report.targets] == [
@@ -159,3 +160,26 @@ def test_weights_have_all_of_8_bits_only_where_the_cpu_can_add_them(
     notes = [each for each in report.notices if "int8 sums would saturate" in each]
     assert len(notes) == (isa == "vnni")
     assert content["command"].count("--isa vnni") == len(notes)
+
+
+def test_one_calibration_serves_all_targets(save_tiny, tmp_path) -> None:
+    # qordered's kernels want heads of 16 channels.
+    checkpoint = save_tiny(
+        tmp_path / "float", "bert", transformers.AutoModel, num_attention_heads=2
+    )
+
+    def sites(folder: str, targets: tuple[str, ...]) -> dict[str, object]:
+        qdqbert.quantize(
+            str(checkpoint),
+            tmp_path / folder,
+            targets=targets,
+            benchmark=False,
+            calibration_samples=16,
+        )
+        content = json.loads((tmp_path / folder / "quantization.json").read_text())
+        return {name: each["sites"] for name, each in content["targets"].items()}
+
+    together = sites("all", ("onnxruntime", "tensorrt", "qordered"))
+    for name in ("onnxruntime", "tensorrt", "qordered"):
+        # Ranges with scales and without; what another target asked for stays in float.
+        assert together[name] == sites(name, (name,))[name]

@@ -2,32 +2,35 @@
 
     <site>                    float64 (3,)    amax, low, high
     <site>.pre_quant_scale    float32 (in,)
+    <site>.plain              float64 (3,)    the same without the scale, for recipes without one
 
 Every target's graph, and every re-run at other settings, reads it; none calibrates again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from qdqbert.calibration.session import Calibration
 from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range
 
 _FORMAT = "qdqbert-ranges/1"
-_SUFFIX = ".pre_quant_scale"
+_SUFFIX, _PLAIN = ".pre_quant_scale", ".plain"
 
 
 def write_ranges(calibration: Calibration, path: Path) -> None:
     """Writes a calibration; equal calibrations give equal bytes."""
-    tensors = {
-        site: torch.tensor([chosen.amax, chosen.low, chosen.high], dtype=torch.float64)
-        for site, chosen in calibration.ranges.items()
-    }
+    tensors = _rows(calibration.ranges)
+    if calibration.plain is not None:
+        plain = _rows(calibration.plain.ranges)
+        tensors |= {site + _PLAIN: row for site, row in plain.items()}
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     save_file(tensors, path, metadata={"format": _FORMAT})
     path.chmod(0o644)  # safetensors makes it private; the rest of the folder is not
@@ -49,12 +52,31 @@ def read_ranges(path: Path) -> Calibration:
         raise CalibrationError(
             f"{str(path)!r} is no ranges file: expected format {_FORMAT!r}, got {format_name!r}."
         )
-    ranges = {
+    scales = _ending(tensors, _SUFFIX)
+    plain = _ranges(_ending(tensors, _PLAIN))
+    names = set(tensors) - {site + _SUFFIX for site in scales} - {site + _PLAIN for site in plain}
+    return Calibration(
+        ranges=_ranges({name: tensors[name] for name in sorted(names)}),
+        scales=scales,
+        plain=Calibration(ranges=plain, scales={}) if plain else None,
+    )
+
+
+def _rows(ranges: Mapping[str, Range]) -> dict[str, Tensor]:
+    return {
+        site: torch.tensor([chosen.amax, chosen.low, chosen.high], dtype=torch.float64)
+        for site, chosen in ranges.items()
+    }
+
+
+def _ranges(rows: Mapping[str, Tensor]) -> dict[str, Range]:
+    return {
         site: Range(amax=float(row[0]), low=float(row[1]), high=float(row[2]))
-        for site, row in tensors.items()
-        if not site.endswith(_SUFFIX)
+        for site, row in rows.items()
     }
-    scales = {
-        site.removesuffix(_SUFFIX): row for site, row in tensors.items() if site.endswith(_SUFFIX)
+
+
+def _ending(tensors: Mapping[str, Tensor], suffix: str) -> dict[str, Tensor]:
+    return {
+        name.removesuffix(suffix): each for name, each in tensors.items() if name.endswith(suffix)
     }
-    return Calibration(ranges=ranges, scales=scales)

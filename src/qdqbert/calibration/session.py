@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
-from qdqbert.calibration.statistics import Collector, choose_ranges
+from qdqbert.calibration.statistics import Collector, Together, Watcher, choose_ranges
 from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.encoding import Batch
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QKV_WEIGHTS, Switches, fused_groups
-from qdqbert.spec import Range, Site, Smoothing
+from qdqbert.spec import Range, Recipe, Site, Smoothing
 
 Forward = Callable[[Mapping[str, Tensor]], object]
 
-Observe = Callable[[Site, Tensor], None]
-Pass = Callable[[Callable[[Tensor], None], Observe, Mapping[str, Tensor]], None]
-"""One run over all batches: calls the first function with each batch's mask `(batch, seq)`, then
-the second with each activation's site and value, multiplied by its scale where one is given."""
+Pass = Callable[[Watcher, Mapping[str, Tensor]], None]
+"""One run over all batches: tells a watcher each batch's mask `(batch, seq)`, then shows it each
+activation, multiplied by its scale where one is given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +34,18 @@ class Calibration:
         scales: `pre_quant_scale` by site name, `(in,)`, float32.
         weight_amax: Of weights that do not take their own, by site name: those that share one, or
             were trained with a fixed one. `()` or `(channels,)`, float32.
+        plain: The same without `pre_quant_scale`s, for recipes that do not smooth; `None` if no one
+            asked for it.
     """
 
     ranges: Mapping[str, Range]
     scales: Mapping[str, Tensor]
     weight_amax: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    plain: Calibration | None = None
+
+    def under(self, recipe: Recipe) -> Calibration:
+        """What of it a recipe wants."""
+        return self.plain if self.plain is not None and recipe.smoothing is None else self
 
 
 def calibrate(
@@ -50,6 +56,7 @@ def calibrate(
     sites: Collection[str],
     calibrator: Calibrator,
     smoothing: Smoothing | None = None,
+    plain_sites: Collection[str] = (),
     clips_sums: bool = False,
     switches: Switches | None = None,
     advance: Callable[[], None] = lambda: None,
@@ -63,6 +70,7 @@ def calibrate(
         sites: Names of the activations that need a range.
         calibrator: How ranges are chosen.
         smoothing: Which inputs get a `pre_quant_scale`.
+        plain_sites: Names of those that need a range without one too.
         clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see.
         switches: How ranges are clipped and shared afterwards, and how many bits they are for.
         advance: Called after each batch of each pass.
@@ -77,6 +85,7 @@ def calibrate(
         weights=linear_weights(sited),
         calibrator=calibrator,
         smoothing=smoothing,
+        plain_sites=plain_sites,
         clips_sums=clips_sums,
         switches=switches,
     )
@@ -86,18 +95,17 @@ def watch(
     sited: SitedModel,
     forward: Forward,
     batches: Sequence[Batch],
-    start_batch: Callable[[Tensor], None],
-    observe: Observe,
+    watcher: Watcher,
     scales: Mapping[str, Tensor],
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs a model over all batches and shows its activations; see `Pass`."""
-    with observing(sited, observe, scales), torch.inference_mode():
+    with observing(sited, watcher.observe, scales), torch.inference_mode():
         for batch in batches:
             inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
             # Choices are folded into the batch by their model.
-            start_batch(inputs["attention_mask"].flatten(0, -2))
+            watcher.start_batch(inputs["attention_mask"].flatten(0, -2))
             forward(inputs)
             advance()
 
@@ -110,6 +118,7 @@ def calibrate_passes(
     weights: Mapping[str, Tensor],
     calibrator: Calibrator,
     smoothing: Smoothing | None = None,
+    plain_sites: Collection[str] = (),
     clips_sums: bool = False,
     switches: Switches | None = None,
 ) -> Calibration:
@@ -122,38 +131,47 @@ def calibrate_passes(
         weights: Weight `(out, in)` of each linear, by the name of its input's site.
         calibrator: How ranges are chosen.
         smoothing: Which inputs get a `pre_quant_scale`.
+        plain_sites: Names of those that need a range without one too.
         clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see.
         switches: How ranges are clipped and shared afterwards, and how many bits they are for.
-        advance: Called after each batch of each pass.
 
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
     """
-    scales: dict[str, Tensor] = {}
-    if smoothing is not None:
-        channels = ChannelCollector([site.name for site in sites if smoothing.matches(site)])
-        run(channels.start_batch, channels.observe, {})
-        scales = choose_pre_quant_scales(channels, weights, alpha=smoothing.alpha)
     switches = switches or Switches()
+    smoothed = [site.name for site in sites if smoothing is not None and smoothing.matches(site)]
+    scales: dict[str, Tensor] = {}
+    unscaled = Collector(set(smoothed).intersection(plain_sites))
+    if smoothing is not None:
+        channels = ChannelCollector(smoothed)
+        run(Together(channels, unscaled), {})
+        scales = choose_pre_quant_scales(channels, weights, alpha=smoothing.alpha)
     names = [site.name for site in sites]
     collector = Collector(names)
     sums = SumCollector(names if clips_sums else (), bits=switches.aprec)
-
-    def start_batch(mask: Tensor) -> None:
-        collector.start_batch(mask)
-        sums.start_batch(mask)
-
-    def observe(site: Site, x: Tensor) -> None:
-        collector.observe(site, x)
-        sums.observe(site, x)
-
-    run(start_batch, observe, scales)
+    run(Together(collector, sums), scales)
     ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
     ranges = clip_to_sums(ranges, sums.errors)
-    adjusted = switches.adjust(ranges, all_sites)
-    shares = switches.fuse_qkv and switches.quant_per_tensor
-    weight_amax = _shared_weight_amax(weights, scales) if shares else {}
-    return Calibration(ranges=adjusted, scales=scales, weight_amax=weight_amax)
+
+    def finished(
+        ranges: Mapping[str, Range], scales: Mapping[str, Tensor], plain: Calibration | None = None
+    ) -> Calibration:
+        shares = switches.fuse_qkv and switches.quant_per_tensor
+        return Calibration(
+            ranges=switches.adjust(ranges, all_sites),
+            scales=scales,
+            weight_amax=_shared_weight_amax(weights, scales) if shares else {},
+            plain=plain,
+        )
+
+    plain = None
+    if scales and plain_sites:
+        without = choose_ranges(unscaled.statistics, calibrator, bits=switches.aprec)
+        wanted = set(plain_sites)
+        plain = finished(
+            {name: chosen for name, chosen in {**ranges, **without}.items() if name in wanted}, {}
+        )
+    return finished(ranges, scales, plain)
 
 
 def _shared_weight_amax(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Collection, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,33 @@ from qdqbert.spec import Range, Site
 
 Statistics = Mapping[str, Histogram]
 """What each site saw, by its name."""
+
+
+class Watcher(Protocol):
+    """Something that is shown activations while a model runs."""
+
+    def start_batch(self, attention_mask: Tensor) -> None:
+        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+
+    def observe(self, site: Site, x: Tensor) -> None:
+        """Shows the value at a site."""
+
+
+class Together:
+    """Shows all to several watchers, in their order."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def start_batch(self, attention_mask: Tensor) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.start_batch(attention_mask)
+
+    def observe(self, site: Site, x: Tensor) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.observe(site, x)
 
 
 class Collector:

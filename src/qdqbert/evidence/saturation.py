@@ -13,7 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from qdqbert.numerics.affine import parameters_of, quantize, weight_parameters
+from qdqbert.numerics.affine import (
+    dynamic_parameters,
+    parameters_of,
+    quantize,
+    weight_parameters,
+)
 from qdqbert.spec import Range, Site, TensorSpec
 
 _TOKENS = 256
@@ -100,7 +105,12 @@ class SaturationCheck:
         )
         if not len(tokens):
             return
-        codes = quantize(tokens, parameters_of(self._ranges[name], spec), spec)
+        parameters = (
+            dynamic_parameters(tokens, spec)
+            if spec.dynamic
+            else parameters_of(self._ranges[name], spec)
+        )
+        codes = quantize(tokens, parameters, spec)
         if spec.signed:
             codes = codes + 128
         weight = self._weights[name]

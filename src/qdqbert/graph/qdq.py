@@ -2,6 +2,7 @@
 
     Site(x)              ->  DequantizeLinear(QuantizeLinear(x))       an activation
     Site(x)              ->  DequantizeLinear(QuantizeLinear(x * p))   with a pre_quant_scale p
+    Site(x)              ->  DequantizeLinear(DynamicQuantizeLinear(x))  a dynamic one
     Transpose(Site(W))   ->  DequantizeLinear(int8 codes of W')        a linear's weight
     Gather(Site(T), i)   ->  Mul(Cast(Gather(int8 codes of T, i)), s)  an embedding table
     Site(x)              ->  x                                         a site left in float
@@ -83,7 +84,7 @@ def insert_qdq(
     Args:
         sited: A float graph with site nodes; not changed.
         specs: By site name; `None` leaves the site in float.
-        ranges: By site name, for every activation with a spec.
+        ranges: By site name, for every activation with a spec that is not dynamic.
         scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`.
         weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
         style: How the target wants its pairs.
@@ -110,15 +111,18 @@ def insert_qdq(
             _lower_weight(model.graph, node, name, weight, spec, amax)
         elif spec is None:
             _bypass(model.graph, node)
-        elif name not in ranges:
+        elif name not in ranges and not spec.dynamic:
             raise CalibrationError(f"Site `{name}` has no calibrated range. Calibrate it first.")
         else:
-            parameters = parameters_of(ranges[name], spec)
             if scale is not None:
                 _rescale(model.graph, node, name, scale, rescaled)
             reader = node.attributes.get("reader")
             label = name if reader is None else f"{name}.{reader.as_int()}"
-            _lower_activation(model.graph, node, label, parameters, spec, style, pairs)
+            if spec.dynamic:
+                _lower_dynamic(model.graph, node, label, pairs)
+            else:
+                parameters = parameters_of(ranges[name], spec)
+                _lower_activation(model.graph, node, label, parameters, spec, style, pairs)
     return tidy(model)
 
 
@@ -222,6 +226,24 @@ def _lower_activation(
     else:
         node.replace_input_with(0, pairs[key])
         _bypass(graph, node)
+
+
+def _lower_dynamic(
+    graph: ir.Graph, node: ir.Node, name: str, pairs: dict[tuple[object, ...], ir.Value]
+) -> None:
+    """A pair whose scale and zero point are computed where it stands, once a source."""
+    source = node.inputs[0]
+    key = (id(source), "dynamic")
+    if key in pairs:
+        node.replace_input_with(0, pairs[key])
+        _bypass(graph, node)
+        return
+    codes = ir.node("DynamicQuantizeLinear", [source], num_outputs=3, name=f"{name}.quantize")
+    for value, what in zip(codes.outputs, ("codes", "scale", "zero_point"), strict=True):
+        value.name = f"{name}.{what}"
+    reals = ir.node("DequantizeLinear", codes.outputs, name=f"{name}.dequantize")
+    replace(graph, node, reals, old=node.outputs[0], also=[codes])
+    pairs[key] = reals.outputs[0]
 
 
 def _lower_weight(

@@ -206,7 +206,12 @@ def add_output_quantizers_(
     if is_last:
         hung.append((sites.residual_outputs[-1], "layernorm_output_quantizer", (1,)))
     for path, attribute, axes in hung:
-        site = Site(name=f"{name}.{path}.{attribute}", kind="activation", sequence_axes=axes)
+        site = Site(
+            name=f"{name}.{path}.{attribute}",
+            kind="activation",
+            sequence_axes=axes,
+            of_output=True,
+        )
         layer.get_submodule(path).add_module(attribute, _activation_quantizer(site))
     activation: Any = layer.get_submodule(sites.activation)
     activation.intermediate_act_fn = _QuantizedActivation(

@@ -37,6 +37,7 @@ from qdqbert.nn.tensor_quantizer import Action
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     clipped,
+    dynamic_parameters,
     fake_quantize,
     parameters_of,
     weight_parameters,
@@ -222,7 +223,7 @@ def quantizing(
     Args:
         sited: The model.
         specs: By site name, for every site.
-        ranges: By site name, for every activation with a spec.
+        ranges: By site name, for every activation with a spec that is not dynamic.
         scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`; the weights are
             divided by them.
         weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
@@ -241,6 +242,8 @@ def quantizing(
             amax = (weight_amax or {}).get(site.name)
             weight = _quantized_weight(sited.model, site, spec, scale, amax)
             actions[site.name] = _constant(weight)
+        elif spec.dynamic:
+            actions[site.name] = functools.partial(_quantize_dynamic, scale=scale, spec=spec)
         elif site.name in ranges:
             parameters = parameters_of(ranges[site.name], spec)
             actions[site.name] = functools.partial(
@@ -306,6 +309,11 @@ def _quantize(
     x: Tensor, *, scale: Tensor | None, parameters: QuantizationParameters, spec: TensorSpec
 ) -> Tensor:
     return fake_quantize(x if scale is None else x * scale, parameters, spec)
+
+
+def _quantize_dynamic(x: Tensor, *, scale: Tensor | None, spec: TensorSpec) -> Tensor:
+    x = x if scale is None else x * scale
+    return fake_quantize(x, dynamic_parameters(x, spec), spec)
 
 
 def _same(x: Tensor) -> Tensor:

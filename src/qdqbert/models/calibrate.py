@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -10,14 +10,20 @@ from torch import Tensor, nn
 
 from qdqbert.calibration.processes import shared_amax, shared_errors, shared_statistics
 from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
-from qdqbert.calibration.statistics import Collector, calibrator_of, choose_ranges
+from qdqbert.calibration.statistics import (
+    Collector,
+    Together,
+    Watcher,
+    calibrator_of,
+    choose_ranges,
+)
 from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.errors import CalibrationError, SpecError
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, sited_model
 from qdqbert.models.configuration import excluded_of, switches_of
 from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
 from qdqbert.recipes import Switches, build_recipe
-from qdqbert.spec import Site, Smoothing
+from qdqbert.spec import Smoothing
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -75,7 +81,7 @@ def calibrate(
     collector = Collector(_wanted(sited))
     clips = placed is not None and placed.clips_sums
     sums = SumCollector(_wanted(sited) if clips else (), bits=switches.aprec)
-    _run(sited, batches, [collector, sums], scales, advance)
+    _run(sited, batches, Together(collector, sums), scales, advance)
     statistics = shared_statistics(collector.statistics, _device(model))
     ranges = choose_ranges(statistics, calibrator_of(switches), bits=switches.aprec)
     ranges = clip_to_sums(ranges, shared_errors(sums.errors, _device(model)))
@@ -108,7 +114,7 @@ def _smooth_(
     channels = ChannelCollector(
         [name for name in _wanted(sited) if smoothing.matches(site_of(sited.quantizers[name]))]
     )
-    _run(sited, batches, [channels], {}, advance)
+    _run(sited, batches, channels, {}, advance)
     shared_amax({leader: channels.amax[leader] for leader in channels.groups})
     scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
     for name, scale in scales.items():
@@ -121,7 +127,7 @@ def _smooth_(
 def _run(
     sited: SitedModel,
     batches: Iterable[Mapping[str, Tensor]],
-    collectors: Sequence[Collector | ChannelCollector | SumCollector],
+    watcher: Watcher,
     scales: Mapping[str, Tensor],
     advance: Callable[[], None],
 ) -> None:
@@ -130,17 +136,12 @@ def _run(
     device = _device(model)
     seen = 0
 
-    def observe(site: Site, x: Tensor) -> None:
-        for collector in collectors:
-            collector.observe(site, x)
-
     model.eval()
     try:
-        with observing(sited, observe, scales), torch.no_grad():
+        with observing(sited, watcher.observe, scales), torch.no_grad():
             for batch in batches:
                 inputs = {name: _moved(value, device) for name, value in batch.items()}
-                for collector in collectors:
-                    collector.start_batch(_mask_of(inputs))
+                watcher.start_batch(_mask_of(inputs))
                 model(**inputs)
                 seen += 1
                 advance()

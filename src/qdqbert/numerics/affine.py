@@ -92,6 +92,15 @@ def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
     return affine_parameters(low, high, spec)
 
 
+def dynamic_parameters(x: Tensor, spec: TensorSpec) -> QuantizationParameters:
+    """Scale and zero point of a tensor of any shape from its own ends, 0 included.
+
+    Source: ONNX DynamicQuantizeLinear.
+    """
+    low, high = torch.aminmax(x.detach())
+    return affine_parameters(low.clamp(max=0), high.clamp(min=0), spec, check=False)
+
+
 def weight_parameters(
     weight: Tensor, spec: TensorSpec, *, amax: Tensor | None = None
 ) -> QuantizationParameters:

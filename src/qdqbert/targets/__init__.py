@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from qdqbert.errors import UserInputError
-from qdqbert.targets.onnxruntime import ONNXRUNTIME
+from qdqbert.targets.onnxruntime import DYNAMIC, ONNXRUNTIME
 from qdqbert.targets.openvino import OPENVINO
 from qdqbert.targets.portable import PORTABLE
 from qdqbert.targets.qordered import QORDERED
 from qdqbert.targets.target import Target
 from qdqbert.targets.tensorrt import TENSORRT
 
-TARGETS = {target.name: target for target in (PORTABLE, ONNXRUNTIME, OPENVINO, TENSORRT, QORDERED)}
+TARGETS = {
+    target.name: target for target in (PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, TENSORRT, QORDERED)
+}
 
 
 def target_named(name: str) -> Target:

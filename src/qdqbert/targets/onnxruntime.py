@@ -14,6 +14,8 @@ from qdqbert.graph.qdq import QdqStyle
 from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
 from qdqbert.targets.target import Target
 
+_REWRITES = (fuse_integer_matmul, fuse_integer_attention, sum_residuals)
+
 ONNXRUNTIME = Target(
     name="onnxruntime",
     summary="ONNX Runtime's CPU provider, with its fused int8 operators",
@@ -21,5 +23,17 @@ ONNXRUNTIME = Target(
     recipe="linear",
     style=QdqStyle(unsigned_activations=True),
     pair_limit=SAFE_PAIR_LIMIT,
-    rewrites=(fuse_integer_matmul, fuse_integer_attention, sum_residuals),
+    rewrites=_REWRITES,
 )
+
+DYNAMIC = Target(
+    name="onnxruntime-dynamic",
+    summary="ONNX Runtime's CPU provider, with ranges taken from each batch as it runs",
+    engines=("onnxruntime",),
+    recipe="linear",
+    dynamic=True,
+    pair_limit=SAFE_PAIR_LIMIT,
+    rewrites=_REWRITES,
+)
+"""Weights and smoothing as in `onnxruntime`. An input's own range each time costs a pass over it,
+and keeps what calibration data does not show; an answer can change with the texts of its batch."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.runner import EngineName
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
 from qdqbert.recipes import Embeddings, Switches, build_recipe, stored_recipe
-from qdqbert.spec import Range, Recipe, Site, TensorSpec, resolve
+from qdqbert.spec import Range, Recipe, Site, TensorSpec, input_site_of, resolve
 
 Rewrite = Callable[[ir.Model], ir.Model]
 Check = Callable[[ir.Model], None]
@@ -31,6 +31,8 @@ class Target:
         style: How Q/DQ pairs are written.
         zero_points: Whether an activation's zero point may differ from the middle of its codes.
         pair_limit: Limit for pairs of a linear's weights, see `TensorSpec.pair_limit`.
+        dynamic: Whether scales of activations are taken from each tensor as it comes, at the
+            inputs of linears; other activations stay in float.
         rewrites: Applied in order once the pairs are in.
         checks: What the finished graph has to pass; each raises `GraphError`.
         last_bits: Relative rounding of the float type between int8 operators.
@@ -47,6 +49,7 @@ class Target:
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: bool = True
     pair_limit: int | None = None
+    dynamic: bool = False
     rewrites: tuple[Rewrite, ...] = ()
     checks: tuple[Check, ...] = ()
     last_bits: float = 1e-6
@@ -57,6 +60,10 @@ class Target:
         """The nearest spec that the target can run at a site."""
         if spec is None:
             return None
+        if self.dynamic and site.kind == "activation":
+            if site.name != input_site_of(site.name):
+                return None
+            return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
         if not spec.symmetric and not self.zero_points:
             return TensorSpec(bits=spec.bits, axis=spec.axis)
         if site.kind == "weight" and site.channel_axis == 0 and self.pair_limit is not None:
@@ -121,7 +128,9 @@ def make_plan(
         resolved = {**resolve(built.rules, sites), **stored}
     else:
         built = build_recipe(recipe or target.recipe, embeddings=embeddings)
-        resolved = resolve(built.rules, sites)
+        # Others of a run may have asked for quantizers on outputs.
+        meant = [site for site in sites if built.outputs or not site.of_output]
+        resolved = dict.fromkeys((site.name for site in sites), None) | resolve(built.rules, meant)
     if switches is not None:
         resolved = switches.apply(resolved, sites)
     return Plan(

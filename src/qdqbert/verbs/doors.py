@@ -7,7 +7,7 @@ Everything behind them is one road.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,6 +109,7 @@ class Door(Protocol):
         sites: Sequence[str],
         calibrator: Calibrator,
         smoothing: Smoothing | None,
+        plain_sites: Collection[str],
         clips_sums: bool,
         switches: Switches,
         advance: Advance,
@@ -191,8 +192,7 @@ class CheckpointDoor:
             self._sited,
             lambda inputs: self._body(**inputs),
             batches,
-            check.start_batch,
-            check.observe,
+            check,
             check.scales,
         )
 
@@ -317,9 +317,7 @@ class GraphDoor:
         """See `Door`."""
         watched = WatchedGraph(self._ready, self._scratch / "watched.onnx", sites=frozenset(sites))
         return calibrate_passes(
-            lambda start_batch, observe, scales: watched.run(
-                batches, start_batch, observe, scales, advance
-            ),
+            lambda watcher, scales: watched.run(batches, watcher, scales, advance),
             sites=[site for site in self.sites if site.name in set(sites)],
             all_sites=self.sites,
             weights=self.weights(),
@@ -334,7 +332,7 @@ class GraphDoor:
         """See `Door`."""
         path = self._scratch / "checked.onnx"
         watched = WatchedGraph(self._ready, path, sites=frozenset(self._ready.weights))
-        watched.run(batches, check.start_batch, check.observe, check.scales)
+        watched.run(batches, check, check.scales)
 
     def graph(self) -> ir.Model:
         """See `Door`."""

@@ -117,12 +117,13 @@ def _recipe_json(plan: Plan) -> Mapping[str, Any]:
 def _sites_json(plan: Plan, calibration: Calibration) -> Mapping[str, Any]:
     """What each quantized site became; weights' scales are in the graph."""
     sites: dict[str, Any] = {}
+    ranges = calibration.under(plan.recipe).ranges
     for name, spec in plan.specs.items():
         if spec is None:
             continue
         sites[name] = {"spec": str(spec)}
-        if name in calibration.ranges:
-            parameters = parameters_of(calibration.ranges[name], spec)
+        if name in ranges and not spec.dynamic:
+            parameters = parameters_of(ranges[name], spec)
             sites[name] |= {
                 "scale": float(parameters.scale),
                 "zero_point": int(parameters.zero_point),

@@ -187,7 +187,7 @@ def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     """What the float model computes under a plan, on batches of different lengths."""
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    return evidence.door.references(plan, evidence.calibration, chosen)
+    return evidence.door.references(plan, evidence.calibration.under(plan.recipe), chosen)
 
 
 def _warnings(report: TargetReport) -> list[str]:

@@ -137,7 +137,8 @@ class _Run:
                     "values. Check its weights."
                 )
             if options.isa == "vnni":
-                self._check_saturation(door, calibration_batches, calibration, plans)
+                for plan in plans:
+                    self._check_saturation(door, calibration_batches, calibration, plan)
             with self.progress.stage("Exporting the graph"):
                 graph = door.graph()
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
@@ -276,14 +277,9 @@ class _Run:
                 "Calibrated on the built-in English sentences; pass --calibration-data with texts "
                 "of your own for ranges that fit them."
             )
-        smoothings = {plan.recipe.smoothing for plan in plans}
-        if len(smoothings) > 1:
-            names = ", ".join(f"{plan.target.name}: {plan.recipe.name}" for plan in plans)
-            raise UserInputError(
-                f"These targets cannot share one calibration, since their recipes smooth "
-                f"differently ({names}). Name one `--recipe` for all, or quantize twice."
-            )
-        smoothing = smoothings.pop()
+        # All recipes that smooth do it alike.
+        smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
+        plain = [plan.activations for plan in plans if plan.recipe.smoothing is None]
         passes = 1 if smoothing is None else 2
         with self.progress.stage("Calibrating", passes * len(encoded.batches)) as advance:
             return door.calibrate(
@@ -295,6 +291,7 @@ class _Run:
                 ],
                 calibrator=self.options.make_calibrator(),
                 smoothing=smoothing,
+                plain_sites=frozenset().union(*plain),
                 clips_sums=any(plan.recipe.clips_sums for plan in plans),
                 switches=self.options.recipe_switches,
                 advance=advance,
@@ -305,18 +302,19 @@ class _Run:
         door: Door,
         encoded: EncodedExamples,
         calibration: Calibration,
-        plans: Sequence[Plan],
+        plan: Plan,
     ) -> None:
         """Says which layers would not survive on a CPU without VNNI."""
-        check = SaturationCheck(
-            plans[0].specs, calibration.ranges, door.weights(), calibration.scales
-        )
-        with self.progress.stage("Checking for saturation"):
+        if target_named(plan.target.name).pair_limit is None:
+            return  # it is for no CPU
+        chosen = calibration.under(plan.recipe)
+        check = SaturationCheck(plan.specs, chosen.ranges, door.weights(), chosen.scales)
+        with self.progress.stage(f"Checking {plan.target.name} for saturation"):
             door.check_saturation(check, encoded.batches[:: max(1, len(encoded.batches) // 8)])
         worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in check.overflows[:3])
         count = len(check.overflows)
         self.notices.append(
-            "Made for CPUs with VNNI: elsewhere int8 sums would saturate in "
+            f"{plan.target.name} is made for CPUs with VNNI: elsewhere int8 sums would saturate in "
             + (f"{count} linears, most in {worst}. " if count else "no linear on this data. ")
             + "Leave `--isa` out for weights that are safe everywhere."
         )
@@ -346,13 +344,14 @@ class _Run:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with self.progress.stage(f"Lowering for {plan.target.name}"):
-            scales = {site: scale.numpy() for site, scale in calibration.scales.items()}
-            model = lower(graph, plan, calibration.ranges, scales, calibration.weight_amax)
+            chosen = calibration.under(plan.recipe)
+            scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
+            model = lower(graph, plan, chosen.ranges, scales, chosen.weight_amax)
             save_graph(model, path)
             if plan.target.calibration_cache:
                 names = value_names(graph)
                 write_calibration_cache(
-                    calibration.ranges, names, path.with_name(plan.target.calibration_cache)
+                    chosen.ranges, names, path.with_name(plan.target.calibration_cache)
                 )
         return Written(plan=plan, model=model, path=path, name=name)
 

@@ -3,7 +3,8 @@
     Add(MatMul(DequantizeLinear(x), DequantizeLinear(W)), b)  ->  MatMulIntegerToFloat(x, W, b)
 
 onnxruntime makes the same fusion when it loads a Q/DQ graph, but leaves the bias outside. Fires on
-a per-tensor x and a constant int8 W, per tensor or per column, both with zero points. The add is
+a per-tensor x, static or dynamic, and a constant int8 W, per tensor or per column, both with zero
+points. The add is
 taken in only if it adds a constant a column and nothing else reads the product. Values do not
 change: int8 products are summed in int32 and scaled once.
 """
@@ -36,8 +37,8 @@ def _fuse(graph: ir.Graph, matmul: ir.Node) -> None:
     x, weight = (producer_of(value, "DequantizeLinear") for value in matmul.inputs)
     if x is None or weight is None:
         return
-    codes, scale = constant_array(weight.inputs[0]), constant_array(x.inputs[1])
-    if codes is None or codes.dtype != np.int8 or scale is None or scale.size != 1:
+    codes = constant_array(weight.inputs[0])
+    if codes is None or codes.dtype != np.int8 or not _is_per_tensor(x):
         return
     if len(x.inputs) != 3 or len(weight.inputs) != 3 or not _is_by_column(weight):
         return
@@ -54,6 +55,13 @@ def _fuse(graph: ir.Graph, matmul: ir.Node) -> None:
     last = add if add is not None else matmul
     fused = ir.node("MatMulIntegerToFloat", inputs, domain=MICROSOFT, name=f"{weight.name}.matmul")
     replace(graph, last, fused, old=last.outputs[0])
+
+
+def _is_per_tensor(x: ir.Node) -> bool:
+    if producer_of(x.inputs[0], "DynamicQuantizeLinear") is not None:
+        return True
+    scale = constant_array(x.inputs[1])
+    return scale is not None and scale.size == 1
 
 
 def _is_by_column(weight: ir.Node) -> bool:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qdqbert.calibration.session import Observe
+from qdqbert.calibration.statistics import Watcher
 from qdqbert.calibration.sums import LOCAL, RESIDUAL
 from qdqbert.encoding import Batch
 from qdqbert.graph.check import save_graph
@@ -52,8 +52,7 @@ class WatchedGraph:
     def run(
         self,
         batches: Sequence[Batch],
-        start_batch: Callable[[Tensor], None],
-        observe: Observe,
+        watcher: Watcher,
         scales: Mapping[str, Tensor],
         advance: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,9 +62,8 @@ class WatchedGraph:
 
         Args:
             batches: Inputs by name, each `(batch, seq)`.
-            start_batch: Called with each part's mask.
-            observe: Called with each site and its values, float32. Sites that read one tensor by
-                one scale are given one object.
+            watcher: Is told each part's mask, then shown each site and its values, float32. Sites
+                that read one tensor by one scale are given one object.
             scales: `pre_quant_scale` by name of site, `(channels,)`.
             advance: Called after each batch.
         """
@@ -77,17 +75,17 @@ class WatchedGraph:
                 self._elements_a_token = max(
                     self._elements_a_token, sum(each.size for each in outputs) // mask.numel()
                 )
-                start_batch(mask.flatten(0, -2))
+                watcher.start_batch(mask.flatten(0, -2))
                 shown = {
                     name: _as_states(values, mask)
                     for name, values in zip(names, outputs, strict=True)
                 }
                 for name, tensor in shown.items():
                     others = [site for site in self._sites[name] if not _is_of_sum(site)]
-                    _show(others, tensor, observe, scales)
+                    _show(others, tensor, watcher, scales)
                 # Both inputs of an add, one after the other: what is added is judged by the sum.
                 for name, site in self._sums:
-                    _show([site], shown[name], observe, scales)
+                    _show([site], shown[name], watcher, scales)
             advance()
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
@@ -107,17 +105,17 @@ def _is_of_sum(site: Site) -> bool:
 
 
 def _show(
-    sites: Sequence[Site], values: Tensor, observe: Observe, scales: Mapping[str, Tensor]
+    sites: Sequence[Site], values: Tensor, watcher: Watcher, scales: Mapping[str, Tensor]
 ) -> None:
     last: tuple[Tensor, Tensor] | None = None
     for site in sites:
         scale = scales.get(site.name)
         if scale is None:
-            observe(site, values)
+            watcher.observe(site, values)
             continue
         if last is None or not torch.equal(last[0], scale):
             last = (scale, values * scale)
-        observe(site, last[1])
+        watcher.observe(site, last[1])
 
 
 def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qdqbert.calibration.session import calibrate
+from qdqbert.calibration.statistics import Together
+from qdqbert.numerics.ranges import Entropy, Max, Percentile
+from qdqbert.recipes import RECIPES, WIDE_INPUTS, Switches, build_recipe
+
+FUSED = Switches(fuse_qkv=True, quant_per_tensor=True)
+
+
+def calibrated(each, *, smoothing=WIDE_INPUTS, plain_sites=None, calibrator=None, switches=None):
+    names = [site.name for site in each.sited.sites if site.kind == "activation"]
+    seen = []
+    calibration = calibrate(
+        each.sited,
+        lambda inputs: each.body(**inputs),
+        each.batches,
+        sites=names,
+        calibrator=calibrator or Max(),
+        smoothing=smoothing,
+        plain_sites=names if plain_sites is None else plain_sites,
+        switches=switches,
+        advance=lambda: seen.append(1),
+    )
+    return calibration, len(seen) // len(each.batches)
+
+
+def test_recipes_that_smooth_do_it_alike() -> None:
+    # One calibration serves all targets: it has ranges with these scales, and without any.
+    smoothings = {build_recipe(name).smoothing for name in RECIPES}
+    assert smoothings == {None, WIDE_INPUTS}
+
+
+@pytest.mark.parametrize("switches", [None, FUSED], ids=["own", "fused"])
+@pytest.mark.parametrize("calibrator", [Max(), Percentile(99.0), Entropy()], ids=str)
+def test_ranges_without_scales_are_those_of_a_calibration_without_any(
+    prepared, calibrator, switches
+) -> None:
+    each = prepared("bert")
+    both, passes = calibrated(each, calibrator=calibrator, switches=switches)
+    smooth, _ = calibrated(each, plain_sites=(), calibrator=calibrator, switches=switches)
+    plain, _ = calibrated(each, smoothing=None, calibrator=calibrator, switches=switches)
+    assert passes == 2
+    assert both.plain is not None
+    assert dict(both.ranges) == dict(smooth.ranges)
+    assert dict(both.plain.ranges) == dict(plain.ranges)
+    assert both.plain.scales == {}
+    for mine, theirs in ((both, smooth), (both.plain, plain)):
+        assert set(mine.weight_amax) == set(theirs.weight_amax)
+        assert bool(mine.weight_amax) is (switches is FUSED)
+        assert all(
+            torch.equal(mine.weight_amax[n], theirs.weight_amax[n]) for n in mine.weight_amax
+        )
+
+
+def test_a_recipe_is_given_the_ranges_that_it_wants(prepared) -> None:
+    both, _ = calibrated(prepared("bert"))
+    assert both.under(build_recipe("linear")) is both
+    assert both.under(build_recipe("qdqbert")) is both.plain
+    smooth, _ = calibrated(prepared("bert"), plain_sites=())
+    assert smooth.plain is None
+    assert smooth.under(build_recipe("linear")) is smooth
+
+
+def test_only_wanted_sites_have_ranges_without_scales(prepared) -> None:
+    each = prepared("bert")
+    names = [
+        name for name in each.sited.quantizers if name.endswith("output.dense._input_quantizer")
+    ]
+    both, _ = calibrated(each, plain_sites=names)
+    assert both.plain is not None
+    assert set(both.plain.ranges) == set(names)
+    everything, _ = calibrated(each, smoothing=None)
+    assert all(both.plain.ranges[name] == everything.ranges[name] for name in names)
+
+
+def test_watchers_are_shown_the_same_in_their_order() -> None:
+    calls = []
+
+    class Watcher:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def start_batch(self, mask) -> None:
+            calls.append((self.name, "start", mask))
+
+        def observe(self, site, x) -> None:
+            calls.append((self.name, site, x))
+
+    together = Together(Watcher("a"), Watcher("b"))
+    together.start_batch("mask")
+    together.observe("site", "x")
+    assert calls == [
+        ("a", "start", "mask"),
+        ("b", "start", "mask"),
+        ("a", "site", "x"),
+        ("b", "site", "x"),
+    ]
