@@ -23,6 +23,8 @@ from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.tasks.data import Example, digest_examples
 
+SENTENCE_TARGETS = ("portable", "onnxruntime", "onnxruntime-dynamic", "openvino")
+
 
 def old_artifact(folder: Path) -> Path:
     folder.mkdir()
@@ -144,7 +146,7 @@ def test_the_record_tells_how_the_graph_was_made(quantized) -> None:
     assert record["outputs"] == ["last_hidden_state", "sentence_embedding"]
     assert {"python", "qdqbert", "torch", "onnxruntime"} <= set(record["versions"])
     assert record["command"].startswith(f"qdqbert quantize {made.checkpoint} --output ")
-    assert "--target portable --target onnxruntime --target openvino" in record["command"]
+    assert record["command"].endswith(" ".join(f"--target {name}" for name in SENTENCE_TARGETS))
     calibration = record["calibration"]
     assert (calibration["calibrator"], calibration["percentile"]) == ("max", None)
     assert (calibration["data"], calibration["examples"]) == (str(made.data), 24)
@@ -154,11 +156,17 @@ def test_the_record_tells_how_the_graph_was_made(quantized) -> None:
 def test_the_record_has_the_recipe_sites_and_ranges_of_each_target(quantized) -> None:
     record = json.loads((quantized("sentence").directory / QUANTIZATION).read_text())
     recipes = {name: entry["recipe"]["name"] for name, entry in record["targets"].items()}
-    assert recipes == {"portable": "linear", "onnxruntime": "linear", "openvino": "linear-signed"}
-    for entry in record["targets"].values():
+    linear = dict.fromkeys(SENTENCE_TARGETS, "linear")
+    assert recipes == {**linear, "openvino": "linear-signed"}
+    for target, entry in record["targets"].items():
         # One layer: 6 weights, 6 inputs and 3 tables.
         assert len(entry["sites"]) == 15
         assert entry["recipe"]["rules"][-1]["spec"]["bits"] == 8
+        if target == "onnxruntime-dynamic":
+            specs = [site["spec"] for site in entry["sites"].values()]
+            assert specs.count("uint8 affine per-tensor dynamic") == 6
+            assert not any("scale" in site for site in entry["sites"].values())
+            continue
         inputs = {name: site for name, site in entry["sites"].items() if "scale" in site}
         assert set(inputs) == set(record["ranges"])
         for name, site in inputs.items():
@@ -188,7 +196,7 @@ def test_ranges_stand_once_for_all_targets(quantized) -> None:
 def test_several_targets_have_a_folder_each(quantized) -> None:
     directory = quantized("sentence").directory
     found = {str(path.relative_to(directory)) for path in directory.rglob("*.onnx")}
-    assert found == {f"{name}/model.onnx" for name in ("portable", "onnxruntime", "openvino")}
+    assert found == {f"{name}/model.onnx" for name in SENTENCE_TARGETS}
     assert (directory / "tokenizer.json").is_file()
     assert (directory / "config.json").is_file()
 
@@ -215,6 +223,25 @@ def test_an_engine_without_a_graph_is_told_what_to_do(tmp_path) -> None:
     assert artifact.engines == ("openvino",)
     with pytest.raises(UserInputError, match=r"engine `onnxruntime`, only for target openvino\."):
         artifact.model_for("onnxruntime")
+
+
+def test_one_of_several_graphs_for_an_engine_is_named_by_its_target(quantized) -> None:
+    artifact = open_artifact(quantized("sentence").directory)
+    for target in ("portable", "onnxruntime-dynamic"):
+        graph = artifact.model_for("onnxruntime", target)
+        assert graph == artifact.directory / target / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("openvino", "`--target openvino` does not run on engine `onnxruntime`, only on: openvino"),
+        ("tensorrt", "`--target tensorrt`: .* holds no such graph, only those of portable, onnx"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused(quantized, target, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        open_artifact(quantized("sentence").directory).model_for("onnxruntime", target)
 
 
 def test_a_reopened_artifact_runs(quantized) -> None:

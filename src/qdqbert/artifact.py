@@ -73,13 +73,29 @@ class Artifact:
         """Inputs of the graph, each `(batch, sequence)`, int64."""
         return tuple(self.quantization["inputs"])
 
-    def model_for(self, engine: EngineName) -> Path:
+    def model_for(self, engine: EngineName, target: str | None = None) -> Path:
         """The graph made for an engine, or else one that it can run.
 
+        Args:
+            engine: What is to run it.
+            target: Which target's; chosen if `None`.
+
         Raises:
-            UserInputError: No graph here runs on it.
+            UserInputError: No graph here runs on it, or not that target's.
         """
         targets = self.quantization["targets"]
+        if target is not None:
+            if target not in targets:
+                raise UserInputError(
+                    f"`--target {target}`: {str(self.directory)!r} holds no such graph, only "
+                    f"those of {', '.join(targets)}."
+                )
+            if engine not in TARGETS[target].engines:
+                raise UserInputError(
+                    f"`--target {target}` does not run on engine `{engine}`, only on: "
+                    f"{', '.join(TARGETS[target].engines) or 'none here'}."
+                )
+            return self.directory / str(targets[target]["model"])
         usable = [name for name in targets if engine in TARGETS[name].engines]
         if not usable:
             raise UserInputError(

@@ -471,6 +471,9 @@ def evaluate(
         str | None, typer.Option(help="onnxruntime or openvino, for quantized folders.")
     ] = None,
     provider: Provider = None,
+    target: Annotated[
+        str | None, typer.Option(help="Which graph, of a folder with several for one engine.")
+    ] = None,
     reference: Annotated[
         str | None, typer.Option(help="A float checkpoint to compare with, text by text.")
     ] = None,
@@ -517,6 +520,7 @@ def evaluate(
             data,
             task=task,
             provider=provider,
+            target=target,
             engine=engine,  # type: ignore[arg-type]  # checked by the call
             reference=reference,
             columns=columns,

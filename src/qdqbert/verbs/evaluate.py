@@ -14,6 +14,7 @@ from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
+from qdqbert.targets import target_named
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import Rows, Task, TaskOptions
@@ -57,6 +58,7 @@ def evaluate(
     task: str | None = None,
     engine: EngineName | None = None,
     provider: str | None = None,
+    target: str | None = None,
     reference: str | Path | None = None,
     columns: Columns | None = None,
     max_examples: int | None = None,
@@ -77,6 +79,7 @@ def evaluate(
             runs in PyTorch.
         provider: Which of ONNX Runtime's execution providers: `cpu`, `cuda`, `tensorrt` or
             `openvino`.
+        target: Which graph of a folder that has several; the one made for the engine if `None`.
         reference: A float checkpoint to compare with, text by text.
         columns: Which columns to read; guessed if `None`.
         max_examples: Read no more examples than this.
@@ -96,7 +99,7 @@ def evaluate(
         raise UserInputError(f"`--batch-size` must be at least 1, got {batch_size}.")
     progress = progress or Silent()
     with progress.stage(f"Loading {Path(model).name}"):
-        subject = _load(str(model), task, engine, max_length, provider)
+        subject = _load(str(model), task, engine, max_length, provider, target)
     settings = dataclasses.replace(_options_of(Path(model)), **(options or {}))
     dataset = subject.task.read(str(data), columns=columns or Columns(), max_examples=max_examples)
     leaked = sum(fingerprint(each) in subject.calibrated_on for each in dataset.examples)
@@ -195,20 +198,17 @@ def _load(
     engine: EngineName | None,
     limit: int | None,
     provider: str | None = None,
+    target: str | None = None,
 ) -> _Subject:
     """Loads a folder or a checkpoint, whose inputs are cut at `limit`."""
     if is_artifact(Path(name)):
-        return _load_artifact(Path(name), task, engine, limit, provider)
-    if provider is not None:
-        raise UserInputError(
-            f"`--provider {provider}` is for quantized folders; {name!r} is a checkpoint, which "
-            "runs in PyTorch."
-        )
-    if engine is not None:
-        raise UserInputError(
-            f"`--engine {engine}` is for quantized folders; {name!r} is a checkpoint, which runs "
-            "in PyTorch."
-        )
+        return _load_artifact(Path(name), task, engine, limit, provider, target)
+    for option, value in (("provider", provider), ("engine", engine), ("target", target)):
+        if value is not None:
+            raise UserInputError(
+                f"`--{option} {value}` is for quantized folders; {name!r} is a checkpoint, which "
+                "runs in PyTorch."
+            )
     checkpoint = load_model(name, task=task)
     chosen = TASKS[checkpoint.task]
     trained = read_training(Path(name))
@@ -231,6 +231,7 @@ def _load_artifact(
     engine: EngineName | None,
     limit: int | None,
     provider: str | None,
+    target: str | None,
 ) -> _Subject:
     artifact = open_artifact(directory)
     if task not in (None, artifact.task):
@@ -238,12 +239,14 @@ def _load_artifact(
             f"`--task {task}` does not fit {str(directory)!r}, which was quantized for "
             f"`{artifact.task}`."
         )
-    chosen = engine or ("onnxruntime" if provider else artifact.engines[0])
+    engines = artifact.engines if target is None else target_named(target).engines
+    chosen = engine or ("onnxruntime" if provider or not engines else engines[0])
     check_engine(chosen)
+    graph = artifact.model_for(chosen, target)
     return _Subject(
         task=TASKS[artifact.task],
         engine=chosen,
-        runner=open_runner(chosen, artifact.model_for(chosen), provider=provider),
+        runner=open_runner(chosen, graph, provider=provider),
         tokenizer=artifact.load_tokenizer(),
         input_names=artifact.input_names,
         id2label=artifact.load_config().id2label,

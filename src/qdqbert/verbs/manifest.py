@@ -74,10 +74,15 @@ def quantization_json(
             }
             for plan in plans
         },
-        "ranges": {name: dataclasses.asdict(r) for name, r in calibration.ranges.items()},
+        "ranges": _ranges(calibration),
         "pre_quant_scales": sorted(calibration.scales),
+        **({} if calibration.plain is None else {"plain_ranges": _ranges(calibration.plain)}),
         "versions": versions(),
     }
+
+
+def _ranges(calibration: Calibration) -> dict[str, Any]:
+    return {name: dataclasses.asdict(chosen) for name, chosen in calibration.ranges.items()}
 
 
 def _calibration_json(options: QuantizeOptions, used: Sequence[Any]) -> dict[str, Any]:
