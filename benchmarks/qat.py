@@ -5,8 +5,9 @@ r"""QAT with distillation, from a float checkpoint to INT8 graphs on their engin
 
 For each seed: `train(qat=True, distill_from=CHECKPOINT)`, `quantize` for ONNX Runtime and OpenVINO
 with the ranges that were trained with, `evaluate` of the trained checkpoint in PyTorch and of both
-graphs. Prints the main metric of each; the last row is the mean over seeds. The model after the
-last step is taken, whatever it scores.
+graphs. Prints the main metric of each, in brackets the answers that differ from the float
+checkpoint's; the last row is the mean over seeds. The model after the last step is taken, whatever
+it scores.
 """
 
 from __future__ import annotations
@@ -51,11 +52,18 @@ def main() -> None:
     print(f"| seed | QAT, PyTorch | {' | '.join(TARGETS)} |", flush=True)
     print(f"|---|---|{'---|' * len(TARGETS)}", flush=True)
     rows = [row_of(seed, options) for seed in options.seeds]
-    means = " | ".join(f"{mean(column):.2f}" for column in zip(*rows, strict=True))
-    print(f"| mean | {means} |")
+    means = [
+        (mean(value for value, _ in column), mean(flips for _, flips in column))
+        for column in zip(*rows, strict=True)
+    ]
+    print(f"| mean | {cells(means)} |")
 
 
-def row_of(seed: int, options: argparse.Namespace) -> list[float]:
+def cells(row: list[tuple[float, float]]) -> str:
+    return " | ".join(f"{value:.2f} ({flips:.2f} %)" for value, flips in row)
+
+
+def row_of(seed: int, options: argparse.Namespace) -> list[tuple[float, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         trained, graphs = Path(scratch) / "trained", Path(scratch) / "int8"
         percentile = options.percentile if options.calibrator == "percentile" else None
@@ -88,22 +96,25 @@ def row_of(seed: int, options: argparse.Namespace) -> list[float]:
             targets=TARGETS,
             benchmark=False,
         )
-        row = [
-            qdqbert.evaluate(
-                folder,
-                options.eval_data,
-                engine=engine,  # type: ignore[arg-type]
-                batch_size=16,
-            )
-            .metrics[0]
-            .value
-            for folder, engine in ((trained, None), *((graphs, each) for each in TARGETS))
-        ]
+        row = [score(trained, None, options), *(score(graphs, each, options) for each in TARGETS)]
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
             shutil.copytree(trained, options.keep / f"seed-{seed}", dirs_exist_ok=True)
-    print(f"| {seed} | {' | '.join(f'{value:.2f}' for value in row)} |", flush=True)
+    print(f"| {seed} | {cells(row)} |", flush=True)
     return row
+
+
+def score(folder: Path, engine: str | None, options: argparse.Namespace) -> tuple[float, float]:
+    report = qdqbert.evaluate(
+        folder,
+        options.eval_data,
+        engine=engine,  # type: ignore[arg-type]
+        reference=options.checkpoint,
+        batch_size=16,
+    )
+    assert report.fidelity is not None
+    assert report.fidelity.flips_percent is not None
+    return report.metrics[0].value, report.fidelity.flips_percent
 
 
 if __name__ == "__main__":

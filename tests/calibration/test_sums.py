@@ -122,3 +122,16 @@ def test_inputs_of_different_adds_are_not_paired() -> None:
     collector.observe(site(LOCAL), states(0))
     collector.observe(site("layer.1.output.add_residual_input_quantizer"), states(1))
     assert not collector.errors[LOCAL].any()
+
+
+def test_only_so_many_tokens_of_an_add_are_looked_at() -> None:
+    # 40 batches of 128: what calibration of 300 texts has. More would cost and tell nothing.
+    collector = SumCollector([LOCAL])
+    errors = []
+    for index in range(60):
+        collector.start_batch(torch.ones(1, 128))
+        collector.observe(site(LOCAL), states(index, batch=1, seq=128))
+        collector.observe(site(RESIDUAL), states(index + 100, batch=1, seq=128))
+        errors.append(collector.errors[LOCAL].clone())
+    assert torch.equal(errors[-1], errors[39])
+    assert not torch.equal(errors[39], errors[38])

@@ -26,6 +26,8 @@ LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
 
 _TOKENS = 128
 # Looked at in a batch: enough, and the candidates cost as much as the forward pass then.
+_TOKENS_IN_ALL = 5000
+# Of an add: the error's lowest place does not move any more.
 
 
 class SumCollector:
@@ -45,6 +47,7 @@ class SumCollector:
         }
         self._qmax = 2 ** (bits - 1) - 1
         self._mask = torch.ones(())
+        self._left = dict.fromkeys(self.errors, _TOKENS_IN_ALL)
         self._local: tuple[str, Tensor] | None = None
 
     def start_batch(self, attention_mask: Tensor) -> None:
@@ -54,17 +57,18 @@ class SumCollector:
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Measures each candidate once both inputs `(batch, seq, hidden)` of an add came."""
-        if site.name in self.errors:
+        if self._left.get(site.name, 0) > 0:
             self._local = (site.name, x)
         elif self._local and site.name.endswith(RESIDUAL):
             name, local = self._local
             self._local = None
             if name.removesuffix(LOCAL) == site.name.removesuffix(RESIDUAL):
-                self.errors[name] += self._errors(local[self._mask], x[self._mask])
+                local, x = local[self._mask], x[self._mask]
+                step = max(1, math.ceil(len(local) / _TOKENS))
+                self.errors[name] += self._errors(local[::step].float(), x[::step].float())
+                self._left[name] -= len(local[::step])
 
     def _errors(self, local: Tensor, residual: Tensor) -> Tensor:
-        step = math.ceil(len(local) / _TOKENS)
-        local, residual = local[::step].float(), residual[::step].float()
         wanted = _normalised(local + residual)
         found = []
         for amax in CANDIDATES.tolist():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,14 @@ from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.spec import Smoothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A watcher of two functions."""
+
+    start_batch: Any = lambda mask: None
+    observe: Any = lambda site, x: None
 
 
 def make_batches(rows: int, tokens: int, *, seed: int, padding: int = 4) -> Batch:
@@ -86,7 +95,7 @@ def by_graph(
     sites = [site for site in graph.sites if site.kind == "activation"]
     watched = WatchedGraph(graph, path / "watched.onnx", sites=[site.name for site in sites])
     return calibrate_passes(
-        lambda start, observe, scales: watched.run(batches, start, observe, scales),
+        lambda watcher, scales: watched.run(batches, watcher, scales),
         sites=sites,
         all_sites=graph.sites,
         weights={name: torch.from_numpy(weight) for name, weight in graph.weights.items()},
@@ -149,8 +158,7 @@ def test_a_batch_advances_once_however_it_is_cut(graph, tmp_path, monkeypatch) -
     rows: list[int] = []
     WatchedGraph(graph, tmp_path / "watched.onnx", sites=names).run(
         BATCHES,
-        lambda mask: rows.append(len(mask)),
-        lambda site, x: None,
+        Seen(start_batch=lambda mask: rows.append(len(mask))),
         {},
         lambda: advanced.append(1),
     )
@@ -158,11 +166,38 @@ def test_a_batch_advances_once_however_it_is_cut(graph, tmp_path, monkeypatch) -
     assert sum(rows) == sum(len(batch.indices) for batch in BATCHES)
 
 
+def test_masks_and_values_come_in_pairs_and_in_the_order_of_the_texts(graph, tmp_path) -> None:
+    # The engine is a part ahead of what is looked at.
+    name = "encoder.layer.0.intermediate.dense._input_quantizer"
+    order: list[tuple[str, int]] = []
+    WatchedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
+        BATCHES,
+        Seen(
+            start_batch=lambda mask: order.append(("mask", mask.numel())),
+            observe=lambda site, x: (
+                order.append(("x", x[..., 0].numel())) if site.name == name else None
+            ),
+        ),
+        {},
+    )
+    assert [what for what, _ in order] == ["mask", "x"] * (len(order) // 2)
+    sizes = [size for _, size in order]
+    assert sizes[::2] == sizes[1::2]
+    assert sum(sizes[::2]) == sum(batch.inputs["attention_mask"].size for batch in BATCHES)
+
+
+def test_an_engine_that_fails_says_so(graph, tmp_path) -> None:
+    watched = WatchedGraph(graph, tmp_path / "watched.onnx", sites=[])
+    broken = {**BATCHES[0].inputs, "input_ids": BATCHES[0].inputs["input_ids"] + 10**6}
+    with pytest.raises(Exception, match=r"out of data bounds|indices element"):
+        watched.run([Batch(inputs=broken, indices=(0,))], Seen(), {})
+
+
 def test_what_no_site_asks_for_is_not_shown(graph, tmp_path) -> None:
     wanted = "encoder.layer.0.intermediate.dense._input_quantizer"
     seen: set[str] = set()
     WatchedGraph(graph, tmp_path / "watched.onnx", sites=[wanted]).run(
-        BATCHES, lambda mask: None, lambda site, x: seen.add(site.name), {}
+        BATCHES, Seen(observe=lambda site, x: seen.add(site.name)), {}
     )
     assert wanted in seen
     others = {name for name in seen if not name.endswith(".add_residual_input_quantizer")}
@@ -177,8 +212,11 @@ def test_a_smoothed_site_is_shown_its_input_times_its_scale(graph, tmp_path) -> 
         values = []
         WatchedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
             BATCHES[:1],
-            lambda mask: None,
-            lambda site, x, values=values: values.append(x) if site.name == name else None,
+            Seen(
+                observe=lambda site, x, values=values: (
+                    values.append(x) if site.name == name else None
+                )
+            ),
             scales,
         )
         shown.append(torch.cat(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.graph.ready.sites import SitedGraph
 from qdqbert.spec import Site
 
-_ELEMENTS_AT_ONCE = 80_000_000
-# Of all watched tensors together: 320 MB of float32, whatever the model and the batch.
+_ELEMENTS_AT_ONCE = 40_000_000
+# Of all watched tensors together: 160 MB of float32, and as much of the part before.
+
+_Seen = tuple[Tensor, Mapping[str, NDArray[np.float32]]]
+# A part's mask and what was watched, by name of value.
 
 
 class WatchedGraph:
@@ -67,26 +71,37 @@ class WatchedGraph:
             scales: `pre_quant_scale` by name of site, `(channels,)`.
             advance: Called after each batch.
         """
+        # The engine computes a part while the one before is looked at: both take as long.
+        with ThreadPoolExecutor(max_workers=1) as engine:
+            running: Future[_Seen] | None = None
+            for batch in batches:
+                for inputs in self._parts(batch.inputs):
+                    following = engine.submit(self._run, inputs)
+                    if running is not None:
+                        self._show_all(running.result(), watcher, scales)
+                    running = following
+                advance()
+            if running is not None:
+                self._show_all(running.result(), watcher, scales)
+
+    def _run(self, inputs: Mapping[str, NDArray[Any]]) -> _Seen:
+        mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
         names = list(self._sites)
-        for batch in batches:
-            for inputs in self._parts(batch.inputs):
-                mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
-                outputs = self._session.run(names, inputs)
-                self._elements_a_token = max(
-                    self._elements_a_token, sum(each.size for each in outputs) // mask.numel()
-                )
-                watcher.start_batch(mask.flatten(0, -2))
-                shown = {
-                    name: _as_states(values, mask)
-                    for name, values in zip(names, outputs, strict=True)
-                }
-                for name, tensor in shown.items():
-                    others = [site for site in self._sites[name] if not _is_of_sum(site)]
-                    _show(others, tensor, watcher, scales)
-                # Both inputs of an add, one after the other: what is added is judged by the sum.
-                for name, site in self._sums:
-                    _show([site], shown[name], watcher, scales)
-            advance()
+        outputs = self._session.run(names, inputs)
+        size = sum(each.size for each in outputs)
+        self._elements_a_token = max(self._elements_a_token, size // mask.numel())
+        return mask, dict(zip(names, outputs, strict=True))
+
+    def _show_all(self, seen: _Seen, watcher: Watcher, scales: Mapping[str, Tensor]) -> None:
+        mask, outputs = seen
+        watcher.start_batch(mask.flatten(0, -2))
+        shown = {name: _as_states(values, mask) for name, values in outputs.items()}
+        for name, tensor in shown.items():
+            others = [site for site in self._sites[name] if not _is_of_sum(site)]
+            _show(others, tensor, watcher, scales)
+        # Both inputs of an add, one after the other: what is added is judged by the sum.
+        for name, site in self._sums:
+            _show([site], shown[name], watcher, scales)
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         wanted = {each.name for each in self._session.get_inputs()}
