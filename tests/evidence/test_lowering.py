@@ -129,3 +129,21 @@ def test_batches_of_other_widths_are_compared_without_padding() -> None:
         assert kept.tolist() == values.ravel()[mask.ravel() == 1].tolist()
         # Classes of a text are no positions, even where there are as many.
         assert lowering._text_only("logits", values, reference).tolist() == values.ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    ("last_bits", "ties", "wanted"),
+    [
+        (1e-6, 60.0, 40.0),
+        (1e-6, 38.0, 35.0),
+        (1e-6, 19.0, 25.0),
+        (2.0**-11, 38.0, 35.0),
+        (2.0**-11, 19.0, 16.0),
+        (2.0**-11, 2.0, 12.0),
+    ],
+)
+def test_ties_excuse_only_so_much(last_bits, ties, wanted) -> None:
+    check = dataclasses.replace(GOOD, last_bits=last_bits, ties_db=ties)
+    assert check.wanted_db == wanted
+    assert dataclasses.replace(check, worst_layer_db=wanted).is_exact
+    assert not dataclasses.replace(check, worst_layer_db=wanted - 0.1).is_exact
