@@ -132,7 +132,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         calibration_data=arguments.calibration,
         columns=columns if arguments.calibration else Columns(),
         calibration_samples=RIVAL_TEXTS,
-        targets=("onnxruntime", "openvino"),
+        targets=("onnxruntime", "onnxruntime-dynamic", "openvino"),
         max_length=limit,
         benchmark=False,
     )
@@ -142,7 +142,8 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         ("float", "onnxruntime"): folder / "float.onnx",
         ("float", "openvino"): folder / "float.onnx",
         ("qdqbert", "onnxruntime"): folder / "ours" / ours.targets[0].model,
-        ("qdqbert", "openvino"): folder / "ours" / ours.targets[1].model,
+        ("qdqbert dynamic", "onnxruntime"): folder / "ours" / ours.targets[1].model,
+        ("qdqbert", "openvino"): folder / "ours" / ours.targets[2].model,
     }
     plain = without_value_info(folder / "float.onnx", folder / "plain.onnx")
     for name, (engine, file, make) in RIVALS.items():
