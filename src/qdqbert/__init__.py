@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.training.losses import Distillation as Distillation
     from qdqbert.verbs.benchmark import benchmark as benchmark
+    from qdqbert.verbs.engine import EngineReport as EngineReport
+    from qdqbert.verbs.engine import engine as engine
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.train import train as train
@@ -46,6 +48,8 @@ _HOMES = {
     "calibrate": "qdqbert.models.calibrate",
     "Columns": "qdqbert.tasks.data",
     "Distillation": "qdqbert.training.losses",
+    "engine": "qdqbert.verbs.engine",
+    "EngineReport": "qdqbert.verbs.engine",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.record",
     "prepare": "qdqbert.models.prepare",

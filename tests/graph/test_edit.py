@@ -95,3 +95,10 @@ def test_tidy_drops_what_nothing_reads() -> None:
     model = tidy(ir.from_onnx_text(TEXT))
     assert "Exp" not in {node.op_type for node in model.graph}
     assert "unused" not in model.graph.initializers
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_a_constant_keeps_its_shape(graph, shape) -> None:
+    # One scale in all is a scalar: of shape (1,) it would be one for each index of an axis.
+    value = add_constant(graph, "made", np.ones(shape, np.float32))
+    assert constant_array(value).shape == shape

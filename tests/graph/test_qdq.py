@@ -12,6 +12,7 @@ from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.evidence.lowering import check_lowering, make_references
 from qdqbert.graph.check import save_graph
+from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import QdqStyle, float_graph, insert_qdq
 from qdqbert.insert.sited import quantizing
 from qdqbert.recipes import build_recipe
@@ -311,3 +312,15 @@ def test_a_weight_left_in_float_may_be_read_by_anything(run_plainly) -> None:
     model = float_graph(ir.from_onnx_text(ODD_WEIGHT))
     result = run_plainly(model, {"x": np.zeros(3, np.float32)})
     np.testing.assert_array_equal(result["y"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("target", OF_INPUTS)
+def test_one_scale_in_all_is_a_scalar(bert, target) -> None:
+    model = lowered(bert, target)
+    seen = 0
+    for node in model.graph:
+        if node.op_type == "QuantizeLinear":
+            scale, zero_point = (constant_array(value) for value in node.inputs[1:3])
+            assert scale.shape == zero_point.shape == ()
+            seen += 1
+    assert seen or target.startswith("onnxruntime-")

@@ -23,7 +23,8 @@ def constant_array(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
     """An initializer of that name; one that holds the same is used again, another is not."""
-    array = np.ascontiguousarray(array)
+    # numpy makes `(1,)` of `()`, and a scale of that shape is one for each index of an axis.
+    array = np.ascontiguousarray(array).reshape(array.shape)
     wanted, count = name, 0
     while name in graph.initializers:
         there = constant_array(graph.initializers[name])
