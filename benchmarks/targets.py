@@ -14,8 +14,14 @@ import tempfile
 from pathlib import Path
 
 import qdqbert
-from qdqbert.engines.runner import is_installed
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.engines.runner import open_runner
+from qdqbert.graph.export import GraphBody
 from qdqbert.targets import TARGETS
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.data import Columns
+from qdqbert.tasks.task import TaskOptions
+from qdqbert.verbs.inference import TorchRunner, encode_examples, fidelity_of, rows_of
 
 RUNNABLE = tuple(name for name, target in TARGETS.items() if target.engines)
 
@@ -28,17 +34,28 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=list(RUNNABLE), choices=RUNNABLE)
     parser.add_argument("--recipe", help="one recipe for all, instead of each target's own")
     parser.add_argument("--max-length", type=int)
-    parser.add_argument("--batch-size", type=int, default=8)
     options = parser.parse_args()
-    metric = qdqbert.evaluate(
-        options.checkpoint, options.test, max_length=options.max_length
-    ).metrics[0]
+    checkpoint = load_checkpoint(options.checkpoint)
+    task, settings = TASKS[checkpoint.task], TaskOptions()
+    limit = options.max_length or task.max_length or checkpoint.max_length
+    test = encode_examples(
+        task,
+        checkpoint.tokenizer,
+        task.read(options.test, columns=Columns(), max_examples=None).examples,
+        input_names=checkpoint.input_names,
+        max_length=min(limit, checkpoint.max_length),
+        batch_size=8,
+        options=settings,
+    )
+    id2label = checkpoint.config.id2label
+    expected = rows_of(task, TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names), test)
+    metric = task.metrics(expected, test.features, id2label, settings)[0]
     print(f"float: {metric.name} {metric.value:.2f}\n")
     print("| target | recipe | engine | INT8 | flips % | SQNR dB |")
     print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "int8"
-        qdqbert.quantize(
+        report = qdqbert.quantize(
             options.checkpoint,
             folder,
             calibration_data=options.calibration,
@@ -47,32 +64,16 @@ def main() -> None:
             max_length=options.max_length,
             benchmark=False,
         )
-        for name in options.targets:
-            for engine in TARGETS[name].engines:
-                if is_installed(engine):
-                    print(row_of(options, folder, name, engine), flush=True)
-
-
-def row_of(options: argparse.Namespace, folder: Path, name: str, engine: str) -> str:
-    report = qdqbert.evaluate(
-        folder,
-        options.test,
-        engine=engine,  # type: ignore[arg-type]
-        target=name,
-        reference=options.checkpoint,
-        batch_size=options.batch_size,
-    )
-    assert report.fidelity is not None
-    flips = report.fidelity.flips_percent
-    cells = [
-        name,
-        options.recipe or TARGETS[name].recipe,
-        engine,
-        f"{report.metrics[0].value:.2f}",
-        "" if flips is None else f"{flips:.2f}",
-        f"{report.fidelity.sqnr_db:.1f}",
-    ]
-    return f"| {' | '.join(cells)} |"
+        for each in report.targets:
+            made = rows_of(task, open_runner(each.engine, folder / each.model), test)
+            metric = task.metrics(made, test.features, id2label, settings)[0]
+            nearness = fidelity_of(task, expected, made, test.features, settings)
+            flips = "" if nearness.flips_percent is None else f"{nearness.flips_percent:.2f}"
+            print(
+                f"| {each.target} | {each.recipe} | {each.engine} | {metric.value:.2f} "
+                f"| {flips} | {nearness.sqnr_db:.1f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
