@@ -48,25 +48,31 @@ class SumCollector:
         self._qmax = 2 ** (bits - 1) - 1
         self._mask = torch.ones(())
         self._left = dict.fromkeys(self.errors, _TOKENS_IN_ALL)
-        self._local: tuple[str, Tensor] | None = None
+        self._waiting: dict[str, tuple[str, Tensor]] = {}
 
     def start_batch(self, attention_mask: Tensor) -> None:
         """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
         self._mask = attention_mask.bool()
-        self._local = None
+        self._waiting = {}
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Measures each candidate once both inputs `(batch, seq, hidden)` of an add came."""
-        if self._left.get(site.name, 0) > 0:
-            self._local = (site.name, x)
-        elif self._local and site.name.endswith(RESIDUAL):
-            name, local = self._local
-            self._local = None
-            if name.removesuffix(LOCAL) == site.name.removesuffix(RESIDUAL):
-                local, x = local[self._mask], x[self._mask]
-                step = max(1, math.ceil(len(local) / _TOKENS))
-                self.errors[name] += self._errors(local[::step].float(), x[::step].float())
-                self._left[name] -= len(local[::step])
+        side = next((each for each in (LOCAL, RESIDUAL) if site.name.endswith(each)), None)
+        if side is None:
+            return
+        add = site.name.removesuffix(side)
+        if self._left.get(add + LOCAL, 0) <= 0:
+            return
+        other, y = self._waiting.pop(add, (side, x))
+        if other == side:
+            self._waiting[add] = (side, x)
+            return
+        local, residual = (x, y) if side == LOCAL else (y, x)
+        local, residual = local[self._mask], residual[self._mask]
+        step = max(1, math.ceil(len(local) / _TOKENS))
+        local, residual = local[::step].float(), residual[::step].float()
+        self.errors[add + LOCAL] += self._errors(local, residual)
+        self._left[add + LOCAL] -= len(local)
 
     def _errors(self, local: Tensor, residual: Tensor) -> Tensor:
         wanted = _normalised(local + residual)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qdqbert.calibration.statistics import Watcher
-from qdqbert.calibration.sums import LOCAL, RESIDUAL
+from qdqbert.calibration.sums import RESIDUAL
 from qdqbert.encoding import Batch
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import add_outputs
@@ -22,8 +26,11 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.graph.ready.sites import SitedGraph
 from qdqbert.spec import Site
 
-_ELEMENTS_AT_ONCE = 40_000_000
-# Of all watched tensors together: 160 MB of float32, and as much of the part before.
+_ELEMENTS_AT_ONCE = 25_000_000
+# Of all watched tensors of a part together: 100 MB of float32, in each of the parts in flight.
+_IN_FLIGHT = 2
+# Parts that the engine computes at once, each on its share of the cores: threads that wait for
+# each other would wait for the one that looks, too.
 
 _Seen = tuple[Tensor, Mapping[str, NDArray[np.float32]]]
 # A part's mask and what was watched, by name of value.
@@ -40,13 +47,10 @@ class WatchedGraph:
         """Writes the graph to `path` and loads it; what none of the `sites` reads is not shown."""
         self.path = path
         self._sites: dict[str, list[Site]] = {}
-        self._sums: list[tuple[str, Site]] = []
         for site in sited.sites:
             wanted = site.name in sites or site.name.endswith(RESIDUAL)
             if site.kind == "activation" and wanted:
                 self._sites.setdefault(sited.sources[site.name], []).append(site)
-                if _is_of_sum(site):
-                    self._sums.append((sited.sources[site.name], site))
         model = float_graph(sited.graph)
         add_outputs(model, list(self._sites))
         save_graph(model, path, passing=True)
@@ -71,18 +75,17 @@ class WatchedGraph:
             scales: `pre_quant_scale` by name of site, `(channels,)`.
             advance: Called after each batch.
         """
-        # The engine computes a part while the one before is looked at: both take as long.
-        with ThreadPoolExecutor(max_workers=1) as engine:
-            running: Future[_Seen] | None = None
+        # The engine computes parts while one before is looked at, which takes half as long.
+        with _one_torch_thread(), ThreadPoolExecutor(max_workers=_IN_FLIGHT) as engine:
+            running: deque[Future[_Seen]] = deque()
             for batch in batches:
                 for inputs in self._parts(batch.inputs):
-                    following = engine.submit(self._run, inputs)
-                    if running is not None:
-                        self._show_all(running.result(), watcher, scales)
-                    running = following
+                    running.append(engine.submit(self._run, inputs))
+                    if len(running) > _IN_FLIGHT:
+                        self._show_all(running.popleft().result(), watcher, scales)
                 advance()
-            if running is not None:
-                self._show_all(running.result(), watcher, scales)
+            while running:
+                self._show_all(running.popleft().result(), watcher, scales)
 
     def _run(self, inputs: Mapping[str, NDArray[Any]]) -> _Seen:
         mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
@@ -95,13 +98,8 @@ class WatchedGraph:
     def _show_all(self, seen: _Seen, watcher: Watcher, scales: Mapping[str, Tensor]) -> None:
         mask, outputs = seen
         watcher.start_batch(mask.flatten(0, -2))
-        shown = {name: _as_states(values, mask) for name, values in outputs.items()}
-        for name, tensor in shown.items():
-            others = [site for site in self._sites[name] if not _is_of_sum(site)]
-            _show(others, tensor, watcher, scales)
-        # Both inputs of an add, one after the other: what is added is judged by the sum.
-        for name, site in self._sums:
-            _show([site], shown[name], watcher, scales)
+        for name, values in outputs.items():
+            _show(self._sites[name], _as_states(values, mask), watcher, scales)
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         wanted = {each.name for each in self._session.get_inputs()}
@@ -115,8 +113,15 @@ class WatchedGraph:
             start += count
 
 
-def _is_of_sum(site: Site) -> bool:
-    return site.name.endswith((LOCAL, RESIDUAL))
+@contextlib.contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Torch's threads wait for each other at every step, and the engine has the cores."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def _show(
@@ -146,4 +151,5 @@ def _session(path: Path) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3
     # Its arena keeps the largest tensors of every shape; texts have many lengths.
     options.enable_cpu_mem_arena = False
+    options.intra_op_num_threads = math.ceil(len(os.sched_getaffinity(0)) / _IN_FLIGHT)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
