@@ -75,7 +75,7 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
         (["--calibration-data", "no-such.txt"], "`no-such.txt`"),
         (["--task", "sentiment"], "`--task sentiment` is unknown. Known: feature-extraction"),
         (["--task", "fill-mask"], "lacks 6 weights that task `fill-mask` needs"),
-        (["--target", "gpu"], "`--target gpu` is unknown. Known: portable, onnxruntime, openvino"),
+        (["--target", "gpu"], "`--target gpu` is unknown. Known: portable, onnxruntime, onnxrun"),
         (["--recipe", "best"], "'best' is unknown. Known: ffn, full, linear, linear+matmul"),
         (["--percentile", "99"], "`--percentile 99.0` needs `--calibrator percentile`"),
         (["--calibration-samples", "0"], "`--calibration-samples` must be at least 1, got 0"),
