@@ -74,7 +74,7 @@ class Outcome:
 
 
 def tiny_encoder() -> bytes:
-    """BERT of two layers, 16 wide, as TorchScript exports it."""
+    """BERT of one layer, 16 wide, as TorchScript exports it."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
         hidden_size=16,

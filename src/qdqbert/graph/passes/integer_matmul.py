@@ -4,9 +4,8 @@
 
 onnxruntime makes the same fusion when it loads a Q/DQ graph, but leaves the bias outside. Fires on
 a per-tensor x, static or dynamic, and a constant int8 W, per tensor or per column, both with zero
-points. The add is
-taken in only if it adds a constant a column and nothing else reads the product. Values do not
-change: int8 products are summed in int32 and scaled once.
+points. The add is taken in only if it adds a constant a column and nothing else reads the product.
+Values do not change: int8 products are summed in int32 and scaled once.
 """
 
 from __future__ import annotations

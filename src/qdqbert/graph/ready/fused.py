@@ -43,11 +43,7 @@ class Builder:
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
         """An initializer."""
         self._count += 1
-        value = add_constant(self.graph, f"{self.stem}.constant_{self._count}", array)
-        # Range asks for numbers that have no axis.
-        value.const_value = ir.tensor(array, name=value.name)
-        value.shape = ir.Shape(array.shape)
-        return value
+        return add_constant(self.graph, f"{self.stem}.constant_{self._count}", array)
 
     def integers(self, *numbers: int) -> ir.Value:
         """A vector of int64."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -151,5 +150,5 @@ def _session(path: Path) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3
     # Its arena keeps the largest tensors of every shape; texts have many lengths.
     options.enable_cpu_mem_arena = False
-    options.intra_op_num_threads = math.ceil(len(os.sched_getaffinity(0)) / _IN_FLIGHT)
+    options.intra_op_num_threads = math.ceil(torch.get_num_threads() / _IN_FLIGHT)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
