@@ -11,42 +11,31 @@ the paper, and with `clips_sums` where the recipe has it. Graphs of the latter a
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import itertools
-import random
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qdqbert.calibration.session import watch
+from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
 from qdqbert.calibration.statistics import Collector, Together, choose_ranges
 from qdqbert.calibration.sums import SumCollector, clip_to_sums
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.engines.runner import open_runner
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
-from qdqbert.insert.sited import insert_quantizers_, quantizing
+from qdqbert.graph.export import example_inputs, export_sited
+from qdqbert.insert.sited import insert_quantizers_, linear_weights, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
-from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import TaskOptions
-from qdqbert.verbs.inference import TorchRunner, encode_examples, fidelity_of, rows_of
+from scoring import CALIBRATION_EXAMPLES, TestSet
 
-CALIBRATORS: tuple[Calibrator, ...] = (
-    Max(),
-    Entropy(),
-    Mse(),
-    Percentile(99.9),
-    Percentile(99.99),
-    Percentile(99.999),
-    Percentile(99.9999),
-)
-SAMPLES = 300
-OPTIONS = TaskOptions()
+CALIBRATORS: dict[str, Calibrator] = {
+    "max": Max(),
+    "entropy": Entropy(),
+    "mse": Mse(),
+    **{f"percentile {share}": Percentile(share) for share in (99.9, 99.99, 99.999, 99.9999)},
+}
 
 
 def main() -> None:
@@ -56,61 +45,34 @@ def main() -> None:
     parser.add_argument("--calibration", required=True)
     parser.add_argument("--recipe", default="qdqbert")
     parser.add_argument("--engines", nargs="+", default=["pytorch", "onnxruntime", "openvino"])
-    parser.add_argument("--only", default="", help="calibrators whose words have this")
+    parser.add_argument("--only", default="", help="rows whose words have this")
     parser.add_argument("--max-length", type=int)
     arguments = parser.parse_args()
-    checkpoint = load_checkpoint(arguments.checkpoint)
-    task = TASKS[checkpoint.task]
-    usual = arguments.max_length or task.max_length or checkpoint.max_length
-    limit = min(usual, checkpoint.max_length)
-
-    def encoded_of(path: str, count: int | None) -> Any:
-        examples = list(task.read(path, columns=Columns(), max_examples=None).examples)
-        if count is not None:
-            examples = random.Random(0).sample(examples, count)
-        return encode_examples(
-            task,
-            checkpoint.tokenizer,
-            examples,
-            input_names=checkpoint.input_names,
-            max_length=limit,
-            batch_size=16,
-            options=OPTIONS,
-        )
-
-    calibration, test = encoded_of(arguments.calibration, SAMPLES), encoded_of(arguments.test, None)
-    body = GraphBody.of(checkpoint)
-    pytorch = TorchRunner(body, checkpoint.input_names)
-    expected = rows_of(task, pytorch, test)
-
-    def score(rows: Any) -> str:
-        metric = task.metrics(rows, test.features, checkpoint.config.id2label, OPTIONS)[0]
-        flips = fidelity_of(task, expected, rows, test.features, OPTIONS).flips_percent
-        return f"{metric.value:.2f}" + ("" if flips is None else f" ({flips:.2f} %)")
-
-    name = task.metrics(expected, test.features, checkpoint.config.id2label, OPTIONS)[0].name
-    print(f"float: {name} {score(expected)}; in brackets: answers that differ from float\n")
+    test = TestSet(arguments.checkpoint, arguments.test, max_length=arguments.max_length)
+    print(f"float: {test.float.name} {test.float.value:.2f}; in brackets: other answers\n")
     print(f"| calibrator | {' | '.join(arguments.engines)} |")
     print("|---" * (1 + len(arguments.engines)) + "|", flush=True)
+    checkpoint, recipe = test.checkpoint, build_recipe(arguments.recipe)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    names = [site.name for site in sited.sites if site.kind == "activation"]
+    batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
+    run = functools.partial(watch, sited, lambda inputs: test.body(**inputs), batches)
+    sites = [site for site in sited.sites if site.kind == "activation"]
+    names, scales = [site.name for site in sites], {}
+    if recipe.smoothing is not None:
+        channels = ChannelCollector([s.name for s in sites if recipe.smoothing.matches(s)])
+        run(channels, {})
+        scales = choose_pre_quant_scales(
+            channels, linear_weights(sited), alpha=recipe.smoothing.alpha
+        )
     collector, sums = Collector(names), SumCollector(names)
-    watch(
-        sited,
-        lambda inputs: body(**inputs),
-        [
-            dataclasses.replace(
-                batch, inputs={each: batch.inputs[each] for each in pytorch.input_names}
-            )
-            for batch in calibration.batches
-        ],
-        Together(collector, sums),
-        {},
-    )
-    graph = export_sited(sited, body, example_inputs(checkpoint.input_names, checkpoint.task))
-    clips = [False, True] if build_recipe(arguments.recipe).clips_sums else [False]
-    for calibrator, clip in itertools.product(CALIBRATORS, clips):
-        if arguments.only not in str(calibrator):
+    run(Together(collector, sums), scales)
+    inputs = example_inputs(checkpoint.input_names, checkpoint.task)
+    graph = export_sited(sited, test.body, inputs)
+    arrays = {name: scale.numpy() for name, scale in scales.items()}
+    clips = [False, True] if recipe.clips_sums else [False]
+    for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):
+        name += ", clipped" if clip else ""
+        if arguments.only not in name:
             continue
         ranges = choose_ranges(collector.statistics, calibrator)
         ranges = clip_to_sums(ranges, sums.errors if clip else {})
@@ -118,24 +80,19 @@ def main() -> None:
         for engine in arguments.engines:
             target = TARGETS["portable" if engine == "pytorch" else engine]
             plan = make_plan(target, sited.sites, recipe=arguments.recipe, embeddings="int8")
-            if plan.recipe.smoothing is not None:
-                raise SystemExit(f"{arguments.recipe} is smoothed: use benchmarks/recipes.py")
             if engine == "pytorch":
-                with quantizing(sited, plan.specs, ranges):
-                    cells.append(score(rows_of(task, pytorch, test)))
-                continue
-            cells.append(score(on_engine(graph, plan, ranges, engine, task, test)))
-        name = f"{calibrator}{', sums clipped' if clip else ''}"
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+                with quantizing(sited, plan.specs, ranges, scales):
+                    cells.append(test.run(test.runner))
+            else:
+                cells.append(on_engine(lower(graph, plan, ranges, arrays), engine, test))
+        print(f"| {name} | {' | '.join(map(str, cells))} |", flush=True)
 
 
-def on_engine(
-    graph: Any, plan: Any, ranges: Mapping[str, Any], engine: Any, task: Any, test: Any
-) -> Any:
+def on_engine(model: Any, engine: Any, test: TestSet) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        save_graph(lower(graph, plan, ranges, {}), path)
-        return rows_of(task, open_runner(engine, path), test)
+        save_graph(model, path)
+        return test.graph(engine, path)
 
 
 if __name__ == "__main__":

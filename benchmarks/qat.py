@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 
 import qdqbert
 from qdqbert.recipes import Switches
+from scoring import Score, TestSet, mean_of
 
 TARGETS = ("onnxruntime", "openvino")
 
@@ -44,31 +45,24 @@ def main() -> None:
     parser.add_argument("--percentile", type=float, default=99.99)
     parser.add_argument("--keep", type=Path, help="folder for the trained checkpoints")
     options = parser.parse_args()
-    reference = qdqbert.evaluate(
-        options.checkpoint, options.eval_data, task=options.task, max_length=options.max_length
-    )
-    name = reference.metrics[0].name
-    print(f"float: {name} {reference.metrics[0].value:.2f}", flush=True)
+    test = TestSet(options.checkpoint, options.eval_data, max_length=options.max_length)
+    print(f"float: {test.float.name} {test.float.value:.2f}", flush=True)
     print(f"| seed | QAT, PyTorch | {' | '.join(TARGETS)} |", flush=True)
     print(f"|---|---|{'---|' * len(TARGETS)}", flush=True)
-    rows = [row_of(seed, options) for seed in options.seeds]
-    means = [
-        (mean(value for value, _ in column), mean(flips for _, flips in column))
-        for column in zip(*rows, strict=True)
-    ]
-    print(f"| mean | {cells(means)} |")
+    rows = [row_of(seed, options, test) for seed in options.seeds]
+    print(f"| mean | {cells([mean_of(column) for column in zip(*rows, strict=True)])} |")
 
 
-def cells(row: list[tuple[float, float]]) -> str:
-    return " | ".join(f"{value:.2f} ({flips:.2f} %)" for value, flips in row)
+def cells(row: Sequence[Score]) -> str:
+    return " | ".join(map(str, row))
 
 
-def row_of(seed: int, options: argparse.Namespace) -> list[tuple[float, float]]:
+def row_of(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]:
     with tempfile.TemporaryDirectory() as scratch:
         trained, graphs = Path(scratch) / "trained", Path(scratch) / "int8"
         percentile = options.percentile if options.calibrator == "percentile" else None
         qdqbert.train(
-            options.checkpoint,
+            test.model,
             trained,
             train_data=options.train_data,
             task=options.task,
@@ -76,7 +70,7 @@ def row_of(seed: int, options: argparse.Namespace) -> list[tuple[float, float]]:
             recipe=options.recipe,
             switches=Switches(calibrator=options.calibrator, percentile=percentile),
             ranges=options.ranges,
-            distill_from=options.checkpoint,
+            distill_from=test.model,
             distillation=qdqbert.Distillation(
                 alpha=options.alpha, temperature=options.temperature, hidden_weight=options.hidden
             ),
@@ -87,7 +81,7 @@ def row_of(seed: int, options: argparse.Namespace) -> list[tuple[float, float]]:
             dropout=options.dropout,
             seed=seed,
         )
-        qdqbert.quantize(
+        report = qdqbert.quantize(
             trained,
             graphs,
             task=options.task,
@@ -96,25 +90,13 @@ def row_of(seed: int, options: argparse.Namespace) -> list[tuple[float, float]]:
             targets=TARGETS,
             benchmark=False,
         )
-        row = [score(trained, None, options), *(score(graphs, each, options) for each in TARGETS)]
+        row = [test.trained(trained)]
+        row += [test.graph(each.engine, graphs / each.model) for each in report.targets]
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
             shutil.copytree(trained, options.keep / f"seed-{seed}", dirs_exist_ok=True)
     print(f"| {seed} | {cells(row)} |", flush=True)
     return row
-
-
-def score(folder: Path, engine: str | None, options: argparse.Namespace) -> tuple[float, float]:
-    report = qdqbert.evaluate(
-        folder,
-        options.eval_data,
-        engine=engine,  # type: ignore[arg-type]
-        reference=options.checkpoint,
-        batch_size=16,
-    )
-    assert report.fidelity is not None
-    assert report.fidelity.flips_percent is not None
-    return report.metrics[0].value, report.fidelity.flips_percent
 
 
 if __name__ == "__main__":

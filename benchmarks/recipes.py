@@ -9,24 +9,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import random
 
-from qdqbert import resources
 from qdqbert.calibration.session import calibrate
-from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.graph.export import GraphBody
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import WIDE_INPUTS, build_recipe
 from qdqbert.spec import Recipe, Smoothing, resolve
 from qdqbert.targets import TARGETS
-from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import TaskOptions
-from qdqbert.verbs.inference import TorchRunner, encode_examples, fidelity_of, rows_of
-
-OPTIONS = TaskOptions()
+from scoring import CALIBRATION_EXAMPLES, TestSet
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)
 EVERY_INPUT = Smoothing(sites=("*._input_quantizer",), alpha=0.7)
@@ -53,6 +43,8 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear", build_recipe("linear"), Entropy()),
     ("linear-signed", build_recipe("linear-signed"), Max()),
     ("linear-signed, not smoothed", with_smoothing("linear-signed", None), Max()),
+    ("qdqbert-affine", build_recipe("qdqbert-affine"), Max()),
+    ("qdqbert-affine", build_recipe("qdqbert-affine"), Mse()),
     ("qdqbert", build_recipe("qdqbert"), Max()),
     ("qdqbert", build_recipe("qdqbert"), Percentile(99.999)),
     ("qdqbert", build_recipe("qdqbert"), Mse()),
@@ -67,62 +59,28 @@ def main() -> None:
     parser.add_argument("--calibration")
     parser.add_argument("--only", default="", help="cases whose name or calibrator has this")
     arguments = parser.parse_args()
-    model = str(demo_checkpoint()) if arguments.model == "demo" else arguments.model
-    checkpoint = load_checkpoint(model)
-    task = TASKS[checkpoint.task]
-    test = task.read(arguments.test, columns=Columns(), max_examples=None).examples
-    texts = list(
-        task.read(arguments.calibration, columns=Columns(), max_examples=None).examples
-        if arguments.calibration
-        else resources.calibration_examples()
-    )
-    random.Random(0).shuffle(texts)
-
-    def encode(examples, batch_size):  # type: ignore[no-untyped-def]
-        return encode_examples(
-            task,
-            checkpoint.tokenizer,
-            examples,
-            input_names=checkpoint.input_names,
-            max_length=min(task.max_length or checkpoint.max_length, checkpoint.max_length),
-            batch_size=batch_size,
-            options=OPTIONS,
-        )
-
-    calibration_batches, encoded = encode(texts[:300], 8).batches, encode(test, 32)
-    body = GraphBody.of(checkpoint)
-    runner = TorchRunner(body, checkpoint.input_names)
-    expected = rows_of(task, runner, encoded)
-    labels = checkpoint.config.id2label
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    metric = task.metrics(expected, encoded.features, labels, OPTIONS)[0]
-    print(f"float: {metric.name} {metric.value:.2f} on {metric.examples} examples\n")
-    print(f"| recipe | calibrator | {metric.name} | cosine mean / worst | flips % | SQNR dB |")
-    print("|---|---|---|---|---|---|")
+    test = TestSet(arguments.model, arguments.test, batch_size=32)
+    print(f"float: {test.float.name} {test.float.value:.2f} on {test.encoded.texts} texts\n")
+    titles = f"| recipe | calibrator | {test.float.titles()} |"
+    print(titles, "|---" * (titles.count("|") - 1) + "|", sep="\n", flush=True)
+    batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
+    sited = insert_quantizers_(test.checkpoint.model, test.checkpoint.family)
     for name, recipe, calibrator in CASES:
         if arguments.only not in f"{name} {calibrator}":
             continue
         specs = plan_specs(recipe, sited.sites)
         calibration = calibrate(
             sited,
-            lambda inputs: body(**inputs),
-            calibration_batches,
+            lambda inputs: test.body(**inputs),
+            batches,
             sites=[s.name for s in sited.sites if s.kind == "activation" and specs[s.name]],
             calibrator=calibrator,
             smoothing=recipe.smoothing,
+            clips_sums=recipe.clips_sums,
         )
         with quantizing(sited, specs, calibration.ranges, calibration.scales):
-            made = rows_of(task, runner, encoded)
-        value = task.metrics(made, encoded.features, labels, OPTIONS)[0].value
-        fidelity = fidelity_of(task, expected, made, encoded.features, OPTIONS)
-        cosine = (
-            ""
-            if fidelity.cosine_mean is None
-            else f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
-        )
-        flips = "" if fidelity.flips_percent is None else f"{fidelity.flips_percent:.2f}"
-        cells = (name, calibrator, f"{value:.2f}", cosine, flips, f"{fidelity.sqnr_db:.1f}")
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+            made = test.run(test.runner)
+        print(f"| {name} | {calibrator} | {made.cells()} |", flush=True)
 
 
 def plan_specs(recipe, sites):  # type: ignore[no-untyped-def]

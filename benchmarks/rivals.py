@@ -26,18 +26,12 @@ from onnxruntime import quantization as ort_quantization
 
 import qdqbert
 from qdqbert import resources
-from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
-from qdqbert.graph.export import GraphBody
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark import export_float
-from qdqbert.verbs.inference import TorchRunner, encode_examples, fidelity_of, rows_of
-
-RIVAL_TEXTS = 300
+from qdqbert.verbs.inference import encode_examples
+from scoring import CALIBRATION_EXAMPLES, TestSet
 
 
 class _Reader(ort_quantization.CalibrationDataReader):
@@ -119,25 +113,26 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> list[dict[str, Any]]:
-    model = str(demo_checkpoint()) if arguments.model == "demo" else arguments.model
-    checkpoint = load_checkpoint(model)
-    task = TASKS[checkpoint.task]
-    options = TaskOptions()
-    test = read(task, arguments.test, columns)
-    limit = min(task.max_length or checkpoint.max_length, checkpoint.max_length)
-    limit = min(arguments.max_length or limit, limit)
+    test = TestSet(
+        arguments.model,
+        arguments.test,
+        columns=columns,
+        max_length=arguments.max_length,
+        batch_size=8,
+    )
+    model, limit = test.model, test.max_length
     ours = qdqbert.quantize(
         model,
         folder / "ours",
         calibration_data=arguments.calibration,
         columns=columns if arguments.calibration else Columns(),
-        calibration_samples=RIVAL_TEXTS,
+        calibration_samples=CALIBRATION_EXAMPLES,
         targets=("onnxruntime", "onnxruntime-dynamic", "openvino"),
         max_length=limit,
         benchmark=False,
     )
     export_float(model, folder / "float.onnx", [8])
-    inputs = calibration_inputs(arguments.calibration, columns, checkpoint, limit)
+    inputs = calibration_inputs(arguments.calibration, columns, test)
     models = {
         ("float", "onnxruntime"): folder / "float.onnx",
         ("float", "openvino"): folder / "float.onnx",
@@ -151,34 +146,20 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         make(plain, folder / file, inputs)
         models[name, engine] = folder / file
 
-    encoded = encode_examples(
-        task,
-        checkpoint.tokenizer,
-        test,
-        input_names=checkpoint.input_names,
-        max_length=limit,
-        batch_size=8,
-        options=options,
-    )
-    body = GraphBody.of(checkpoint)
-    expected = rows_of(task, TorchRunner(body, checkpoint.input_names), encoded)
-    id2label = checkpoint.config.id2label
     results = []
     for (name, engine), path in models.items():
         print(f"{name} on {engine} ...", flush=True)
-        made = rows_of(task, open_runner(engine, path), encoded)
-        fidelity = fidelity_of(task, expected, made, encoded.features, options)
-        metric = task.metrics(made, encoded.features, id2label, options)[0]
+        score = test.graph(engine, path)  # type: ignore[arg-type]
         size = sum(p.stat().st_size for p in path.parent.glob(f"{path.stem}.*"))
         results.append(
             {
                 "name": name,
                 "engine": engine,
-                metric.name: metric.value,
-                "cosine_mean": fidelity.cosine_mean,
-                "cosine_min": fidelity.cosine_min,
-                "sqnr_db": fidelity.sqnr_db,
-                "flips_percent": fidelity.flips_percent,
+                score.name: score.value,
+                "cosine_mean": score.cosine and score.cosine[0],
+                "cosine_min": score.cosine and score.cosine[1],
+                "sqnr_db": score.sqnr_db,
+                "flips_percent": score.flips,
                 "size_ratio": size / (folder / "float.onnx").stat().st_size,
             }
         )
@@ -195,29 +176,23 @@ def without_value_info(source: Path, target: Path) -> Path:
     return target
 
 
-def read(task: Any, path: str, columns: Columns, count: int | None = None) -> Any:
-    return task.read(path, columns=columns, max_examples=count).examples
-
-
-def calibration_inputs(
-    path: str | None, columns: Columns, checkpoint: Any, limit: int
-) -> list[dict[str, Any]]:
+def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> list[dict[str, Any]]:
     """One text at a time, unpadded, as the rivals' readers take it."""
     texts = (
-        read(TASKS[checkpoint.task], path, columns, RIVAL_TEXTS)
+        test.task.read(path, columns=columns, max_examples=CALIBRATION_EXAMPLES).examples
         if path
-        else resources.calibration_examples()[:RIVAL_TEXTS]
+        else resources.calibration_examples()[:CALIBRATION_EXAMPLES]
     )
     encoded = encode_examples(
-        TASKS[checkpoint.task],
-        checkpoint.tokenizer,
+        test.task,
+        test.checkpoint.tokenizer,
         texts,
-        input_names=checkpoint.input_names,
-        max_length=limit,
+        input_names=test.checkpoint.input_names,
+        max_length=test.max_length,
         batch_size=1,
         options=TaskOptions(),
     )
-    return [batch.inputs for batch in encoded.batches[:RIVAL_TEXTS]]
+    return [batch.inputs for batch in encoded.batches[:CALIBRATION_EXAMPLES]]
 
 
 def add_latency(

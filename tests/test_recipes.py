@@ -97,6 +97,8 @@ SITES = {
     "linear+matmul": LINEAR_SITES | PRODUCT_SITES,
     "qdqbert": QDQBERT_SITES,
     "full": QDQBERT_SITES,
+    "qdqbert-affine": QDQBERT_SITES,
+    "full-affine": QDQBERT_SITES,
 }
 OF_INPUTS = ("linear", "linear-signed", "qdqbert")
 
@@ -144,6 +146,8 @@ def by_layer(names: set[str]) -> dict[str, set[str]]:
         "linear+matmul": 16,
         "qdqbert": 20,
         "full": 20,
+        "qdqbert-affine": 20,
+        "full-affine": 20,
     }.items(),
 )
 def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, count, two_layers) -> None:
@@ -182,6 +186,7 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
     ("name", "affine_inputs"),
     [
         ("qdqbert", set()),
+        ("qdqbert-affine", {site for site in QDQBERT_SITES if "_input_" in site}),
         ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
         ("linear-signed", {"output.dense._input_quantizer"}),
         ("ffn", set()),
@@ -200,7 +205,7 @@ def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, 
     assert all(spec == SYMMETRIC for site, spec in specs.items() if site not in affine)
 
 
-@pytest.mark.parametrize("name", OF_INPUTS)
+@pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-affine"])
 def test_smoothing_matches_all_inputs_of_linears_but_the_attentions(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
     matched = {site.name for site in two_layers if smoothing and smoothing.matches(site)}
@@ -255,6 +260,6 @@ def test_constants_are_what_their_names_say() -> None:
 
 def test_unknown_recipe_lists_those_that_are_known() -> None:
     with pytest.raises(
-        UserInputError, match=r"'qdq' is unknown\. Known: ffn, full, linear, linear\+matmul, lin"
+        UserInputError, match=r"'qdq' is unknown\. Known: ffn, full, full-affine, linear, linear\+"
     ):
         build_recipe("qdq")

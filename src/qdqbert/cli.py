@@ -192,8 +192,8 @@ def quantize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Where to quantize: ffn, linear, linear-signed, linear+matmul, full (qdqbert) "
-            "or qordered; else as the checkpoint's own quantizers, or the target's."
+            help="Where to quantize: ffn, linear, linear-signed, linear+matmul, full (qdqbert), "
+            "full-affine or qordered; else as the checkpoint's own quantizers, or the target's."
         ),
     ] = None,
     target: Annotated[
@@ -313,7 +313,11 @@ def train(
         bool, typer.Option("--qat", help="Put calibrated quantizers in, and train with them.")
     ] = False,
     recipe: Annotated[
-        str, typer.Option(help="Where to quantize: qdqbert, linear, linear-signed or qordered.")
+        str,
+        typer.Option(
+            help="Where to quantize: full (qdqbert), full-affine, linear, linear-signed, "
+            "linear+matmul, ffn or qordered."
+        ),
     ] = "qdqbert",
     ranges: Annotated[
         Ranges, typer.Option(help="Keep calibrated ranges, learn those of activations, or move.")

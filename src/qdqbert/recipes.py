@@ -119,6 +119,24 @@ def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
     )
 
 
+def qdqbert_affine(embeddings: Embeddings = "int8") -> Recipe:
+    """The places of `qdqbert` with affine activations, and wide inputs smoothed: for CPU engines.
+
+    Zero points cost TensorRT, not CPU engines. `benchmarks/calibrators.py` shows what they win.
+    """
+    return Recipe(
+        name="qdqbert-affine",
+        summary="linears, attention products and residual adds, affine, smoothed: every site",
+        rules=(
+            _embedding_rule(embeddings),
+            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            Rule(site="*_input_quantizer", spec=AFFINE),
+        ),
+        smoothing=WIDE_INPUTS,
+        clips_sums=True,
+    )
+
+
 def qordered(embeddings: Embeddings = "int8") -> Recipe:
     """Q/DQ on every output, for kernels that are int8 from end to end: 12 tensors and 6 weights.
 
@@ -159,10 +177,11 @@ RECIPES = {
     "ffn": ffn,
     "linear+matmul": linear_matmul,
     "qdqbert": qdqbert,
+    "qdqbert-affine": qdqbert_affine,
     "qordered": qordered,
 }
 
-ALIASES = {"full": "qdqbert"}
+ALIASES = {"full": "qdqbert", "full-affine": "qdqbert-affine"}
 """Other names of recipes, in the row `ffn`, `linear`, `linear+matmul`, `full`."""
 
 

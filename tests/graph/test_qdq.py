@@ -22,9 +22,15 @@ from qdqbert.targets.target import lower
 
 # Two layers. Pairs on activations: `linear` has 4 a layer (query, key and value share one);
 # `qdqbert` has those, 4 of the attention products and 2 local sides of adds; the residual sides
-# read what a linear reads by the same scale, so they share its pair. Each of the 12 weights has
-# a DequantizeLinear alone.
-PAIRS = {"ffn": 4, "linear": 8, "linear-signed": 8, "linear+matmul": 16, "qdqbert": 20}
+# read what a linear reads by the same scale, so they share its pair, unless the linear's input is
+# smoothed, as in `qdqbert-affine`. Each of the 12 weights has a DequantizeLinear alone.
+PAIRS = {
+    "ffn": 4,
+    "linear": 8,
+    "linear-signed": 8,
+    "qdqbert": 20,
+    "qdqbert-affine": 24,
+}
 
 # Those of outputs need sites that `prepared` does not put in.
 OF_INPUTS = [name for name in TARGETS if not build_recipe(TARGETS[name].recipe).outputs]

@@ -41,7 +41,7 @@ def prepare(
 
     Args:
         model: A float model of transformers.
-        recipe: `qdqbert` (20 quantizers a layer), `linear`, `linear-signed` or `qordered`.
+        recipe: A name of `qdqbert.recipes.RECIPES`; `qdqbert` has 20 quantizers a layer.
         switches: Bits, patterns and calibrator.
         exclude: Regular expressions: what they find in names of modules or quantizers stays in
             float. Heads, poolers and embeddings have no quantizers, and may be named all the same.
