@@ -45,7 +45,9 @@ def main() -> None:
     parser.add_argument("--calibration", required=True)
     parser.add_argument("--recipe", default="qdqbert")
     parser.add_argument("--engines", nargs="+", default=["pytorch", "onnxruntime", "openvino"])
-    parser.add_argument("--only", default="", help="rows whose words have this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="rows whose words have one of these"
+    )
     parser.add_argument("--max-length", type=int)
     arguments = parser.parse_args()
     test = TestSet(arguments.checkpoint, arguments.test, max_length=arguments.max_length)
@@ -72,7 +74,7 @@ def main() -> None:
     clips = [False, True] if recipe.clips_sums else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):
         name += ", clipped" if clip else ""
-        if arguments.only not in name:
+        if not any(words in name for words in arguments.only):
             continue
         ranges = choose_ranges(collector.statistics, calibrator)
         ranges = clip_to_sums(ranges, sums.errors if clip else {})

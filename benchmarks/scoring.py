@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from qdqbert import resources
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
@@ -142,7 +144,7 @@ class TestSet:
 
     def graph(self, engine: EngineName, path: Path) -> Score:
         """The score of a graph on an engine."""
-        return self.run(open_runner(engine, path))
+        return self.run(open_runner(engine, path, threads=torch.get_num_threads()))
 
     def trained(self, folder: Path) -> Score:
         """The score of a trained checkpoint in PyTorch, with its quantizers if it has any."""

@@ -35,6 +35,7 @@ from qdqbert.insert.sited import SitedModel, insert_quantizers_
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
+from qdqbert.spec import Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 
@@ -121,6 +122,7 @@ class Prepared:
     batches: tuple[Batch, ...]
     smooth: Calibration
     plain: Calibration
+    of_smoothing: Callable[[Smoothing | None], Calibration]
 
     @property
     def layers(self) -> list[str]:
@@ -131,7 +133,7 @@ class Prepared:
         return make_plan(TARGETS[target], self.sited.sites, recipe=recipe, embeddings=embeddings)
 
     def calibration(self, plan: Plan) -> Calibration:
-        return self.plain if plan.recipe.smoothing is None else self.smooth
+        return self.of_smoothing(plan.recipe.smoothing)
 
     def scales(self, plan: Plan) -> dict[str, np.ndarray]:
         return {name: scale.numpy() for name, scale in self.calibration(plan).scales.items()}
@@ -248,22 +250,27 @@ def prepare_checkpoint(folder: Path) -> Prepared:
         max_length=checkpoint.max_length,
     )
     batches = tuple(make_batches(encoded, batch_size=8))
-    run = functools.partial(
-        calibrate,
-        sited,
-        lambda inputs: body(**inputs),
-        batches,
-        sites=[site.name for site in sited.sites if site.kind == "activation"],
-        calibrator=Max(),
-    )
+
+    @functools.cache
+    def calibration(smoothing: Smoothing | None) -> Calibration:
+        return calibrate(
+            sited,
+            lambda inputs: body(**inputs),
+            batches,
+            sites=[site.name for site in sited.sites if site.kind == "activation"],
+            calibrator=Max(),
+            smoothing=smoothing,
+        )
+
     return Prepared(
         checkpoint=checkpoint,
         body=body,
         sited=sited,
         graph=export_sited(sited, body, export_example(checkpoint.input_names)),
         batches=batches,
-        smooth=run(smoothing=WIDE_INPUTS),
-        plain=run(),
+        smooth=calibration(WIDE_INPUTS),
+        plain=calibration(None),
+        of_smoothing=calibration,
     )
 
 

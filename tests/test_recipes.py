@@ -97,8 +97,8 @@ SITES = {
     "linear+matmul": LINEAR_SITES | PRODUCT_SITES,
     "qdqbert": QDQBERT_SITES,
     "full": QDQBERT_SITES,
-    "qdqbert-affine": QDQBERT_SITES,
-    "full-affine": QDQBERT_SITES,
+    "qdqbert-smoothed": QDQBERT_SITES,
+    "full-smoothed": QDQBERT_SITES,
 }
 OF_INPUTS = ("linear", "linear-signed", "qdqbert")
 
@@ -146,8 +146,8 @@ def by_layer(names: set[str]) -> dict[str, set[str]]:
         "linear+matmul": 16,
         "qdqbert": 20,
         "full": 20,
-        "qdqbert-affine": 20,
-        "full-affine": 20,
+        "qdqbert-smoothed": 20,
+        "full-smoothed": 20,
     }.items(),
 )
 def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, count, two_layers) -> None:
@@ -186,7 +186,7 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
     ("name", "affine_inputs"),
     [
         ("qdqbert", set()),
-        ("qdqbert-affine", {site for site in QDQBERT_SITES if "_input_" in site}),
+        ("qdqbert-smoothed", {site for site in QDQBERT_SITES if "_input_" in site}),
         ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
         ("linear-signed", {"output.dense._input_quantizer"}),
         ("ffn", set()),
@@ -205,11 +205,13 @@ def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, 
     assert all(spec == SYMMETRIC for site, spec in specs.items() if site not in affine)
 
 
-@pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-affine"])
+@pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-smoothed"])
 def test_smoothing_matches_all_inputs_of_linears_but_the_attentions(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
     matched = {site.name for site in two_layers if smoothing and smoothing.matches(site)}
     wide = {f"{linear}._input_quantizer" for linear in (*AFTER_NORM, "output.dense")}
+    if name == "qdqbert-smoothed":
+        wide |= {site for site in QDQBERT_SITES if ".add_" in site}
     assert by_layer(matched) == ({} if name == "qdqbert" else {"0": wide, "1": wide})
 
 
@@ -260,6 +262,7 @@ def test_constants_are_what_their_names_say() -> None:
 
 def test_unknown_recipe_lists_those_that_are_known() -> None:
     with pytest.raises(
-        UserInputError, match=r"'qdq' is unknown\. Known: ffn, full, full-affine, linear, linear\+"
+        UserInputError,
+        match=r"'qdq' is unknown\. Known: ffn, full, full-smoothed, linear, linear\+",
     ):
         build_recipe("qdq")

@@ -193,7 +193,7 @@ def quantize(
         str | None,
         typer.Option(
             help="Where to quantize: ffn, linear, linear-signed, linear+matmul, full (qdqbert), "
-            "full-affine or qordered; else as the checkpoint's own quantizers, or the target's."
+            "full-smoothed or qordered; else as the checkpoint's own quantizers, or the target's."
         ),
     ] = None,
     target: Annotated[
@@ -315,7 +315,7 @@ def train(
     recipe: Annotated[
         str,
         typer.Option(
-            help="Where to quantize: full (qdqbert), full-affine, linear, linear-signed, "
+            help="Where to quantize: full (qdqbert), full-smoothed, linear, linear-signed, "
             "linear+matmul, ffn or qordered."
         ),
     ] = "qdqbert",

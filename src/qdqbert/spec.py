@@ -173,17 +173,20 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """Which inputs of linears get a `pre_quant_scale`, and how strong.
+    """Which inputs get a `pre_quant_scale`, and how strong.
 
     Attributes:
-        sites: Globs over names of sites.
+        sites: Globs over names of inputs of linears, whose weights are divided by it.
         alpha: Share of the difficulty that moves into the weights, 0 to 1.
         sources: Smooths only inputs that are one of these; `None` smooths whatever matches.
+        sums: Whether both inputs of residual adds get one too. They are divided by it after their
+            pair, as no weight can be: each channel has the whole range of codes then.
     """
 
     sites: tuple[str, ...]
     alpha: float
     sources: tuple[Source, ...] | None = None
+    sums: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -191,6 +194,8 @@ class Smoothing:
 
     def matches(self, site: Site) -> bool:
         """Whether a site is smoothed."""
+        if is_of_sum(site.name):
+            return self.sums
         named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
         return named and (self.sources is None or site.source in self.sources)
 
@@ -255,3 +260,12 @@ def _at_site(spec: TensorSpec | None, site: Site) -> TensorSpec | None:
 def input_site_of(name: str) -> str:
     """The site of a linear's input, given any site of that linear."""
     return name.rpartition(".")[0] + "._input_quantizer"
+
+
+LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
+"""How the names of both sites of a residual add end."""
+
+
+def is_of_sum(name: str) -> bool:
+    """Whether a site is an input of a residual add."""
+    return name.endswith((LOCAL, RESIDUAL))

@@ -6,12 +6,22 @@ import torch
 from qdqbert.calibration.session import calibrate
 from qdqbert.calibration.statistics import Together
 from qdqbert.numerics.ranges import Entropy, Max, Percentile
-from qdqbert.recipes import RECIPES, WIDE_INPUTS, Switches, build_recipe
+from qdqbert.recipes import WIDE_INPUTS, Switches, build_recipe
+from qdqbert.spec import is_of_sum
+from qdqbert.targets import TARGETS
 
 FUSED = Switches(fuse_qkv=True, quant_per_tensor=True)
 
 
-def calibrated(each, *, smoothing=WIDE_INPUTS, plain_sites=None, calibrator=None, switches=None):
+def calibrated(
+    each,
+    *,
+    smoothing=WIDE_INPUTS,
+    plain_sites=None,
+    calibrator=None,
+    switches=None,
+    clips_sums=False,
+):
     names = [site.name for site in each.sited.sites if site.kind == "activation"]
     seen = []
     calibration = calibrate(
@@ -23,15 +33,27 @@ def calibrated(each, *, smoothing=WIDE_INPUTS, plain_sites=None, calibrator=None
         smoothing=smoothing,
         plain_sites=names if plain_sites is None else plain_sites,
         switches=switches,
+        clips_sums=clips_sums,
         advance=lambda: seen.append(1),
     )
     return calibration, len(seen) // len(each.batches)
 
 
-def test_recipes_that_smooth_do_it_alike() -> None:
+def test_targets_that_smooth_do_it_alike() -> None:
     # One calibration serves all targets: it has ranges with these scales, and without any.
-    smoothings = {build_recipe(name).smoothing for name in RECIPES}
+    smoothings = {build_recipe(target.recipe).smoothing for target in TARGETS.values()}
     assert smoothings == {None, WIDE_INPUTS}
+
+
+def test_sums_of_smoothed_channels_are_not_clipped(prepared) -> None:
+    each = prepared("bert")
+    smoothing = build_recipe("qdqbert-smoothed").smoothing
+    clipped, _ = calibrated(each, smoothing=smoothing, plain_sites=(), clips_sums=True)
+    whole, _ = calibrated(each, smoothing=smoothing, plain_sites=())
+    adds = {site.name for site in each.sited.sites if is_of_sum(site.name)}
+    assert len(adds) == 4 * len(each.layers)
+    assert adds <= set(whole.scales)
+    assert dict(clipped.ranges) == dict(whole.ranges)
 
 
 @pytest.mark.parametrize("switches", [None, FUSED], ids=["own", "fused"])

@@ -141,6 +141,25 @@ def test_linears_that_read_one_tensor_get_one_vector() -> None:
     assert torch.equal(scales["query"], alone["all"])
 
 
+def test_without_a_weight_channels_come_out_alike_wide() -> None:
+    x = hidden()
+    # What linears read beside it does not matter.
+    channels = collect(x, "query", "add")
+    scales = choose_pre_quant_scales(channels, {"query": randn(5, 6)}, alpha=0.5)
+    amax = np.abs(x.double().numpy()).max(axis=(0, 1))
+    expected = np.exp(np.log(amax).mean()) / amax  # geometric mean 1
+    np.testing.assert_allclose(scales["add"].numpy(), expected, rtol=5e-6)
+    alone = choose_pre_quant_scales(collect(x, "query"), {"query": randn(5, 6)}, alpha=0.5)
+    assert torch.equal(scales["query"], alone["query"])
+
+
+def test_without_a_weight_a_channel_that_hardly_moved_keeps_a_hundredth_of_the_mean() -> None:
+    x = torch.tensor([[[3.0, 1e-9, -1.0], [-1.0, 0.0, 2.0]]])
+    scale = choose_pre_quant_scales(collect(x, "add"), {}, alpha=0.5)["add"].double()
+    floor = (3 + 2) / 3 / 100
+    np.testing.assert_allclose(scale / scale[0], [1, 3 / floor, 3 / 2], rtol=5e-6)
+
+
 def test_dead_channel_and_dead_column_get_a_finite_scale() -> None:
     x, weight = hidden(), randn(5, 6)
     x[..., 0] = 0.0

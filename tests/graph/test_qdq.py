@@ -23,13 +23,13 @@ from qdqbert.targets.target import lower
 # Two layers. Pairs on activations: `linear` has 4 a layer (query, key and value share one);
 # `qdqbert` has those, 4 of the attention products and 2 local sides of adds; the residual sides
 # read what a linear reads by the same scale, so they share its pair, unless the linear's input is
-# smoothed, as in `qdqbert-affine`. Each of the 12 weights has a DequantizeLinear alone.
+# smoothed, as in `qdqbert-smoothed`. Each of the 12 weights has a DequantizeLinear alone.
 PAIRS = {
     "ffn": 4,
     "linear": 8,
     "linear-signed": 8,
     "qdqbert": 20,
-    "qdqbert-affine": 24,
+    "qdqbert-smoothed": 24,
 }
 
 # Those of outputs need sites that `prepared` does not put in.
@@ -85,12 +85,17 @@ def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
         bert.layers
     )
     assert counts["Site"] == 0
-    # Three rescaled inputs a layer: that of query, key and value, and both of the feed-forward.
-    rescaled = sum(
-        node.op_type == "Mul" and (node.name or "").endswith(".rescale")
+    # Three rescaled inputs a layer: that of query, key and value, and both of the feed-forward;
+    # and the four of its residual adds, which are divided again.
+    products = collections.Counter(
+        (node.name or "").rpartition(".")[2]
         for node in lowered(bert, "portable", recipe).graph
+        if node.op_type == "Mul"
     )
-    assert rescaled == (3 * len(bert.layers) if build_recipe(recipe).smoothing else 0)
+    smoothing = build_recipe(recipe).smoothing
+    restored = 4 if smoothing and smoothing.sums else 0
+    assert products["rescale"] == (len(bert.layers) * (3 + restored) if smoothing else 0)
+    assert products["restore"] == len(bert.layers) * restored
 
 
 def test_query_key_and_value_read_one_pair(bert, recipe) -> None:

@@ -337,6 +337,37 @@ def test_a_quantized_linear_is_what_numpy_makes_of_its_codes(bert, affine, resca
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("affine", [False, True], ids=["symmetric", "affine"])
+def test_a_smoothed_input_of_an_add_is_divided_again(bert, affine) -> None:
+    layer = bert.checkpoint.model.encoder.layer[0].output
+    names = [f"encoder.layer.0.output.add_{side}_input_quantizer" for side in ("local", "residual")]
+    spec = TensorSpec(signed=not affine, symmetric=not affine)
+    specs = {site.name: spec if site.name in names else None for site in bert.sited.sites}
+    rng = np.random.default_rng(1)
+    factors = np.exp(rng.normal(size=(2, 32))).astype(np.float32)
+    scales = {name: torch.from_numpy(each) for name, each in zip(names, factors, strict=True)}
+    chosen = dict.fromkeys(names, Range(amax=2.0, low=-1.0, high=2.0))
+    hidden, residual = rng.normal(size=(1, 5, 64)), rng.normal(size=(1, 5, 32))
+    inputs = [torch.from_numpy(each.astype(np.float32)) for each in (hidden, residual)]
+    with quantizing(bert.sited, specs, chosen, scales), torch.inference_mode():
+        result = layer(*inputs).numpy()
+    with torch.inference_mode():
+        local = layer.dense(inputs[0]).numpy()
+
+    step, zero, low, high = (3 / 255, 85, 0, 255) if affine else (2 / 127, 0, -128, 127)
+    total = np.zeros_like(local, dtype=np.float64)
+    for x, factor in zip((local, inputs[1].numpy()), factors, strict=True):
+        codes = np.clip(np.rint(x * factor / np.float32(step)) + zero, low, high) - zero
+        total += codes * step / factor
+    centred = total - total.mean(axis=-1, keepdims=True)
+    expected = centred / np.sqrt(centred.var(axis=-1, keepdims=True) + layer.LayerNorm.eps)
+    weight, bias = (
+        each.detach().numpy() for each in (layer.LayerNorm.weight, layer.LayerNorm.bias)
+    )
+    # float32 against float64; a wrong code would move a value by 1e-3 at least.
+    np.testing.assert_allclose(result, expected * weight + bias, atol=2e-5)
+
+
 def test_weights_of_linears_are_found_by_their_inputs(bert) -> None:
     weights = linear_weights(bert.sited)
     assert len(weights) == 6 * len(bert.layers)

@@ -33,7 +33,7 @@ from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import build_recipe
 from qdqbert.spec import TensorSpec, resolve
 
-RECIPES = ("qdqbert", "linear", "linear-signed")
+RECIPES = ("qdqbert", "qdqbert-smoothed", "linear-signed")
 EACH_FAMILY = pytest.mark.parametrize("family", sorted(FAMILIES))
 EACH_RECIPE = pytest.mark.parametrize("recipe", RECIPES)
 HEADS = {
@@ -310,7 +310,7 @@ def saved(model: Any, tokenizer_of: Path, folder: Path) -> Path:
 
 
 @EACH_FAMILY
-@pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
+@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
 def test_a_saved_model_loads_bit_for_bit(
     prepared_as, checkpoints, tmp_path, family, recipe
 ) -> None:
@@ -328,7 +328,7 @@ def test_a_saved_model_loads_bit_for_bit(
 
 
 @pytest.mark.parametrize("auto", list(HEADS))
-@pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
+@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
 def test_each_head_of_bert_is_prepared_saved_and_loaded(
     make_model, checkpoints, tmp_path, auto, recipe
 ) -> None:
@@ -589,7 +589,7 @@ def test_training_through_quantizers_lowers_the_loss(make_model) -> None:
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
+@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
 def test_transformers_trainer_changes_weights_and_keeps_ranges(
     make_model, tmp_path, recipe
 ) -> None:
@@ -624,7 +624,7 @@ def test_transformers_trainer_changes_weights_and_keeps_ranges(
     assert_same(dict(loaded.state_dict()), dict(model.state_dict()))
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
+@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
 def test_learned_ranges_of_activations_change_and_those_of_weights_do_not(bert, recipe) -> None:
     model = calibrated(bert, recipe)
     before = stored_calibration(sited_model(model))
@@ -643,7 +643,7 @@ def test_learned_ranges_of_activations_change_and_those_of_weights_do_not(bert, 
     assert not any("clip_value" in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
+@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
 def test_moving_ranges_follow_the_data_and_the_weights(bert, recipe) -> None:
     model = calibrated(bert, recipe)
     before = stored_calibration(sited_model(model))

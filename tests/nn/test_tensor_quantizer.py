@@ -625,6 +625,17 @@ def test_tensor_is_scaled_before_all_else() -> None:
     assert made.amax == (x * factor).abs().max()
 
 
+def test_a_scaled_input_of_a_residual_add_is_divided_again() -> None:
+    made, x = quantizer(amax=1.5), draw(4, 3)
+    made.site = Site(name="layer.0.output.add_local_input_quantizer", kind="activation")
+    factor = torch.tensor([1.0, 0.5, 2.0])
+    made.pre_quant_scale = factor
+    # Powers of two: the division is exact.
+    assert_rounds(made(x) * factor, x * factor, 1.5)
+    made.disable()
+    assert torch.equal(made(x), x)
+
+
 def test_shape_of_the_scale_cannot_be_changed_by_setting_it() -> None:
     made = quantizer()
     made.pre_quant_scale = [1.0, 2.0]

@@ -31,7 +31,7 @@ class Calibration:
 
     Attributes:
         ranges: Of activations, by site name. Of a site with a scale: after multiplying by it.
-        scales: `pre_quant_scale` by site name, `(in,)`, float32.
+        scales: `pre_quant_scale` by site name, `(channels,)`, float32.
         weight_amax: Of weights that do not take their own, by site name: those that share one, or
             were trained with a fixed one. `()` or `(channels,)`, float32.
         plain: The same without `pre_quant_scale`s, for recipes that do not smooth; `None` if no one
@@ -148,7 +148,9 @@ def calibrate_passes(
         scales = choose_pre_quant_scales(channels, weights, alpha=smoothing.alpha)
     names = [site.name for site in sites]
     collector = Collector(names)
-    sums = SumCollector(names if clips_sums else (), bits=switches.aprec)
+    # Sums are measured as they are: with channels of a like range there is nothing to clip.
+    clipped = [name for name in names if clips_sums and name not in scales]
+    sums = SumCollector(clipped, bits=switches.aprec)
     run(Together(collector, sums), scales)
     ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
     ranges = clip_to_sums(ranges, sums.errors)

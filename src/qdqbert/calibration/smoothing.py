@@ -1,4 +1,4 @@
-"""Moves outliers from activations into weights: SmoothQuant, folded into the quantizer.
+"""Gives channels a like range before they are quantized: SmoothQuant, folded into the quantizer.
 
 A few hidden channels of a BERT are five to ten times wider than the rest, and set the step for
 all. Dividing each channel by its own factor before it is quantized, and multiplying the weight's
@@ -7,6 +7,9 @@ column by the same, leaves the product as it was and gives all channels a like r
 SmoothQuant folds the factor into the LayerNorm before the linear. BERT normalises after the
 residual add, so that LayerNorm feeds the next residual too and cannot change; here the factor
 stays at the quantizer, as pytorch-quantization's `pre_quant_scale`, which runtimes fuse with it.
+
+Inputs of residual adds have no weight to multiply. They are divided again after the pair, so that
+the factor may make all channels equally wide: the same as a scale for each channel.
 """
 
 from __future__ import annotations
@@ -64,25 +67,34 @@ class ChannelCollector:
 def choose_pre_quant_scales(
     channels: ChannelCollector, weights: Mapping[str, Tensor], *, alpha: float
 ) -> dict[str, Tensor]:
-    """What each linear's input is multiplied by before it is quantized.
+    """What each input is multiplied by before it is quantized.
 
     Args:
         channels: After calibration.
-        weights: The weight `(out, in)` of the linear at each site of `channels`.
+        weights: The weight `(out, in)` of each linear, by the name of its input's site. Sites of
+            `channels` that have none are divided by the factor after they are quantized.
         alpha: Share of the difficulty that moves to the weights, 0 to 1.
 
     Returns:
         By site name, shape `(in,)`, float32: `1 / s` with `s = amax_x^alpha / amax_w^(1 - alpha)`,
-        normalised to a geometric mean of 1. Equal for linears that read one tensor.
+        normalised to a geometric mean of 1. Equal for linears that read one tensor. Without a
+        weight `s = amax_x`, but a hundredth of its mean at least, normalised alike.
 
     Source: Xiao et al. 2023, arXiv:2211.10438, equation 4.
     """
     scales: dict[str, Tensor] = {}
     for leader, members in channels.groups.items():
-        amax_x = channels.amax[leader].clamp_min(1e-5)
-        columns = [weights[name].detach().abs().amax(dim=0) for name in members]
-        amax_w = torch.stack(columns).amax(dim=0).clamp_min(1e-5)
-        log_s = alpha * amax_x.log() - (1 - alpha) * amax_w.log()
-        scale = torch.exp(log_s.mean() - log_s)
-        scales.update(dict.fromkeys(members, scale))
+        amax_x = channels.amax[leader]
+        linears = [name for name in members if name in weights]
+        if linears:
+            columns = [weights[name].detach().abs().amax(dim=0) for name in linears]
+            amax_w = torch.stack(columns).amax(dim=0).clamp_min(1e-5)
+            log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
+            scales.update(dict.fromkeys(linears, torch.exp(log_s.mean() - log_s)))
+        if len(linears) < len(members):
+            # A channel that hardly moved on these texts may do so on others.
+            floor = max(1e-5, float(amax_x.mean()) / 100)
+            log_s = amax_x.clamp_min(floor).log()
+            scale = torch.exp(log_s.mean() - log_s)
+            scales.update({name: scale for name in members if name not in weights})
     return scales

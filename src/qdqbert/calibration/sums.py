@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qdqbert.spec import Range, Site
+from qdqbert.spec import LOCAL, RESIDUAL, Range, Site
 
 CANDIDATES = torch.tensor([2 ** (exponent / 2) for exponent in range(-8, 17)])
 """Amax tried, 1/16 to 256 in steps of a factor of 1.41: the error is flat around its lowest."""
-
-LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
-"""How the names of both sites of a residual add end."""
 
 _TOKENS = 128
 # Looked at in a batch: enough, and the candidates cost as much as the forward pass then.

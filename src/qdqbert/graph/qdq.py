@@ -2,6 +2,7 @@
 
     Site(x)              ->  DequantizeLinear(QuantizeLinear(x))       an activation
     Site(x)              ->  DequantizeLinear(QuantizeLinear(x * p))   with a pre_quant_scale p
+    Site(x)              ->  DequantizeLinear(QuantizeLinear(x * p)) * (1 / p)   an add's input
     Site(x)              ->  DequantizeLinear(DynamicQuantizeLinear(x))  a dynamic one
     Transpose(Site(W))   ->  DequantizeLinear(int8 codes of W')        a linear's weight
     Gather(Site(T), i)   ->  Mul(Cast(Gather(int8 codes of T, i)), s)  an embedding table
@@ -31,7 +32,7 @@ from qdqbert.numerics.affine import (
     quantize,
     weight_parameters,
 )
-from qdqbert.spec import Range, TensorSpec, input_site_of
+from qdqbert.spec import Range, TensorSpec, input_site_of, is_of_sum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ def insert_qdq(
         sited: A float graph with site nodes; not changed.
         specs: By site name; `None` leaves the site in float.
         ranges: By site name, for every activation with a spec that is not dynamic.
-        scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`.
+        scales: `pre_quant_scale` by site name, `(channels,)`; weights, and inputs of residual
+            adds after their pair, are divided by it.
         weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
         style: How the target wants its pairs.
 
@@ -104,7 +106,8 @@ def insert_qdq(
         name = node.attributes["site"].as_string()
         spec = specs[name]
         weight = constant_array(node.inputs[0])
-        scale = scales.get(input_site_of(name)) if spec is not None else None
+        scaled = name if weight is None else input_site_of(name)
+        scale = scales.get(scaled) if spec is not None else None
         if weight is not None:
             weight = weight if scale is None else weight.astype(np.float32) * (1 / scale)
             amax = (weight_amax or {}).get(name)
@@ -116,6 +119,8 @@ def insert_qdq(
         else:
             if scale is not None:
                 _rescale(model.graph, node, name, scale, rescaled)
+                if is_of_sum(name):
+                    _restore(model.graph, node, name, scale)
             reader = node.attributes.get("reader")
             label = name if reader is None else f"{name}.{reader.as_int()}"
             if spec.dynamic:
@@ -175,6 +180,18 @@ def _rescale(
         graph.insert_before(site, node)
         rescaled[key] = node.outputs[0]
     site.replace_input_with(0, rescaled[key])
+
+
+def _restore(graph: ir.Graph, site: ir.Node, name: str, scale: NDArray[np.float32]) -> None:
+    """Divides what a site gives by its `pre_quant_scale`."""
+    result = site.outputs[0]
+    constant = add_constant(graph, f"{name}.restoring_scale", 1 / scale)
+    node = ir.node("Mul", [result, constant], name=f"{name}.restore")
+    restored = node.outputs[0]
+    restored.name, restored.shape, restored.type = f"{name}.restored", result.shape, result.type
+    result.replace_all_uses_with(restored)
+    node.replace_input_with(0, result)
+    graph.insert_after(site, node)
 
 
 def _lower_activation(

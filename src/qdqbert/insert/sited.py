@@ -42,7 +42,7 @@ from qdqbert.numerics.affine import (
     parameters_of,
     weight_parameters,
 )
-from qdqbert.spec import Range, Site, TensorSpec, input_site_of
+from qdqbert.spec import Range, Site, TensorSpec, input_site_of, is_of_sum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ def quantizing(
         sited: The model.
         specs: By site name, for every site.
         ranges: By site name, for every activation with a spec that is not dynamic.
-        scales: `pre_quant_scale` of inputs of linears, by site name, `(in,)`; the weights are
-            divided by them.
+        scales: `pre_quant_scale` by site name, `(channels,)`; weights, and inputs of residual
+            adds after rounding, are divided by them.
         weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
 
     Raises:
@@ -237,7 +237,7 @@ def quantizing(
         spec = specs[site.name]
         if spec is None:
             continue
-        scale = scales.get(input_site_of(site.name))
+        scale = scales.get(input_site_of(site.name) if site.kind == "weight" else site.name)
         if site.kind == "weight":
             amax = (weight_amax or {}).get(site.name)
             weight = _quantized_weight(sited.model, site, spec, scale, amax)
@@ -246,8 +246,9 @@ def quantizing(
             actions[site.name] = functools.partial(_quantize_dynamic, scale=scale, spec=spec)
         elif site.name in ranges:
             parameters = parameters_of(ranges[site.name], spec)
+            restores = scale is not None and is_of_sum(site.name)
             actions[site.name] = functools.partial(
-                _quantize, scale=scale, parameters=parameters, spec=spec
+                _quantize, scale=scale, parameters=parameters, spec=spec, restores=restores
             )
         else:
             raise CalibrationError(
@@ -306,9 +307,17 @@ def _quantized_weight(
 
 
 def _quantize(
-    x: Tensor, *, scale: Tensor | None, parameters: QuantizationParameters, spec: TensorSpec
+    x: Tensor,
+    *,
+    scale: Tensor | None,
+    parameters: QuantizationParameters,
+    spec: TensorSpec,
+    restores: bool,
 ) -> Tensor:
-    return fake_quantize(x if scale is None else x * scale, parameters, spec)
+    if scale is None:
+        return fake_quantize(x, parameters, spec)
+    made = fake_quantize(x * scale, parameters, spec)
+    return made * (1 / scale) if restores else made
 
 
 def _quantize_dynamic(x: Tensor, *, scale: Tensor | None, spec: TensorSpec) -> Tensor:

@@ -23,7 +23,7 @@ from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of,
 from qdqbert.models.configuration import excluded_of, switches_of
 from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
 from qdqbert.recipes import Switches, build_recipe
-from qdqbert.spec import Smoothing
+from qdqbert.spec import Smoothing, is_of_sum
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -80,7 +80,8 @@ def calibrate(
         scales = _smooth_(sited, batches, placed.smoothing, advance)
     collector = Collector(_wanted(sited))
     clips = placed is not None and placed.clips_sums
-    sums = SumCollector(_wanted(sited) if clips else (), bits=switches.aprec)
+    clipped = [name for name in _wanted(sited) if clips and name not in scales]
+    sums = SumCollector(clipped, bits=switches.aprec)
     _run(sited, batches, Together(collector, sums), scales, advance)
     statistics = shared_statistics(collector.statistics, _device(model))
     ranges = choose_ranges(statistics, calibrator_of(switches), bits=switches.aprec)
@@ -119,8 +120,9 @@ def _smooth_(
     scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
     for name, scale in scales.items():
         sited.quantizers[name].pre_quant_scale = scale
-        weight = name.replace("._input_quantizer", "._weight_quantizer")
-        sited.quantizers[weight].pre_quant_scale = 1 / scale
+        if not is_of_sum(name):
+            weight = name.replace("._input_quantizer", "._weight_quantizer")
+            sited.quantizers[weight].pre_quant_scale = 1 / scale
     return scales
 
 

@@ -28,7 +28,7 @@ from qdqbert.numerics.calibrators import (
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.spec import Site, TensorSpec
+from qdqbert.spec import Site, TensorSpec, is_of_sum
 from qdqbert.tensor_quant import (
     E4M3,
     E4M3_MAX,
@@ -264,7 +264,7 @@ class TensorQuantizer(nn.Module):
 
     @property
     def pre_quant_scale(self) -> Tensor | None:
-        """Factor of the tensor before it is quantized."""
+        """Factor of the tensor before it is quantized; inputs of adds are divided by it again."""
         return getattr(self, "_pre_quant_scale", None)
 
     @pre_quant_scale.setter
@@ -437,8 +437,15 @@ class TensorQuantizer(nn.Module):
         """The tensor as the stages leave it. Shape and dtype of `inputs`."""
         if self.action is not None:
             return self.action(inputs)
-        if self.pre_quant_scale is not None:
-            inputs = inputs * self.pre_quant_scale
+        scale = self.pre_quant_scale
+        if scale is None:
+            return self._stages(inputs)
+        made = self._stages(inputs * scale)
+        # Where no weight is divided by it.
+        restores = self.site is not None and is_of_sum(self.site.name)
+        return made * (1 / scale) if restores else made
+
+    def _stages(self, inputs: Tensor) -> Tensor:
         if self._disabled:
             return inputs
         if self._if_calib and not is_exporting():

@@ -277,7 +277,7 @@ class _Run:
                 "Calibrated on the built-in English sentences; pass --calibration-data with texts "
                 "of your own for ranges that fit them."
             )
-        # All recipes that smooth do it alike.
+        # Defaults of targets that smooth do it alike, and a recipe that is named is for all.
         smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
         plain = [plan.activations for plan in plans if plan.recipe.smoothing is None]
         passes = 1 if smoothing is None else 2

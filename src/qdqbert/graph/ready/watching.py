@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qdqbert.calibration.statistics import Watcher
-from qdqbert.calibration.sums import RESIDUAL
 from qdqbert.encoding import Batch
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.qdq import float_graph
 from qdqbert.graph.ready.sites import SitedGraph
-from qdqbert.spec import Site
+from qdqbert.spec import RESIDUAL, Site
 
 _ELEMENTS_AT_ONCE = 25_000_000
 # Of all watched tensors of a part together: 100 MB of float32, in each of the parts in flight.
