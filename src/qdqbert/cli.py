@@ -168,6 +168,13 @@ def quantize(
             "English sentences if not given."
         ),
     ] = None,
+    ranges: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of an earlier `quantize` of the same checkpoint: its ranges are used "
+            "again, for other targets or settings."
+        ),
+    ] = None,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -256,6 +263,7 @@ def quantize(
             input_names=_pairs("--input-names", input_names),
             calibration_data=calibration_data,
             columns=columns,
+            ranges=ranges,
             calibration_samples=calibration_samples,
             max_length=max_length,
             task_options=_task_options(

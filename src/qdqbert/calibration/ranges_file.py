@@ -3,8 +3,9 @@
     <site>                    float64 (3,)    amax, low, high
     <site>.pre_quant_scale    float32 (in,)
     <site>.plain              float64 (3,)    the same without the scale, for recipes without one
+    <site>.weight_amax        float32 () or (channels,)    of weights that do not take their own
 
-Every target's graph, and every re-run at other settings, reads it; none calibrates again.
+Every target's graph, and every re-run with `quantize --ranges`, reads it; none calibrates again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range
 
 _FORMAT = "qdqbert-ranges/1"
-_SUFFIX, _PLAIN = ".pre_quant_scale", ".plain"
+_SUFFIX, _PLAIN, _WEIGHT = ".pre_quant_scale", ".plain", ".weight_amax"
 
 
 def write_ranges(calibration: Calibration, path: Path) -> None:
@@ -31,6 +32,7 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
     if calibration.plain is not None:
         plain = _rows(calibration.plain.ranges)
         tensors |= {site + _PLAIN: row for site, row in plain.items()}
+    tensors |= {site + _WEIGHT: amax.clone() for site, amax in calibration.weight_amax.items()}
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     save_file(tensors, path, metadata={"format": _FORMAT})
     path.chmod(0o644)  # safetensors makes it private; the rest of the folder is not
@@ -54,11 +56,13 @@ def read_ranges(path: Path) -> Calibration:
         )
     scales = _ending(tensors, _SUFFIX)
     plain = _ranges(_ending(tensors, _PLAIN))
-    names = set(tensors) - {site + _SUFFIX for site in scales} - {site + _PLAIN for site in plain}
+    weight_amax = _ending(tensors, _WEIGHT)
+    names = [name for name in sorted(tensors) if not name.endswith((_SUFFIX, _PLAIN, _WEIGHT))]
     return Calibration(
-        ranges=_ranges({name: tensors[name] for name in sorted(names)}),
+        ranges=_ranges({name: tensors[name] for name in names}),
         scales=scales,
-        plain=Calibration(ranges=plain, scales={}) if plain else None,
+        weight_amax=weight_amax,
+        plain=Calibration(ranges=plain, scales={}, weight_amax=weight_amax) if plain else None,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from qdqbert.artifact import read_training
 from qdqbert.calibration.session import Calibration
@@ -33,7 +36,8 @@ def quantization_json(
     used: Sequence[Any],
     *,
     max_length: int,
-    keeps_ranges: bool,
+    weights_sha256: str,
+    source: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The content of `quantization.json`.
 
@@ -45,7 +49,8 @@ def quantization_json(
         plans: One a target.
         used: The calibration examples.
         max_length: Longest input in tokens.
-        keeps_ranges: Whether ranges are those of the checkpoint's own quantizers.
+        weights_sha256: See `digest_weights`.
+        source: Where ranges came from, if they were not taken from `used`.
     """
     return {
         "format": "qdqbert-quantization/1",
@@ -55,6 +60,7 @@ def quantization_json(
             "name": options.model or DEMO_NAME,
             "task": door.task,
             "model_type": door.model_type,
+            "weights_sha256": weights_sha256,
             "sentence_head": door.head and dataclasses.asdict(door.head),
             "placement": getattr(door.config, "placement", None),
         },
@@ -64,7 +70,7 @@ def quantization_json(
         "embeddings": options.embeddings,
         "switches": options.recipe_switches.to_dict(),
         "task_options": dataclasses.asdict(options.task_options),
-        "calibration": _stored_json(options) if keeps_ranges else _calibration_json(options, used),
+        "calibration": _calibration_json(options, used) if source is None else source,
         "targets": {
             plan.target.name: {
                 "model": models[plan.target.name],
@@ -96,11 +102,20 @@ def _calibration_json(options: QuantizeOptions, used: Sequence[Any]) -> dict[str
     }
 
 
-def _stored_json(options: QuantizeOptions) -> dict[str, Any]:
+def trained_source(options: QuantizeOptions) -> dict[str, Any]:
     """Of ranges that came with the checkpoint: what it was calibrated on, if it says so."""
     trained = read_training(Path(options.model or "")).get("calibration", {})
     known = list(trained.get("fingerprints", ()))
     return {"calibrator": "stored", "examples": len(known), "fingerprints": known}
+
+
+def digest_weights(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the weights of all quantizable linears, by name: whether ranges fit a model."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _recipe_json(plan: Plan) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ class QuantizeOptions:
     calibration_data: str | None = None
     columns: Columns = dataclasses.field(default_factory=Columns)
     task_options: TaskOptions = dataclasses.field(default_factory=TaskOptions)
+    ranges: str | None = None
     calibration_samples: int = 300
     max_length: int | None = None
     batch_size: int = 8
@@ -55,7 +56,7 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         if isinstance(self.targets, str):
             object.__setattr__(self, "targets", (self.targets,))
-        for name in ("model", "output", "calibration_data", "tokenizer"):
+        for name in ("model", "output", "calibration_data", "tokenizer", "ranges"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else str(value))
         for name, least in (("calibration_samples", 1), ("batch_size", 1), ("max_length", 3)):
@@ -80,6 +81,13 @@ class QuantizeOptions:
             raise UserInputError(
                 f"`--percentile` must be above 0 and at most 100, got {self.percentile}."
             )
+        if self.ranges is not None:
+            for name in ("calibrator", "calibration_samples", "recalibrate"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserInputError(
+                        f"`--{name.replace('_', '-')}` is about taking ranges; `--ranges "
+                        f"{self.ranges}` has them. Leave one of the two out."
+                    )
         choices = (
             ("calibrator", get_args(CalibratorName)),
             ("embeddings", ("int8", "float")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from qdqbert.artifact import (
     QUANTIZATION,
     RANGES,
     REPORT,
+    Artifact,
     is_artifact,
+    open_artifact,
     read_training,
     size_bytes,
     write_json,
     writing,
 )
-from qdqbert.calibration.ranges_file import write_ranges
+from qdqbert.calibration.ranges_file import read_ranges, write_ranges
 from qdqbert.calibration.session import Calibration
 from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
@@ -40,11 +42,11 @@ from qdqbert.spec import Site
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, lower, make_plan
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Dataset
+from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Rows, Task
 from qdqbert.verbs.doors import CheckpointDoor, Door, GraphDoor
 from qdqbert.verbs.inference import EncodedExamples, encode_examples, rows_of
-from qdqbert.verbs.manifest import quantization_json
+from qdqbert.verbs.manifest import digest_weights, quantization_json, trained_source
 from qdqbert.verbs.options import QuantizeOptions
 from qdqbert.verbs.prove import Evidence, Written, prove
 
@@ -66,6 +68,7 @@ def quantize(
         output: The folder to write.
         progress: Shows stages; silent if `None`.
         **options: The other fields of `QuantizeOptions`: `task`, `calibration_data`, `columns`,
+            `ranges` (a folder of an earlier call, whose ranges are used again),
             `calibration_samples`, `max_length`, `batch_size`, `calibrator`, `percentile`,
             `recipe`, `switches`, `targets`, `dedicated_qdq_pairs`, `embeddings`, `seed`,
             `overwrite`, `benchmark`.
@@ -87,7 +90,9 @@ class _Run:
         self.options = options
         self.progress = progress
         self.notices: list[str] = []
-        self.keeps_ranges = False
+        self.earlier: Artifact | None = None
+        # Where ranges came from, if not from the calibration data.
+        self.source: Mapping[str, Any] | None = None
 
     def run(self) -> QuantizeReport:
         options = self.options
@@ -101,6 +106,8 @@ class _Run:
             raise UserInputError(
                 f"{options.model!r} is quantized already; expected a float checkpoint."
             )
+        if options.ranges is not None:
+            self.earlier = _open_earlier(options.ranges)
         # The demo may replace its own folder, not one that was named with MODEL forgotten.
         overwrite = options.overwrite or (is_demo and options.output is None)
         with (
@@ -111,8 +118,10 @@ class _Run:
             task = TASKS[door.task]
             used, heldout = self._examples(task)
             limit = self._max_length(door, task)
-            calibration_batches = self._encode(door, used, "calibration", limit)
             heldout_batches = self._encode(door, heldout, "held-out", limit)
+            seen_batches = (
+                self._encode(door, used, "calibration", limit) if used else heldout_batches
+            )
             float_rows = self._float_rows(task, door, heldout_batches)
             recipes = {options.recipe or target.recipe for target in targets}
             door.open_sites(outputs=any(build_recipe(name).outputs for name in recipes))
@@ -129,7 +138,7 @@ class _Run:
                 )
                 for target in targets
             ]
-            calibration = self._calibrate(door, calibration_batches, plans)
+            calibration = self._calibrate(door, seen_batches, plans)
             if not all(np.isfinite(row).all() for row in float_rows):
                 # What calibration did not see: a head that stays in float.
                 raise CheckpointError(
@@ -138,7 +147,7 @@ class _Run:
                 )
             if options.isa == "vnni":
                 for plan in plans:
-                    self._check_saturation(door, calibration_batches, calibration, plan)
+                    self._check_saturation(door, seen_batches, calibration, plan)
             with self.progress.stage("Exporting the graph"):
                 graph = door.graph()
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
@@ -165,7 +174,11 @@ class _Run:
                 directory=str(output),
                 checkpoint=options.model or DEMO_NAME,
                 task=door.task,
-                calibration_texts=calibration_batches.texts,
+                calibration_texts=(
+                    seen_batches.texts
+                    if self.earlier is None
+                    else self.earlier.quantization["calibration"]["examples"]
+                ),
                 heldout_texts=heldout_batches.texts,
                 float_size_bytes=size_bytes(float_model),
                 targets=tuple(reports),
@@ -204,6 +217,16 @@ class _Run:
         else:
             dataset = self._read(task, self.options.calibration_data)
             pool, heldout = list(dataset.examples), ()
+        if self.earlier is not None:
+            known = self.earlier.calibration_fingerprints
+            rest = [example for example in pool if fingerprint(example) not in known]
+            others = list(heldout or rest[:_HELDOUT])
+            if not others and not task.reads_texts:
+                raise UserInputError(
+                    f"`--calibration-data` holds {len(pool)} examples, all of which the ranges "
+                    "were taken from; none is left to compare with float. Pass others."
+                )
+            return [], others or list(resources.heldout_examples())
         random.Random(self.options.seed).shuffle(pool)
         used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
         if len(used) < wanted:
@@ -260,6 +283,8 @@ class _Run:
     ) -> Calibration:
         stored = door.stored
         wanted = {name for plan in plans for name in plan.activations}
+        if self.earlier is not None:
+            return self._earlier_calibration(self.earlier, door, plans)
         if (
             stored is not None
             and self.options.recipe is None
@@ -270,7 +295,7 @@ class _Run:
                 "Ranges are those of the checkpoint's own quantizers; pass --recalibrate to "
                 "take them from the data."
             )
-            self.keeps_ranges = True
+            self.source = trained_source(self.options)
             return self._stored_calibration(stored.calibration, door.sites, wanted)
         if self.options.calibration_data is None and self.options.model is not None:
             self.notices.append(
@@ -332,6 +357,42 @@ class _Run:
             weight_amax=stored.weight_amax if same_weights else {},
         )
 
+    def _earlier_calibration(
+        self, earlier: Artifact, door: Door, plans: Sequence[Plan]
+    ) -> Calibration:
+        """The ranges of an earlier call, if they are for these weights and these recipes."""
+        name = self.options.ranges
+        theirs = earlier.quantization["checkpoint"]
+        if theirs.get("weights_sha256") != digest_weights(door.weights()):
+            raise UserInputError(
+                f"`--ranges {name}` holds ranges for the weights of {theirs['name']!r}, which are "
+                f"not those of {door.name!r}. Leave it out, to calibrate."
+            )
+        calibration = read_ranges(earlier.directory / RANGES)
+        for plan in plans:
+            chosen, smoothing = calibration.under(plan.recipe), plan.recipe.smoothing
+            smoothed = {
+                site.name
+                for site in door.sites
+                if smoothing is not None and smoothing.matches(site)
+            }
+            unfit = sorted(
+                plan.activations - set(chosen.ranges)
+                | plan.activations & (smoothed ^ set(chosen.scales))
+            )
+            if unfit and not plan.target.dynamic:
+                recipes = {
+                    each["recipe"]["name"] for each in earlier.quantization["targets"].values()
+                }
+                raise UserInputError(
+                    f"`--ranges {name}` has no ranges for {len(unfit)} of {len(plan.activations)} "
+                    f"sites of recipe `{plan.recipe.name}`, such as `{unfit[0]}`: it was made for "
+                    f"{', '.join(sorted(recipes))}. Name its recipe with `--recipe`, or calibrate "
+                    "for all targets in one call."
+                )
+        self.source = {**earlier.quantization["calibration"], "ranges": name}
+        return calibration
+
     def _write_graph(
         self,
         plan: Plan,
@@ -375,6 +436,19 @@ class _Run:
             [each.plan for each in written],
             used,
             max_length=limit,
-            keeps_ranges=self.keeps_ranges,
+            weights_sha256=digest_weights(door.weights()),
+            source=self.source,
         )
         write_json(folder / QUANTIZATION, content)
+
+
+def _open_earlier(folder: str) -> Artifact:
+    """The folder that `--ranges` names.
+
+    Raises:
+        UserInputError: It is none that `quantize` wrote.
+    """
+    try:
+        return open_artifact(Path(folder))
+    except CheckpointError as error:
+        raise UserInputError(f"`--ranges`: {error} Name a folder of `qdqbert quantize`.") from error
