@@ -109,7 +109,7 @@ class TestSet:
             else self.task.read(path, columns=self._columns, max_examples=None).examples
         )
         if count is not None:
-            examples = random.Random(0).sample(list(examples), count)
+            examples = random.Random(0).sample(list(examples), min(count, len(examples)))
         return encode_examples(
             self.task,
             self.checkpoint.tokenizer,
@@ -153,11 +153,12 @@ class TestSet:
 
 
 def mean_of(scores: Sequence[Score]) -> Score:
-    """The mean over seeds, of what is a number."""
+    """The mean over seeds; of cosines there is none."""
     flips = [score.flips for score in scores if score.flips is not None]
     return dataclasses.replace(
         scores[0],
         value=statistics.mean(score.value for score in scores),
         flips=statistics.mean(flips) if flips else None,
         sqnr_db=statistics.mean(score.sqnr_db for score in scores),
+        cosine=None,
     )

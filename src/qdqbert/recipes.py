@@ -162,12 +162,20 @@ def qordered(embeddings: Embeddings = "int8") -> Recipe:
     )
 
 
-def stored_recipe(embeddings: Embeddings = "int8") -> Recipe:
-    """What a QDQBERT checkpoint says of its own quantizers; only tables are left to a rule."""
+def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None) -> Recipe:
+    """What a QDQBERT checkpoint says of its own quantizers; only tables are left to a rule.
+
+    Args:
+        embeddings: How tables are stored.
+        placement: Name of the recipe that placed the quantizers, which says how to calibrate.
+    """
+    placed = None if placement is None else build_recipe(placement)
     return Recipe(
         name="stored",
         summary="as the checkpoint's own quantizers",
         rules=(_embedding_rule(embeddings),),
+        smoothing=None if placed is None else placed.smoothing,
+        clips_sums=placed is not None and placed.clips_sums,
     )
 
 

@@ -337,6 +337,26 @@ def test_a_quantized_linear_is_what_numpy_makes_of_its_codes(bert, affine, resca
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("left", ["_input_quantizer", "_weight_quantizer"])
+def test_a_linear_half_of_which_is_float_is_smoothed_on_both_sides_or_on_none(bert, left) -> None:
+    linear = bert.checkpoint.model.get_submodule(LINEAR)
+    input_site = f"{LINEAR}._input_quantizer"
+    specs = dict.fromkeys((site.name for site in bert.sited.sites), None)
+    specs[input_site] = TensorSpec(signed=False, symmetric=False)
+    specs[f"{LINEAR}._weight_quantizer"] = TensorSpec(narrow=True, axis=0)
+    specs[f"{LINEAR}.{left}"] = None
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(2, 5, 32)).astype(np.float32))
+    scales = {input_site: torch.from_numpy(np.exp(rng.normal(size=32)).astype(np.float32))}
+    ranges = {input_site: Range(amax=40.0, low=-40.0, high=40.0)}
+    with torch.inference_mode():
+        expected = linear(x)
+        with quantizing(bert.sited, specs, ranges, scales):
+            made = linear(x)
+    # A factor on one side alone moves the product by as much as it is large.
+    assert 0 < float((made - expected).square().mean() / expected.square().mean()) < 0.05
+
+
 @pytest.mark.parametrize("affine", [False, True], ids=["symmetric", "affine"])
 def test_a_smoothed_input_of_an_add_is_divided_again(bert, affine) -> None:
     layer = bert.checkpoint.model.encoder.layer[0].output

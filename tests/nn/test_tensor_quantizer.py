@@ -636,6 +636,13 @@ def test_a_scaled_input_of_a_residual_add_is_divided_again() -> None:
     assert torch.equal(made(x), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_scaled_tensor_keeps_its_type(dtype) -> None:
+    made = quantizer(amax=1.5)
+    made.pre_quant_scale = torch.tensor([1.0, 0.5, 2.0])
+    assert made(draw(4, 3).to(dtype)).dtype == dtype
+
+
 def test_shape_of_the_scale_cannot_be_changed_by_setting_it() -> None:
     made = quantizer()
     made.pre_quant_scale = [1.0, 2.0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,13 @@ SHAPES = {
     "attention_mask": ((1, 1), (8, 128), (8, 128)),
 }
 # Two layers of BERT: pairs, and those with one for each reader.
-PAIRS = {"ffn": (4, 4), "linear": (8, 12), "linear+matmul": (16, 20), "full": (20, 28)}
+PAIRS = {
+    "ffn": (4, 4),
+    "linear": (8, 12),
+    "linear+matmul": (16, 20),
+    "full": (20, 28),
+    "full-smoothed": (24, 28),
+}
 
 
 @pytest.fixture
@@ -84,8 +91,13 @@ def test_the_default_is_every_site_of_the_paper(bert) -> None:
     assert bert.plan("tensorrt").recipe.smoothing is None
 
 
-@pytest.mark.parametrize("recipe", ["ffn", "full"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        *itertools.product(FAMILIES, ("ffn", "full")),
+        *itertools.product(("bert", "modernbert"), ("full-smoothed",)),
+    ],
+)
 def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, name, recipe) -> None:
     each, target = prepared(name), TARGETS["tensorrt"]
     plan = each.plan("tensorrt", recipe)
@@ -122,12 +134,18 @@ def test_a_misplaced_scale_is_still_seen(bert) -> None:
     assert not check.is_exact
 
 
-@pytest.mark.parametrize("recipe", ["linear", "full"])
+@pytest.mark.parametrize("recipe", ["linear", "full", "full-smoothed"])
 def test_dedicated_pairs_compute_the_same(bert, run_plainly, recipe) -> None:
     plan = bert.plan("portable", recipe)
     ranges, inputs = bert.calibration(plan).ranges, bert.batches[0].inputs
     models = [
-        insert_qdq(bert.graph, plan.specs, ranges, style=QdqStyle(dedicated_pairs=dedicated))
+        insert_qdq(
+            bert.graph,
+            plan.specs,
+            ranges,
+            scales=bert.scales(plan),
+            style=QdqStyle(dedicated_pairs=dedicated),
+        )
         for dedicated in (False, True)
     ]
     for node in models[1].graph:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 import qdqbert
+from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import UserInputError
 from qdqbert.verbs.benchmark import export_float
 from qdqbert.verbs.options import QuantizeOptions
@@ -92,7 +95,7 @@ def test_ranges_of_other_weights_are_refused(checkpoints, both, tmp_path) -> Non
 def test_ranges_that_a_recipe_lacks_are_named(checkpoints, both, tmp_path, recipe) -> None:
     with pytest.raises(
         UserInputError,
-        match=r"has no ranges for \d+ of 28 sites of recipe `qdqbert.*made for linear, linear-sig",
+        match=r"no fitting ranges for \d+ of 28 sites of recipe `qdqbert.*made for linear, linear",
     ):
         make(checkpoints("bert"), tmp_path / "out", ranges=both, recipe=recipe)
 
@@ -102,9 +105,73 @@ def test_scaled_ranges_are_not_taken_for_plain_ones(checkpoints, texts, tmp_path
     options = {"calibration_data": texts, "calibration_samples": 24}
     make(checkpoints("bert"), full, recipe="full-smoothed", **options)
     # All of its sites have a range, but adds and inputs of linears have it under a factor.
-    with pytest.raises(UserInputError, match="has no ranges for 18 of 28 sites"):
+    with pytest.raises(UserInputError, match="has no fitting ranges for 18 of 28 sites"):
         make(checkpoints("bert"), tmp_path / "out", ranges=full, recipe="full")
     make(checkpoints("bert"), tmp_path / "linear", ranges=full, recipe="linear")
+
+
+def test_targets_of_both_kinds_are_the_same_again(checkpoints, texts, tmp_path) -> None:
+    # Weights of q, k and v share a range, divided by scales for one target and not for the other.
+    switches = qdqbert.Switches(fuse_qkv=True, quant_per_tensor=True)
+    options = {"targets": ("onnxruntime", "tensorrt"), "switches": switches}
+    first, again = tmp_path / "first", tmp_path / "again"
+    make(checkpoints("bert"), first, calibration_data=texts, calibration_samples=24, **options)
+    make(checkpoints("bert"), again, ranges=first, **options)
+    for name in ("onnxruntime/model.onnx", "tensorrt/model.onnx", "tensorrt/calibration.cache"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+    with pytest.raises(
+        UserInputError, match="`--fuse-qkv` shapes ranges: it is False now, and was"
+    ):
+        make(checkpoints("bert"), tmp_path / "out", ranges=first)
+
+
+def test_a_trained_checkpoint_uses_its_ranges_again(
+    checkpoints, make_model, texts, tmp_path
+) -> None:
+    model = qdqbert.prepare(make_model("bert"), "full-smoothed")
+    ids = torch.arange(40).reshape(2, 20) + 5
+    qdqbert.calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
+    folder, first, again = (tmp_path / name for name in ("trained", "first", "again"))
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(checkpoints("bert")).save_pretrained(folder)
+    make(folder, first, task="feature-extraction", calibration_data=texts)
+    make(folder, again, task="feature-extraction", ranges=first)
+    assert (again / "model.onnx").read_bytes() == (first / "model.onnx").read_bytes()
+    # New ranges are smoothed as those were that it was trained with.
+    anew = tmp_path / "anew"
+    make(folder, anew, task="feature-extraction", calibration_data=texts, recalibrate=True)
+    names = [set(read_ranges(each / "ranges.safetensors").scales) for each in (first, anew)]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2 * (5 + 4)
+
+
+def test_a_target_without_ranges_needs_their_scales(checkpoints, texts, tmp_path) -> None:
+    full = tmp_path / "full"
+    options = {"calibration_data": texts, "calibration_samples": 24}
+    make(checkpoints("bert"), full, recipe="full", **options)
+    with pytest.raises(UserInputError, match="has no fitting ranges for 10 of 12 sites of recipe"):
+        make(checkpoints("bert"), tmp_path / "out", ranges=full, targets=("onnxruntime-dynamic",))
+
+
+def test_other_embeddings_are_other_weights(checkpoint_copy, both, tmp_path) -> None:
+    folder = checkpoint_copy("bert")
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"] *= 4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserInputError, match="not those of"):
+        make(folder, tmp_path / "out", ranges=both)
+
+
+def test_a_calibration_cache_has_ranges_of_the_float_graph(checkpoints, texts, tmp_path) -> None:
+    options = {"calibration_data": texts, "calibration_samples": 24, "targets": ("tensorrt",)}
+    for recipe in ("full", "full-smoothed"):
+        make(checkpoints("bert"), tmp_path / recipe, recipe=recipe, **options)
+    full, smoothed = (
+        (tmp_path / recipe / "calibration.cache").read_text().splitlines()
+        for recipe in ("full", "full-smoothed")
+    )
+    # But for the sums that `full` clips, which is on no value of this model.
+    assert smoothed == full
 
 
 def test_a_folder_that_is_none_is_refused(checkpoints, tmp_path) -> None:

@@ -4,6 +4,7 @@
     <site>.pre_quant_scale    float32 (in,)
     <site>.plain              float64 (3,)    the same without the scale, for recipes without one
     <site>.weight_amax        float32 () or (channels,)    of weights that do not take their own
+    <site>.plain.weight_amax  the same, of weights that are not divided by a scale
 
 Every target's graph, and every re-run with `quantize --ranges`, reads it; none calibrates again.
 """
@@ -32,6 +33,8 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
     if calibration.plain is not None:
         plain = _rows(calibration.plain.ranges)
         tensors |= {site + _PLAIN: row for site, row in plain.items()}
+        weights = calibration.plain.weight_amax
+        tensors |= {site + _PLAIN + _WEIGHT: amax.clone() for site, amax in weights.items()}
     tensors |= {site + _WEIGHT: amax.clone() for site, amax in calibration.weight_amax.items()}
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     save_file(tensors, path, metadata={"format": _FORMAT})
@@ -56,13 +59,16 @@ def read_ranges(path: Path) -> Calibration:
         )
     scales = _ending(tensors, _SUFFIX)
     plain = _ranges(_ending(tensors, _PLAIN))
-    weight_amax = _ending(tensors, _WEIGHT)
+    plain_amax = _ending(tensors, _PLAIN + _WEIGHT)
+    weight_amax = {
+        site: amax for site, amax in _ending(tensors, _WEIGHT).items() if not site.endswith(_PLAIN)
+    }
     names = [name for name in sorted(tensors) if not name.endswith((_SUFFIX, _PLAIN, _WEIGHT))]
     return Calibration(
         ranges=_ranges({name: tensors[name] for name in names}),
         scales=scales,
         weight_amax=weight_amax,
-        plain=Calibration(ranges=plain, scales={}, weight_amax=weight_amax) if plain else None,
+        plain=Calibration(ranges=plain, scales={}, weight_amax=plain_amax) if plain else None,
     )
 
 

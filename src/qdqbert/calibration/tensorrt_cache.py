@@ -64,9 +64,10 @@ def write_calibration_cache(
         ValueError: The version has no three numbers.
     """
     widest: dict[str, float] = {}
-    for site, chosen in ranges.items():
-        if site in names and chosen.amax > 0:
-            widest[names[site]] = max(chosen.amax, widest.get(names[site], 0.0))
+    # In the graph's order, whatever that of the ranges is.
+    for site, name in names.items():
+        if site in ranges and ranges[site].amax > 0:
+            widest[name] = max(ranges[site].amax, widest.get(name, 0.0))
     lines = [cache_header(version)]
     for name, amax in widest.items():
         lines.append(f"{name}: {struct.pack('>f', amax / _CODES).hex()}")

@@ -107,7 +107,8 @@ def insert_qdq(
         spec = specs[name]
         weight = constant_array(node.inputs[0])
         scaled = name if weight is None else input_site_of(name)
-        scale = scales.get(scaled) if spec is not None else None
+        # A weight is divided where its input is multiplied, whether or not it is quantized itself.
+        scale = scales.get(scaled) if specs.get(scaled) is not None else None
         if weight is not None:
             weight = weight if scale is None else weight.astype(np.float32) * (1 / scale)
             amax = (weight_amax or {}).get(name)

@@ -235,13 +235,17 @@ def quantizing(
     actions: dict[str, Action] = {}
     for site in sited.sites:
         spec = specs[site.name]
-        if spec is None:
+        scaled = input_site_of(site.name) if site.kind == "weight" else site.name
+        # A weight is divided where its input is multiplied, whether or not it is quantized itself.
+        scale = scales.get(scaled) if specs.get(scaled) is not None else None
+        if spec is None and scale is None:
             continue
-        scale = scales.get(input_site_of(site.name) if site.kind == "weight" else site.name)
         if site.kind == "weight":
             amax = (weight_amax or {}).get(site.name)
-            weight = _quantized_weight(sited.model, site, spec, scale, amax)
+            weight = _prepared_weight(sited.model, site, spec, scale, amax)
             actions[site.name] = _constant(weight)
+        elif spec is None:
+            continue
         elif spec.dynamic:
             actions[site.name] = functools.partial(_quantize_dynamic, scale=scale, spec=spec)
         elif site.name in ranges:
@@ -296,13 +300,16 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
     return weight.detach()
 
 
-def _quantized_weight(
-    model: nn.Module, site: Site, spec: TensorSpec, scale: Tensor | None, amax: Tensor | None
+def _prepared_weight(
+    model: nn.Module, site: Site, spec: TensorSpec | None, scale: Tensor | None, amax: Tensor | None
 ) -> Tensor:
     # The range of a constant is the constant's own, now: it cannot be stale.
     weight = weight_of(model, site.name)
     # As a quantizer with the inverse as its `pre_quant_scale`, to the last bit.
-    weight = clipped(weight if scale is None else weight * (1 / scale), amax, spec.axis)
+    weight = weight if scale is None else weight * (1 / scale)
+    if spec is None:
+        return weight
+    weight = clipped(weight, amax, spec.axis)
     return fake_quantize(weight, weight_parameters(weight, spec, amax=amax), spec)
 
 

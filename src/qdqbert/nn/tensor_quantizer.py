@@ -443,7 +443,8 @@ class TensorQuantizer(nn.Module):
         made = self._stages(inputs * scale)
         # Where no weight is divided by it.
         restores = self.site is not None and is_of_sum(self.site.name)
-        return made * (1 / scale) if restores else made
+        # Scales are float32, whatever the model is.
+        return (made * (1 / scale) if restores else made).to(inputs.dtype)
 
     def _stages(self, inputs: Tensor) -> Tensor:
         if self._disabled:

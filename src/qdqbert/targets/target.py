@@ -105,6 +105,7 @@ def make_plan(
     embeddings: Embeddings,
     switches: Switches | None = None,
     stored: Mapping[str, TensorSpec | None] | None = None,
+    placement: str | None = None,
     dedicated_pairs: bool = False,
 ) -> Plan:
     """Resolves a recipe for a target.
@@ -117,6 +118,7 @@ def make_plan(
         embeddings: How embedding tables are stored.
         switches: What is changed of the recipe; `None` changes nothing.
         stored: How the checkpoint's own quantizers are, by site name.
+        placement: Which recipe placed those, if one did: it says how they are calibrated.
         dedicated_pairs: Give each reader of an activation a Q/DQ pair of its own.
 
     Raises:
@@ -124,7 +126,7 @@ def make_plan(
         UnmatchedRuleError: A rule of it decides no site, or a switch's pattern finds none.
     """
     if stored is not None and recipe is None:
-        built = stored_recipe(embeddings)
+        built = stored_recipe(embeddings, placement)
         resolved = {**resolve(built.rules, sites), **stored}
     else:
         built = build_recipe(recipe or target.recipe, embeddings=embeddings)

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import onnx_ir as ir
 
 from qdqbert.artifact import read_training
 from qdqbert.calibration.session import Calibration
@@ -109,12 +109,13 @@ def trained_source(options: QuantizeOptions) -> dict[str, Any]:
     return {"calibrator": "stored", "examples": len(known), "fingerprints": known}
 
 
-def digest_weights(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the weights of all quantizable linears, by name: whether ranges fit a model."""
+def digest_weights(graph: ir.Model) -> str:
+    """SHA-256 of all constants of a float graph, by name: whether ranges fit a model."""
     digest = hashlib.sha256()
-    for name in sorted(weights):
+    for name, value in sorted(graph.graph.initializers.items()):
         digest.update(name.encode())
-        digest.update(weights[name].detach().float().cpu().contiguous().numpy().tobytes())
+        if value.const_value is not None:
+            digest.update(value.const_value.tobytes())
     return digest.hexdigest()
 
 

@@ -134,6 +134,7 @@ class _Run:
                     # Switches at rest would say 8 bits to quantizers that have fewer.
                     switches=options.switches if options.switches != Switches() else None,
                     stored=None if door.stored is None else door.stored.specs,
+                    placement=getattr(door.config, "placement", None),
                     dedicated_pairs=options.dedicated_qdq_pairs,
                 )
                 for target in targets
@@ -210,31 +211,28 @@ class _Run:
         if self.options.calibration_data is None:
             if not task.reads_texts:
                 raise UserInputError(
-                    f"`--calibration-data` is missing: task `{task.name}` cannot take ranges from "
-                    "the built-in sentences. Pass training data of the task."
+                    f"`--calibration-data` is missing: task `{task.name}` can neither take ranges "
+                    "from the built-in sentences nor be compared with float on them. Pass "
+                    "training data of the task."
                 )
             pool, heldout = list(resources.calibration_examples()), resources.heldout_examples()
         else:
             dataset = self._read(task, self.options.calibration_data)
             pool, heldout = list(dataset.examples), ()
         if self.earlier is not None:
-            known = self.earlier.calibration_fingerprints
-            rest = [example for example in pool if fingerprint(example) not in known]
-            others = list(heldout or rest[:_HELDOUT])
-            if not others and not task.reads_texts:
-                raise UserInputError(
-                    f"`--calibration-data` holds {len(pool)} examples, all of which the ranges "
-                    "were taken from; none is left to compare with float. Pass others."
-                )
-            return [], others or list(resources.heldout_examples())
+            known, wanted = self.earlier.calibration_fingerprints, 0
+            pool = [example for example in pool if fingerprint(example) not in known]
         random.Random(self.options.seed).shuffle(pool)
         used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
         if len(used) < wanted:
             self.notices.append(f"Calibrated on {len(used)} examples; {wanted} were asked for.")
         if not heldout and not rest and not task.reads_texts:
             raise UserInputError(
-                f"`--calibration-data` holds {len(pool)} examples, all of which are calibrated on; "
-                "none is left to compare with float. Pass more, or fewer `--calibration-samples`."
+                f"All examples of `--calibration-data` ({len(used)}) are calibrated on; none is "
+                "left to compare with float. Pass more, or fewer `--calibration-samples`."
+                if self.earlier is None
+                else "`--calibration-data` holds only examples that `--ranges` were taken from; "
+                "none is left to compare with float. Pass others."
             )
         if not heldout and len(rest) < 16 and task.reads_texts:
             self.notices.append(
@@ -304,7 +302,12 @@ class _Run:
             )
         # Defaults of targets that smooth do it alike, and a recipe that is named is for all.
         smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
-        plain = [plan.activations for plan in plans if plan.recipe.smoothing is None]
+        # A calibration cache is about a float graph, which has no scales.
+        plain = [
+            plan.activations
+            for plan in plans
+            if plan.recipe.smoothing is None or plan.target.calibration_cache
+        ]
         passes = 1 if smoothing is None else 2
         with self.progress.stage("Calibrating", passes * len(encoded.batches)) as advance:
             return door.calibrate(
@@ -363,11 +366,17 @@ class _Run:
         """The ranges of an earlier call, if they are for these weights and these recipes."""
         name = self.options.ranges
         theirs = earlier.quantization["checkpoint"]
-        if theirs.get("weights_sha256") != digest_weights(door.weights()):
+        if "weights_sha256" not in theirs:
+            raise UserInputError(
+                f"`--ranges {name}` was written by an older version, which does not say of which "
+                "weights. Leave it out, to calibrate."
+            )
+        if theirs["weights_sha256"] != digest_weights(door.graph()):
             raise UserInputError(
                 f"`--ranges {name}` holds ranges for the weights of {theirs['name']!r}, which are "
                 f"not those of {door.name!r}. Leave it out, to calibrate."
             )
+        _check_switches(earlier, self.options)
         calibration = read_ranges(earlier.directory / RANGES)
         for plan in plans:
             chosen, smoothing = calibration.under(plan.recipe), plan.recipe.smoothing
@@ -376,19 +385,19 @@ class _Run:
                 for site in door.sites
                 if smoothing is not None and smoothing.matches(site)
             }
+            ranged = plan.activations if plan.target.dynamic else set(chosen.ranges)
             unfit = sorted(
-                plan.activations - set(chosen.ranges)
-                | plan.activations & (smoothed ^ set(chosen.scales))
+                plan.activations - ranged | plan.activations & (smoothed ^ set(chosen.scales))
             )
-            if unfit and not plan.target.dynamic:
+            if unfit:
                 recipes = {
                     each["recipe"]["name"] for each in earlier.quantization["targets"].values()
                 }
                 raise UserInputError(
-                    f"`--ranges {name}` has no ranges for {len(unfit)} of {len(plan.activations)} "
-                    f"sites of recipe `{plan.recipe.name}`, such as `{unfit[0]}`: it was made for "
-                    f"{', '.join(sorted(recipes))}. Name its recipe with `--recipe`, or calibrate "
-                    "for all targets in one call."
+                    f"`--ranges {name}` has no fitting ranges for {len(unfit)} of "
+                    f"{len(plan.activations)} sites of recipe `{plan.recipe.name}`, such as "
+                    f"`{unfit[0]}`: it was made for {', '.join(sorted(recipes))}. Name its recipe "
+                    "with `--recipe`, or calibrate for all targets in one call."
                 )
         self.source = {**earlier.quantization["calibration"], "ranges": name}
         return calibration
@@ -410,11 +419,18 @@ class _Run:
             model = lower(graph, plan, chosen.ranges, scales, chosen.weight_amax)
             save_graph(model, path)
             if plan.target.calibration_cache:
-                names = value_names(graph)
-                write_calibration_cache(
-                    chosen.ranges, names, path.with_name(plan.target.calibration_cache)
-                )
+                self._write_cache(path.with_name(plan.target.calibration_cache), graph, calibration)
         return Written(plan=plan, model=model, path=path, name=name)
+
+    def _write_cache(self, path: Path, graph: ir.Model, calibration: Calibration) -> None:
+        plain = calibration.plain or calibration
+        if plain.scales:
+            self.notices.append(
+                f"No {path.name} is written: the ranges are those of smoothed inputs, and the "
+                "float graph that it is for has none. Calibrate anew for one."
+            )
+            return
+        write_calibration_cache(plain.ranges, value_names(graph), path)
 
     def _write_inputs(
         self,
@@ -436,10 +452,23 @@ class _Run:
             [each.plan for each in written],
             used,
             max_length=limit,
-            weights_sha256=digest_weights(door.weights()),
+            weights_sha256=digest_weights(door.graph()),
             source=self.source,
         )
         write_json(folder / QUANTIZATION, content)
+
+
+def _check_switches(earlier: Artifact, options: QuantizeOptions) -> None:
+    """Refuses switches that shape ranges, where they are others than those that did."""
+    theirs, ours = earlier.quantization["switches"], options.recipe_switches.to_dict()
+    for name in ("aprec", "fuse_qkv", "clip_gelu", "quant_per_tensor", "recalibrate_weights"):
+        if theirs.get(name) != ours.get(name):
+            default = getattr(Switches(), name)
+            raise UserInputError(
+                f"`--{name.replace('_', '-')}` shapes ranges: it is {ours.get(name, default)} now, "
+                f"and was {theirs.get(name, default)} for `--ranges {options.ranges}`. Give it as "
+                "it was, or leave `--ranges` out."
+            )
 
 
 def _open_earlier(folder: str) -> Artifact:
