@@ -45,6 +45,16 @@ def both(checkpoints, texts, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def full(checkpoints, texts, tmp_path_factory) -> dict[str, Path]:
+    """For TensorRT, by recipe of every site."""
+    root = tmp_path_factory.mktemp("full")
+    options = {"calibration_data": texts, "calibration_samples": 24, "targets": ("tensorrt",)}
+    for recipe in ("full", "full-smoothed"):
+        make(checkpoints("bert"), root / recipe, recipe=recipe, **options)
+    return {recipe: root / recipe for recipe in ("full", "full-smoothed")}
+
+
 def test_graphs_of_used_ranges_are_those_of_the_call_that_took_them(
     checkpoints, both, tmp_path
 ) -> None:
@@ -100,14 +110,13 @@ def test_ranges_that_a_recipe_lacks_are_named(checkpoints, both, tmp_path, recip
         make(checkpoints("bert"), tmp_path / "out", ranges=both, recipe=recipe)
 
 
-def test_scaled_ranges_are_not_taken_for_plain_ones(checkpoints, texts, tmp_path) -> None:
-    full = tmp_path / "full"
-    options = {"calibration_data": texts, "calibration_samples": 24}
-    make(checkpoints("bert"), full, recipe="full-smoothed", **options)
-    # All of its sites have a range, but adds and inputs of linears have it under a factor.
-    with pytest.raises(UserInputError, match="has no fitting ranges for 18 of 28 sites"):
-        make(checkpoints("bert"), tmp_path / "out", ranges=full, recipe="full")
-    make(checkpoints("bert"), tmp_path / "linear", ranges=full, recipe="linear")
+def test_scaled_ranges_are_not_taken_for_plain_ones(checkpoints, both, full, tmp_path) -> None:
+    # All sites of `ffn` have a range, but under a factor.
+    with pytest.raises(UserInputError, match="has no fitting ranges for 4 of 4 sites of recipe"):
+        make(checkpoints("bert"), tmp_path / "out", ranges=both, recipe="ffn")
+    # TensorRT's cache wants plain ranges too, which serve other recipes.
+    assert read_ranges(full["full-smoothed"] / "ranges.safetensors").plain is not None
+    make(checkpoints("bert"), tmp_path / "ffn", ranges=full["full-smoothed"], recipe="ffn")
 
 
 def test_targets_of_both_kinds_are_the_same_again(checkpoints, texts, tmp_path) -> None:
@@ -145,12 +154,14 @@ def test_a_trained_checkpoint_uses_its_ranges_again(
     assert len(names[0]) == 2 * (5 + 4)
 
 
-def test_a_target_without_ranges_needs_their_scales(checkpoints, texts, tmp_path) -> None:
-    full = tmp_path / "full"
-    options = {"calibration_data": texts, "calibration_samples": 24}
-    make(checkpoints("bert"), full, recipe="full", **options)
+def test_a_target_without_ranges_needs_their_scales(checkpoints, full, tmp_path) -> None:
     with pytest.raises(UserInputError, match="has no fitting ranges for 10 of 12 sites of recipe"):
-        make(checkpoints("bert"), tmp_path / "out", ranges=full, targets=("onnxruntime-dynamic",))
+        make(
+            checkpoints("bert"),
+            tmp_path / "out",
+            ranges=full["full"],
+            targets=("onnxruntime-dynamic",),
+        )
 
 
 def test_other_embeddings_are_other_weights(checkpoint_copy, both, tmp_path) -> None:
@@ -162,16 +173,12 @@ def test_other_embeddings_are_other_weights(checkpoint_copy, both, tmp_path) -> 
         make(folder, tmp_path / "out", ranges=both)
 
 
-def test_a_calibration_cache_has_ranges_of_the_float_graph(checkpoints, texts, tmp_path) -> None:
-    options = {"calibration_data": texts, "calibration_samples": 24, "targets": ("tensorrt",)}
-    for recipe in ("full", "full-smoothed"):
-        make(checkpoints("bert"), tmp_path / recipe, recipe=recipe, **options)
-    full, smoothed = (
-        (tmp_path / recipe / "calibration.cache").read_text().splitlines()
-        for recipe in ("full", "full-smoothed")
+def test_a_calibration_cache_has_ranges_of_the_float_graph(full) -> None:
+    plain, smoothed = (
+        (full[recipe] / "calibration.cache").read_text() for recipe in ("full", "full-smoothed")
     )
     # But for the sums that `full` clips, which is on no value of this model.
-    assert smoothed == full
+    assert smoothed == plain
 
 
 def test_a_folder_that_is_none_is_refused(checkpoints, tmp_path) -> None:

@@ -22,7 +22,7 @@ from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
 from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
-from qdqbert.verbs.manifest import _stored_json
+from qdqbert.verbs.manifest import trained_source
 from qdqbert.verbs.options import QuantizeOptions
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
@@ -170,7 +170,7 @@ def test_the_record_says_that_nothing_was_calibrated_on_the_data(made) -> None:
 def test_what_a_folder_was_trained_on_stays_known(tmp_path) -> None:
     trained = {"max_length": 9, "task_options": {}, "calibration": {"fingerprints": ["a", "b"]}}
     (tmp_path / "training.json").write_text(json.dumps(trained))
-    stored = _stored_json(QuantizeOptions(model=str(tmp_path), output="out"))
+    stored = trained_source(QuantizeOptions(model=str(tmp_path), output="out"))
     assert stored == {"calibrator": "stored", "examples": 2, "fingerprints": ["a", "b"]}
 
 
