@@ -55,9 +55,7 @@ def test_each_target_is_proven_on_each_engine_that_runs_it(quantized) -> None:
     ("family", "task"),
     [
         ("deberta-v2", "text-classification"),
-        ("distilbert", "text-classification"),
         ("modernbert", "feature-extraction"),
-        ("mpnet", "feature-extraction"),
     ],
 )
 def test_other_families_are_quantized_for_each_target(

@@ -165,3 +165,18 @@ def test_each_rewrite_alone_keeps_a_graph_without_its_case(run_plainly) -> None:
     model = model_of("a = Abs (x) y = Neg (a)")
     for rewrite in REWRITES:
         assert ops(rewrite(model.clone())) == {"Abs": 1, "Neg": 1}
+
+
+def test_shapes_that_fused_operators_hid_are_found() -> None:
+    model = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        g (float[2, 3, 4] x) => (float[2, 3, 4] y)
+        <float[4] gamma = {1.0, 2.0, 3.0, 4.0}, float[4] bias = {0.0, 1.0, 0.0, 1.0}>
+        {
+            s = com.microsoft.SkipLayerNormalization <epsilon = 0.1> (x, x, gamma, bias)
+            y = Abs (s)
+        }
+    """)
+    shapes = [value.shape for node in normalise(model).graph for value in node.outputs]
+    assert len(shapes) > 2
+    assert all(shape is not None and len(shape) == 3 for shape in shapes)

@@ -204,8 +204,19 @@ REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
 )
 
 
+def find_shapes(model: ir.Model) -> ir.Model:
+    """Finds shapes that fused operators hid from whoever wrote the file; returns `model`.
+
+    OpenVINO, and onnx's checker for outputs, want to know how many axes a value has.
+    """
+    if any(value.shape is None for node in model.graph for value in node.outputs):
+        infer = common.ShapeInferencePass(check_type=False, strict_mode=False)
+        model = infer(model).model
+    return model
+
+
 def normalise(model: ir.Model) -> ir.Model:
     """All rewrites in order; changes and returns `model`."""
     for rewrite in REWRITES:
         model = rewrite(model)
-    return model
+    return find_shapes(model)
