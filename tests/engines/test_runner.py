@@ -71,3 +71,22 @@ def test_a_missing_engine_says_what_to_install(monkeypatch) -> None:
     assert not is_installed("openvino")
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
         check_engine("openvino")
+
+
+@pytest.mark.openvino
+def test_an_output_that_a_cast_named_keeps_the_graphs_name(tmp_path) -> None:
+    pytest.importorskip("openvino")
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[1, 4] x) => (float[1, 4] logits) {
+            a = Abs (x)
+            b = Identity (a)
+            logits = Cast <to = 1> (b)
+        }
+    """
+    ir.save(ir.from_onnx_text(text), tmp_path / "model.onnx")
+    runner = open_runner("openvino", tmp_path / "model.onnx")
+    x = np.array([[1, -2, 3, -4]], dtype=np.float32)
+    outputs = runner.run({"x": x})
+    assert list(outputs) == ["logits"]
+    np.testing.assert_array_equal(outputs["logits"], np.abs(x))

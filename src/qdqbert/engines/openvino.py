@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import openvino
 from numpy.typing import NDArray
 
@@ -32,7 +33,12 @@ class OpenVinoRunner:
         compiled = openvino.Core().compile_model(model, "CPU", settings)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         self.input_names = tuple(value.any_name for value in compiled.inputs)
-        self.output_names = tuple(value.any_name for value in compiled.outputs)
+        # A tensor may have several names, where a cast fell away: the graph's own is wanted.
+        own = _output_names(model)
+        self.output_names = tuple(
+            next((name for name in own if name in value.names), value.any_name)
+            for value in compiled.outputs
+        )
         self._request = compiled.create_infer_request()
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
@@ -42,3 +48,10 @@ class OpenVinoRunner:
             name: np.array(results[index], dtype=np.float32)
             for index, name in enumerate(self.output_names)
         }
+
+
+def _output_names(model: Path) -> list[str]:
+    """Names of an .onnx file's outputs; none of another format's."""
+    if model.suffix != ".onnx":
+        return []
+    return [value.name for value in onnx.load(model, load_external_data=False).graph.output]
