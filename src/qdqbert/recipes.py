@@ -122,8 +122,9 @@ def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
 def qdqbert_smoothed(embeddings: Embeddings = "int8") -> Recipe:
     """The places of `qdqbert`, affine, with wide inputs and both inputs of residual adds smoothed.
 
-    Nearly as faithful as `linear`: what `qdqbert` loses is lost at the adds, where a few channels
-    set the step for all. It costs a product before and after each add's pair.
+    What `qdqbert` loses is lost at GELU's outputs, half of whose symmetric codes are never used,
+    and at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. It
+    costs a product before and after each add's pair.
     """
     return Recipe(
         name="qdqbert-smoothed",

@@ -90,11 +90,15 @@ def choose_pre_quant_scales(
             columns = [weights[name].detach().abs().amax(dim=0) for name in linears]
             amax_w = torch.stack(columns).amax(dim=0).clamp_min(1e-5)
             log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
-            scales.update(dict.fromkeys(linears, torch.exp(log_s.mean() - log_s)))
+            scales.update(dict.fromkeys(linears, _inverse(log_s)))
         if len(linears) < len(members):
             # A channel that hardly moved on these texts may do so on others.
             floor = max(1e-5, float(amax_x.mean()) / 100)
-            log_s = amax_x.clamp_min(floor).log()
-            scale = torch.exp(log_s.mean() - log_s)
-            scales.update({name: scale for name in members if name not in weights})
+            others = [name for name in members if name not in weights]
+            scales.update(dict.fromkeys(others, _inverse(amax_x.clamp_min(floor).log())))
     return scales
+
+
+def _inverse(log_s: Tensor) -> Tensor:
+    """`1 / s`, normalised to a geometric mean of 1."""
+    return torch.exp(log_s.mean() - log_s)
