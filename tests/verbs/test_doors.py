@@ -41,12 +41,10 @@ class Logits(torch.nn.Module):
         return logits
 
 
-@pytest.fixture(scope="module")
-def float_graph(checkpoints, tmp_path_factory) -> Path:
+def export(checkpoint: Path, path: Path, attention: str) -> Path:
     """The classifier as plain torch exports it, without a tokenizer beside it."""
-    path = tmp_path_factory.mktemp("graph") / "classifier.onnx"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        checkpoints("classifier")
+        checkpoint, attn_implementation=attention
     )
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
@@ -63,6 +61,13 @@ def float_graph(checkpoints, tmp_path_factory) -> Path:
         )
     logging.disable(logging.NOTSET)
     return path
+
+
+@pytest.fixture(scope="module")
+def float_graph(checkpoints, tmp_path_factory) -> Path:
+    """A classifier's graph."""
+    path = tmp_path_factory.mktemp("graph") / "classifier.onnx"
+    return export(checkpoints("classifier"), path, "sdpa")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +153,25 @@ def test_weights_in_a_file_beside_are_read(float_graph, options, tmp_path) -> No
     )
     report = qdqbert.quantize(path, tmp_path / "int8", **options)
     assert report.targets[0].lowering.is_exact
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+def test_a_graph_that_onnxruntime_fused_is_quantized(checkpoints, options, tmp_path, half) -> None:
+    optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
+    path = export(checkpoints("classifier"), tmp_path / "plain.onnx", "eager")
+    fused = optimizer.optimize_model(str(path), "bert", num_heads=4, hidden_size=32, opt_level=0)
+    operators = {node.op_type for node in fused.model.graph.node}
+    assert {"Attention", "EmbedLayerNormalization", "SkipLayerNormalization"} <= operators
+    if half:
+        fused.convert_float_to_float16(keep_io_types=True)
+    fused.save_model_to_file(str(tmp_path / "model.onnx"))
+    targets = ("onnxruntime", *(["openvino"] if is_installed("openvino") else []))
+    report = qdqbert.quantize(
+        tmp_path / "model.onnx", tmp_path / "int8", targets=targets, **options
+    )
+    for each in report.targets:
+        assert each.lowering.is_exact
+        assert each.fidelity.sqnr_db > 15
 
 
 def test_inputs_of_other_names_are_told(float_graph, options, tmp_path) -> None:

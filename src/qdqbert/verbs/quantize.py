@@ -452,7 +452,11 @@ class _Run:
             [each.plan for each in written],
             used,
             max_length=limit,
-            weights_sha256=digest_weights(door.graph()),
+            weights_sha256=(
+                digest_weights(door.graph())
+                if self.earlier is None
+                else self.earlier.quantization["checkpoint"]["weights_sha256"]  # compared by now
+            ),
             source=self.source,
         )
         write_json(folder / QUANTIZATION, content)
