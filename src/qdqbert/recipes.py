@@ -34,133 +34,109 @@ WIDE_INPUTS = Smoothing(
 Embeddings = Literal["int8", "float"]
 
 
-def linear(embeddings: Embeddings = "int8") -> Recipe:
-    """Inputs and weights of the encoder's linears only, with affine inputs: most faithful."""
-    return Recipe(
+_LINEAR_WEIGHTS = Rule(site="*._weight_quantizer", spec=WEIGHT)
+
+_TABLE = (
+    # Inputs and weights of the encoder's linears only: the most faithful.
+    Recipe(
         name="linear",
         summary="encoder linears, affine inputs, smoothed",
-        rules=(
-            _embedding_rule(embeddings),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
-            Rule(site="*._input_quantizer", spec=AFFINE),
-        ),
+        rules=(_LINEAR_WEIGHTS, Rule(site="*._input_quantizer", spec=AFFINE)),
         smoothing=WIDE_INPUTS,
-    )
-
-
-def linear_signed(embeddings: Embeddings = "int8") -> Recipe:
-    """As `linear`, but signed symmetric inputs wherever values fall on both sides of zero.
-
-    For engines that pay for a zero point. GELU's outputs, which hardly go below zero, stay
-    affine: signed codes would leave half of the range unused. A gate has them on both sides.
-    """
-    return Recipe(
+    ),
+    # For engines that pay for a zero point. GELU's outputs, which hardly go below zero, stay
+    # affine: signed codes would leave half of the range unused. A gate has them on both sides.
+    Recipe(
         name="linear-signed",
         summary="encoder linears, signed inputs but for GELU's outputs, smoothed",
         rules=(
-            _embedding_rule(embeddings),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            _LINEAR_WEIGHTS,
             Rule(site="*._input_quantizer", source="activation", spec=AFFINE),
             Rule(site="*._input_quantizer", spec=SYMMETRIC),
         ),
         smoothing=WIDE_INPUTS,
-    )
-
-
-def ffn(embeddings: Embeddings = "int8") -> Recipe:
-    """The two linears of each feed-forward block only: two thirds of a layer's products.
-
-    Attention stays in float, where engines with a fused float kernel for it are fast.
-    """
-    return Recipe(
+    ),
+    # Two thirds of a layer's products. Attention stays in float, where engines with a fused float
+    # kernel for it are fast. Every family calls it `attention`, `crossattention` or `attn`.
+    Recipe(
         name="ffn",
         summary="linears of the feed-forward blocks only, symmetric",
         rules=(
-            _embedding_rule(embeddings),
-            # Every family calls its attention `attention`, `crossattention` or `attn`.
             Rule(site="*att[en]*", spec=None),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            _LINEAR_WEIGHTS,
             Rule(site="*._input_quantizer", spec=SYMMETRIC),
         ),
-    )
-
-
-def linear_matmul(embeddings: Embeddings = "int8") -> Recipe:
-    """The paper's quantizers but for those of residual adds."""
-    return Recipe(
+    ),
+    # The paper's quantizers but for those of residual adds.
+    Recipe(
         name="linear+matmul",
         summary="linears and attention products, symmetric",
         rules=(
-            _embedding_rule(embeddings),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            _LINEAR_WEIGHTS,
             Rule(site="*._input_quantizer", spec=SYMMETRIC),
             Rule(site="*.matmul_*_input_quantizer", spec=SYMMETRIC),
         ),
-    )
-
-
-def qdqbert(embeddings: Embeddings = "int8") -> Recipe:
-    """The paper's quantizers, 20 a layer of BERT: linears, attention products, residual adds.
-
-    What is added to a residual has its range clipped by what LayerNorm makes of the sum, which the
-    paper does not; `benchmarks/calibrators.py` shows both.
-
-    Source: Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`.
-    """
-    return Recipe(
+    ),
+    # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`),
+    # 20 a layer of BERT. What is added to a residual has its range clipped by what LayerNorm makes
+    # of the sum, which the paper does not: `benchmarks/calibrators.py` shows both.
+    Recipe(
         name="qdqbert",
         summary="linears, attention products and residual adds, symmetric: every site",
-        rules=(
-            _embedding_rule(embeddings),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
-            Rule(site="*_input_quantizer", spec=SYMMETRIC),
-        ),
+        rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=SYMMETRIC)),
         clips_sums=True,
-    )
-
-
-def qdqbert_smoothed(embeddings: Embeddings = "int8") -> Recipe:
-    """The places of `qdqbert`, affine, with wide inputs and both inputs of residual adds smoothed.
-
-    What `qdqbert` loses is lost at GELU's outputs, half of whose symmetric codes are never used,
-    and at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. It
-    costs a product before and after each add's pair.
-    """
-    return Recipe(
+    ),
+    # What `qdqbert` loses is lost at GELU's outputs, half of whose symmetric codes are never used,
+    # and at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. It
+    # costs a product before and after each add's pair.
+    Recipe(
         name="qdqbert-smoothed",
         summary="linears, attention products and residual adds, affine, smoothed: every site",
-        rules=(
-            _embedding_rule(embeddings),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
-            Rule(site="*_input_quantizer", spec=AFFINE),
-        ),
+        rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=AFFINE)),
         smoothing=dataclasses.replace(WIDE_INPUTS, sums=True),
-    )
-
-
-def qordered(embeddings: Embeddings = "int8") -> Recipe:
-    """Q/DQ on every output, for kernels that are int8 from end to end: 12 tensors and 6 weights.
-
-    A layer's quantized tensors are the outputs of query, key, value, the scores before they are
-    scaled, the probabilities, the context, the sum before either LayerNorm and the output of both,
-    and what goes into the activation function and comes out. In place of outputs stand the inputs
-    that read them; query, key, value and a residual read one tensor, and share its pair. The inputs
-    of residual adds from a dense layer stay float, as its sum is quantized.
-
-    Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
-    """
-    return Recipe(
+    ),
+    # Q/DQ on every output, for kernels that are int8 from end to end: 12 tensors and 6 weights a
+    # layer, of onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`. The
+    # tensors are the outputs of query, key, value, the scores before they are scaled, the
+    # probabilities, the context, the sum before either LayerNorm and the output of both, and what
+    # goes into the activation function and comes out. In place of outputs stand the inputs that
+    # read them; query, key, value and a residual read one tensor, and share its pair. The inputs of
+    # residual adds from a dense layer stay float, as its sum is quantized.
+    Recipe(
         name="qordered",
         summary="every output of the encoder, symmetric: for end-to-end int8 kernels",
         rules=(
-            _embedding_rule(embeddings),
-            Rule(site="*._weight_quantizer", spec=WEIGHT),
+            _LINEAR_WEIGHTS,
             Rule(site="*.add_local_input_quantizer", spec=None),
             Rule(site="*_input_quantizer", spec=SYMMETRIC),
             Rule(site="*.layernorm_output_quantizer", spec=SYMMETRIC),
         ),
         outputs=True,
-    )
+    ),
+)
+
+RECIPES = {recipe.name: recipe for recipe in _TABLE}
+"""Recipes by name, without a rule for embedding tables, which `build_recipe` puts before theirs."""
+
+ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
+"""Other names of recipes, in the row `ffn`, `linear`, `linear+matmul`, `full`."""
+
+
+def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
+    """The recipe of that name.
+
+    Args:
+        name: Of `RECIPES` or `ALIASES`.
+        embeddings: How tables are stored.
+
+    Raises:
+        UserInputError: No recipe has that name.
+    """
+    found = RECIPES.get(ALIASES.get(name, name))
+    if found is None:
+        known = ", ".join(sorted([*RECIPES, *ALIASES]))
+        raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.")
+    return dataclasses.replace(found, rules=(_embedding_rule(embeddings), *found.rules))
 
 
 def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None) -> Recipe:
@@ -178,33 +154,6 @@ def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None)
         smoothing=None if placed is None else placed.smoothing,
         clips_sums=placed is not None and placed.clips_sums,
     )
-
-
-RECIPES = {
-    "linear": linear,
-    "linear-signed": linear_signed,
-    "ffn": ffn,
-    "linear+matmul": linear_matmul,
-    "qdqbert": qdqbert,
-    "qdqbert-smoothed": qdqbert_smoothed,
-    "qordered": qordered,
-}
-
-ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
-"""Other names of recipes, in the row `ffn`, `linear`, `linear+matmul`, `full`."""
-
-
-def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
-    """The recipe of that name.
-
-    Raises:
-        UserInputError: No recipe has that name.
-    """
-    found = ALIASES.get(name, name)
-    if found not in RECIPES:
-        known = ", ".join(sorted([*RECIPES, *ALIASES]))
-        raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.")
-    return RECIPES[found](embeddings)
 
 
 CalibratorName = Literal["max", "percentile", "mse", "entropy"]
