@@ -148,7 +148,7 @@ def test_the_record_tells_how_the_graph_was_made(quantized) -> None:
     assert record["command"].startswith(f"qdqbert quantize {made.checkpoint} --output ")
     assert record["command"].endswith(" ".join(f"--target {name}" for name in SENTENCE_TARGETS))
     calibration = record["calibration"]
-    assert (calibration["calibrator"], calibration["percentile"]) == ("max", None)
+    assert (calibration["calibrator"], calibration["percentile"]) == ("percentile", 99.999)
     assert (calibration["data"], calibration["examples"]) == (str(made.data), 24)
     assert len(calibration["examples_sha256"]) == hashlib.sha256().digest_size * 2
 

@@ -77,7 +77,10 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
         (["--task", "fill-mask"], "lacks 6 weights that task `fill-mask` needs"),
         (["--target", "gpu"], "`--target gpu` is unknown. Known: portable, onnxruntime, onnxrun"),
         (["--recipe", "best"], "'best' is unknown. Known: ffn, full, full-smoothed, "),
-        (["--percentile", "99"], "`--percentile 99.0` needs `--calibrator percentile`"),
+        (
+            ["--calibrator", "max", "--percentile", "99"],
+            "`--percentile 99.0` needs `--calibrator percentile`",
+        ),
         (["--calibration-samples", "0"], "`--calibration-samples` must be at least 1, got 0"),
         (["--batch-size", "0"], "`--batch-size` must be at least 1, got 0"),
         (["--max-length", "2"], "`--max-length` must be at least 3, got 2"),

@@ -123,8 +123,11 @@ PerTensor = Annotated[bool, typer.Option("--quant-per-tensor", help="One scale a
 FuseQkv = Annotated[bool, typer.Option("--fuse-qkv", help="One range for query, key and value.")]
 ClipGelu = Annotated[float | None, typer.Option(help="Highest value of GELU's outputs.")]
 CalibratorOption = Annotated[Calibrator, typer.Option(help="How ranges are chosen.")]
+QuantizeCalibrator = Annotated[
+    Calibrator | None, typer.Option(help="How ranges are chosen [percentile].")
+]
 Percentile = Annotated[
-    float | None, typer.Option(help="Share to cover, with --calibrator percentile [99.99].")
+    float | None, typer.Option(help="Share to cover, with --calibrator percentile [99.999].")
 ]
 Provider = Annotated[
     str | None, typer.Option(help="Of ONNX Runtime: cpu, cuda, tensorrt or openvino [cpu].")
@@ -188,7 +191,7 @@ def quantize(
     null_score_diff_threshold: NullThreshold = None,
     mlm_probability: MlmProbability = None,
     batch_size: BatchSize = 8,
-    calibrator: CalibratorOption = Calibrator.MAX,
+    calibrator: QuantizeCalibrator = None,
     percentile: Percentile = None,
     recalibrate: Annotated[
         bool,
@@ -275,7 +278,7 @@ def quantize(
             ),
             batch_size=batch_size,
             recalibrate=recalibrate,
-            calibrator=calibrator.value,
+            calibrator=None if calibrator is None else calibrator.value,
             percentile=percentile,
             recipe=recipe,
             switches=qdqbert.Switches(

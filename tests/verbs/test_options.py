@@ -6,6 +6,7 @@ import pytest
 
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
+from qdqbert.recipes import Switches
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.options import QuantizeOptions
 
@@ -21,11 +22,30 @@ def test_paths_and_a_lone_target_are_taken_as_words() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("max", Max()), ("mse", Mse()), ("entropy", Entropy()), ("percentile", Percentile(99.99))],
-    ids=["max", "mse", "entropy", "percentile"],
+    [
+        (None, Percentile(99.999)),
+        ("max", Max()),
+        ("mse", Mse()),
+        ("entropy", Entropy()),
+        ("percentile", Percentile(99.999)),
+    ],
+    ids=["default", "max", "mse", "entropy", "percentile"],
 )
 def test_each_word_makes_its_calibrator(name, expected) -> None:
     assert QuantizeOptions(calibrator=name).make_calibrator() == expected
+
+
+def test_a_calibrator_may_be_named_as_a_switch_but_not_as_another() -> None:
+    switches = Switches(calibrator="percentile", percentile=99.5)
+    assert QuantizeOptions(switches=switches).make_calibrator() == Percentile(99.5)
+    both = QuantizeOptions(switches=switches, calibrator="percentile", percentile=99.0)
+    assert both.make_calibrator() == Percentile(99.0)
+    with pytest.raises(UserInputError, match="'max', and 'percentile' in the switches"):
+        QuantizeOptions(switches=switches, calibrator="max")
+
+
+def test_a_share_alone_is_of_the_percentile() -> None:
+    assert QuantizeOptions(percentile=99.9).make_calibrator() == Percentile(99.9)
 
 
 def test_a_model_without_an_output_is_refused() -> None:

@@ -188,7 +188,12 @@ def test_a_folder_that_is_none_is_refused(checkpoints, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"calibrator": "mse"}, {"calibration_samples": 20}, {"recalibrate": True}],
+    [
+        {"calibrator": "mse"},
+        {"percentile": 99.9},
+        {"calibration_samples": 20},
+        {"recalibrate": True},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_what_is_about_taking_ranges_is_refused_beside_them(options) -> None:

@@ -175,8 +175,10 @@ def test_clip_gelu_bounds_the_range_behind_gelu(switched, plain) -> None:
 
 
 def test_the_switches_stand_in_the_folder(switched, plain) -> None:
-    assert Switches.from_dict(switched.manifest["switches"]) == SWITCHES
-    assert plain.manifest["switches"] == {}
+    calibrator = {"calibrator": "percentile", "percentile": 99.999}
+    expected = dataclasses.replace(SWITCHES, **calibrator)
+    assert Switches.from_dict(switched.manifest["switches"]) == expected
+    assert plain.manifest["switches"] == calibrator
 
 
 def test_the_folders_command_repeats_the_switches(switched, words) -> None:
@@ -224,8 +226,12 @@ def test_the_printed_command_parses_to_the_same_options(monkeypatch, switches) -
     assert "enough" in result.stderr
     again = QuantizeOptions(**asked)
     assert again.recipe_switches == options.recipe_switches
+    named = None if switches.calibrator == "max" else switches.calibrator
     assert again == dataclasses.replace(
-        options, switches=dataclasses.replace(switches, calibrator="max", percentile=None)
+        options,
+        calibrator=named,
+        percentile=switches.percentile,
+        switches=dataclasses.replace(switches, calibrator="max", percentile=None),
     )
 
 

@@ -93,7 +93,7 @@ def _ranges(calibration: Calibration) -> dict[str, Any]:
 
 def _calibration_json(options: QuantizeOptions, used: Sequence[Any]) -> dict[str, Any]:
     return {
-        "calibrator": options.calibrator,
+        "calibrator": options.calibrator_used,
         "percentile": options.percentile_used,
         "data": options.calibration_data or "built-in",
         "examples": len(used),

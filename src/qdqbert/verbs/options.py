@@ -9,8 +9,8 @@ from typing import Any, Literal, Self, get_args
 
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
-from qdqbert.numerics.ranges import Calibrator, Percentile
-from qdqbert.recipes import CalibratorName, Embeddings, Switches
+from qdqbert.numerics.ranges import Calibrator
+from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, Switches
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 
@@ -40,7 +40,7 @@ class QuantizeOptions:
     calibration_samples: int = 300
     max_length: int | None = None
     batch_size: int = 8
-    calibrator: CalibratorName = "max"
+    calibrator: CalibratorName | None = None
     percentile: float | None = None
     recipe: str | None = None
     recalibrate: bool = False
@@ -71,33 +71,36 @@ class QuantizeOptions:
                     raise UserInputError(
                         f"`--{name.replace('_', '-')}` is for .onnx files; {self.model!r} is none."
                     )
-        self._merge_calibrators()
-        if self.percentile is not None and self.calibrator != "percentile":
+        if self._switched not in (None, self.calibrator) and self.calibrator is not None:
+            raise UserInputError(
+                f"`calibrator` is {self.calibrator!r}, and {self._switched!r} in the switches. "
+                "Name one."
+            )
+        if self.percentile is not None and self.calibrator_used != "percentile":
             raise UserInputError(
                 f"`--percentile {self.percentile}` needs `--calibrator percentile`, got "
-                f"`{self.calibrator}`."
+                f"`{self.calibrator_used}`."
             )
         if self.percentile is not None and not 0 < self.percentile <= 100:
             raise UserInputError(
                 f"`--percentile` must be above 0 and at most 100, got {self.percentile}."
             )
         if self.ranges is not None:
-            for name in ("calibrator", "calibration_samples", "recalibrate"):
+            for name in ("calibrator", "percentile", "calibration_samples", "recalibrate"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise UserInputError(
                         f"`--{name.replace('_', '-')}` is about taking ranges; `--ranges "
                         f"{self.ranges}` has them. Leave one of the two out."
                     )
         choices = (
-            ("calibrator", get_args(CalibratorName)),
+            ("calibrator", (None, *get_args(CalibratorName))),
             ("embeddings", ("int8", "float")),
             ("isa", get_args(Isa)),
         )
         for name, known in choices:
-            if getattr(self, name) not in known:
-                raise UserInputError(
-                    f"`--{name} {getattr(self, name)}` is unknown. Known: {', '.join(known)}."
-                )
+            if (value := getattr(self, name)) not in known:
+                words = ", ".join(word for word in known if word is not None)
+                raise UserInputError(f"`--{name} {value}` is unknown. Known: {words}.")
         if self.model is not None and self.output is None:
             raise UserInputError("`--output` is missing: the folder to write.")
 
@@ -105,18 +108,6 @@ class QuantizeOptions:
     def is_graph(self) -> bool:
         """Whether the model is an .onnx file rather than a checkpoint."""
         return self.model is not None and self.model.lower().endswith(".onnx")
-
-    def _merge_calibrators(self) -> None:
-        """Calibrator and percentile may be named as options or as switches; both then agree."""
-        theirs = self.switches.calibrator
-        if theirs not in ("max", self.calibrator) and self.calibrator != "max":
-            raise UserInputError(
-                f"`calibrator` is {self.calibrator!r}, and {theirs!r} in the switches. Name one."
-            )
-        if theirs != "max":
-            object.__setattr__(self, "calibrator", theirs)
-            if self.percentile is None:
-                object.__setattr__(self, "percentile", self.switches.percentile)
 
     def trained(self, trained: Mapping[str, Any]) -> Self:
         """These, where nothing else is asked for as the checkpoint was trained.
@@ -140,7 +131,7 @@ class QuantizeOptions:
     def recipe_switches(self) -> Switches:
         """The switches, with the calibrator in force."""
         return dataclasses.replace(
-            self.switches, calibrator=self.calibrator, percentile=self.percentile_used
+            self.switches, calibrator=self.calibrator_used, percentile=self.percentile_used
         )
 
     def command(self) -> str:
@@ -166,18 +157,28 @@ class QuantizeOptions:
         words += [word for name in self.targets for word in ("--target", name)]
         for name, value in self.switches.to_dict().items():
             flag = f"--{name.replace('_', '-')}"
-            if name in ("calibrator", "percentile"):
-                continue
+            if getattr(self, name, None) is not None:
+                continue  # named above as an option
             values = value if isinstance(value, list) else [value]
             words += [flag] if value is True else [w for v in values for w in (flag, str(v))]
         return shlex.join(words)
 
     @property
+    def calibrator_used(self) -> CalibratorName:
+        """The calibrator in force, named as an option or as a switch."""
+        return self.calibrator or self._switched or "percentile"
+
+    @property
     def percentile_used(self) -> float | None:
         """The percentile in force; `None` for the other calibrators."""
-        if self.calibrator != "percentile":
+        if self.calibrator_used != "percentile":
             return None
-        return Percentile().percentile if self.percentile is None else self.percentile
+        return self.percentile or self.switches.percentile or PERCENTILE
+
+    @property
+    def _switched(self) -> CalibratorName | None:
+        """What the switches name; `max` is what they have at rest."""
+        return None if self.switches.calibrator == "max" else self.switches.calibrator
 
     def make_calibrator(self) -> Calibrator:
         """The calibrator that was asked for."""
