@@ -5,9 +5,9 @@ r"""QAT with distillation, from a float checkpoint to INT8 graphs on their engin
 
 For each seed: `train(qat=True, distill_from=CHECKPOINT)`, `quantize` for ONNX Runtime and OpenVINO
 with the ranges that were trained with, `evaluate` of the trained checkpoint in PyTorch and of both
-graphs. Prints the main metric of each, in brackets the answers that differ from the float
-checkpoint's; the last row is the mean over seeds. The model after the last step is taken, whatever
-it scores.
+graphs (`--engines` leaves some out). Prints the main metric of each, in brackets the answers that
+differ from the float checkpoint's; the last row is the mean over seeds. The model after the last
+step is taken, whatever it scores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import qdqbert
 from qdqbert.recipes import Switches
 from scoring import Score, TestSet, mean_of
 
-TARGETS = ("onnxruntime", "openvino")
+ENGINES = ("pytorch", "onnxruntime", "openvino")
 
 
 def main() -> None:
@@ -43,12 +43,13 @@ def main() -> None:
     parser.add_argument("--recipe", default="qdqbert")
     parser.add_argument("--calibrator", default="mse")
     parser.add_argument("--percentile", type=float, default=99.99)
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
     parser.add_argument("--keep", type=Path, help="folder for the trained checkpoints")
     options = parser.parse_args()
     test = TestSet(options.checkpoint, options.eval_data, max_length=options.max_length)
     print(f"float: {test.float.name} {test.float.value:.2f}", flush=True)
-    print(f"| seed | QAT, PyTorch | {' | '.join(TARGETS)} |", flush=True)
-    print(f"|---|---|{'---|' * len(TARGETS)}", flush=True)
+    print(f"| seed | {' | '.join(options.engines)} |", flush=True)
+    print(f"|---|{'---|' * len(options.engines)}", flush=True)
     rows = [row_of(seed, options, test) for seed in options.seeds]
     print(f"| mean | {cells([mean_of(column) for column in zip(*rows, strict=True)])} |")
 
@@ -87,11 +88,14 @@ def row_of(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]
             task=options.task,
             calibration_data=options.train_data,
             max_length=options.max_length,
-            targets=TARGETS,
+            targets=tuple(engine for engine in options.engines if engine != "pytorch"),
             benchmark=False,
         )
-        row = [test.trained(trained)]
-        row += [test.graph(each.engine, graphs / each.model) for each in report.targets]
+        made = {each.engine: graphs / each.model for each in report.targets}
+        row = [
+            test.trained(trained) if engine == "pytorch" else test.graph(engine, made[engine])
+            for engine in options.engines
+        ]
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
             shutil.copytree(trained, options.keep / f"seed-{seed}", dirs_exist_ok=True)
