@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # A name that is no folder fails here, not on the network.
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -272,6 +274,46 @@ def prepare_checkpoint(folder: Path) -> Prepared:
         plain=calibration(None),
         of_smoothing=calibration,
     )
+
+
+EXPORTS_OF = 32 << 20  # bytes of weights, up to which a graph is kept
+
+
+def digest_model(sited: SitedModel, body: GraphBody, example: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of all that an export depends on."""
+    digest = hashlib.sha256()
+    outside = (body.head, body.mask, body.output_names, sited.sites)
+    for words in (repr(body), sited.model.config.to_json_string(), repr(outside)):
+        digest.update(words.encode())
+    tensors = [*body.named_parameters(), *body.named_buffers(), *example.items()]
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def export_once() -> Iterator[None]:
+    """What the verbs export is kept, and read again where the same model is exported once more.
+
+    An export takes most of a tiny model's time. Those of `tests/graph` are their own, each new.
+    """
+    kept: dict[str, bytes] = {}
+
+    def export(sited: SitedModel, body: GraphBody, example: Mapping[str, torch.Tensor]) -> ir.Model:
+        if sum(each.numel() * each.element_size() for each in body.parameters()) > EXPORTS_OF:
+            return export_sited(sited, body, example)
+        key = digest_model(sited, body, example)
+        if key in kept:
+            return ir.from_proto(onnx.ModelProto.FromString(kept[key]))
+        graph = export_sited(sited, body, example)
+        kept[key] = ir.to_proto(graph).SerializeToString()
+        return graph
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qdqbert.verbs.doors.export_sited", export)
+        patch.setattr("qdqbert.verbs.benchmark.export_sited", export)
+        yield
 
 
 @pytest.fixture(scope="session")
