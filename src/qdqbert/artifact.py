@@ -73,8 +73,8 @@ class Artifact:
         """Inputs of the graph, each `(batch, sequence)`, int64."""
         return tuple(self.quantization["inputs"])
 
-    def model_for(self, engine: EngineName, target: str | None = None) -> Path:
-        """The graph made for an engine, or else one that it can run.
+    def target_for(self, engine: EngineName, target: str | None = None) -> str:
+        """The target made for an engine, or else one whose graph it can run.
 
         Args:
             engine: What is to run it.
@@ -83,7 +83,7 @@ class Artifact:
         Raises:
             UserInputError: No graph here runs on it, or not that target's.
         """
-        targets = self.quantization["targets"]
+        targets: dict[str, Any] = self.quantization["targets"]
         if target is not None:
             if target not in targets:
                 raise UserInputError(
@@ -95,15 +95,19 @@ class Artifact:
                     f"`--target {target}` does not run on engine `{engine}`, only on: "
                     f"{', '.join(TARGETS[target].engines) or 'none here'}."
                 )
-            return self.directory / str(targets[target]["model"])
+            return target
         usable = [name for name in targets if engine in TARGETS[name].engines]
         if not usable:
             raise UserInputError(
                 f"{str(self.directory)!r} holds no graph for engine `{engine}`, only for target "
                 f"{', '.join(targets)}. Quantize with `--target {engine}` or `--target portable`."
             )
-        best = min(usable, key=lambda name: (TARGETS[name].stand_in, len(TARGETS[name].engines)))
-        return self.directory / str(targets[best]["model"])
+        return min(usable, key=lambda name: (TARGETS[name].stand_in, len(TARGETS[name].engines)))
+
+    def model_for(self, engine: EngineName, target: str | None = None) -> Path:
+        """The graph of `target_for`."""
+        chosen = self.target_for(engine, target)
+        return self.directory / str(self.quantization["targets"][chosen]["model"])
 
     @property
     def engines(self) -> tuple[EngineName, ...]:

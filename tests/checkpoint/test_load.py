@@ -228,6 +228,12 @@ def test_a_folder_without_a_tokenizer_is_refused(checkpoint_copy) -> None:
         load_checkpoint(str(folder))
 
 
+@pytest.mark.parametrize("task", ["token-classification", "multiple-choice"])
+def test_a_head_whose_weights_another_task_would_take_is_refused(checkpoints, task) -> None:
+    with pytest.raises(UserInputError, match=f"`--task {task}`.*head for `text-classification`"):
+        load_checkpoint(str(checkpoints("classifier")), task=task)
+
+
 def test_a_multi_label_classifier_is_refused(checkpoint_copy) -> None:
     folder = checkpoint_copy("classifier")
     config = json.loads((folder / "config.json").read_text())

@@ -133,6 +133,19 @@ def test_a_graph_is_quantized_for_tensorrt(float_graph, options, tmp_path) -> No
     assert report.targets[0].fidelity.sqnr_db > 10
 
 
+def test_a_config_of_another_model_is_refused(
+    float_graph, checkpoint_copy, options, tmp_path
+) -> None:
+    folder = checkpoint_copy("classifier")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {str(index): f"L{index}" for index in range(5)}
+    config["label2id"] = {f"L{index}": index for index in range(5)}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserInputError, match=r"has 3 classes, and the config\.json .* 5\."):
+        qdqbert.quantize(float_graph, tmp_path / "int8", **{**options, "tokenizer": str(folder)})
+    assert not (tmp_path / "int8").exists()
+
+
 def test_a_tokenizer_beside_the_graph_is_found(float_graph, checkpoints, options, tmp_path) -> None:
     folder = Path(shutil.copytree(checkpoints("classifier"), tmp_path / "beside"))
     shutil.copy(float_graph, folder / "model.onnx")
@@ -189,8 +202,9 @@ def test_inputs_of_other_names_are_told(float_graph, options, tmp_path) -> None:
 
 
 REFUSALS = {
-    "no-task": ({"task": None}, "a graph does not say what it is for"),
-    "wrong-task": ({"task": "guessing"}, "`--task guessing`"),
+    "no-task": ({"task": None}, "`--task` is missing: a graph does not say what it is for"),
+    "wrong-task": ({"task": "guessing"}, "`--task guessing` is unknown"),
+    "tags": ({"task": "token-classification"}, "logits has 2 dimensions"),
     "too-few-outputs": ({"task": "question-answering"}, "outputs logits"),
     "no-tokenizer": ({"tokenizer": None}, "`--tokenizer .*` (cannot be loaded|holds no vocab)"),
     "not-a-tokenizer": ({"tokenizer": "/nowhere"}, "`--tokenizer /nowhere` cannot be loaded"),

@@ -98,6 +98,17 @@ def test_an_int8_folder_runs_on_onnx_runtime_unless_told(quantized, write_file) 
     assert report.engine == "onnxruntime"
 
 
+def test_the_report_says_which_graph_and_how_the_reference_does(
+    quantized, checkpoints, write_file
+) -> None:
+    made, data = quantized("classifier"), write_file("dev.csv", CLASSES)
+    report = qdqbert.evaluate(made.directory, data, reference=made.checkpoint)
+    assert (report.target, report.reference) == ("portable", str(made.checkpoint))
+    alone = qdqbert.evaluate(made.checkpoint, data)
+    assert report.reference_metrics == alone.metrics
+    assert (alone.target, alone.reference, alone.reference_metrics) == (None, None, ())
+
+
 def test_only_the_first_rows_are_read_on_wish(checkpoints, write_file) -> None:
     data = write_file("dev.csv", CLASSES)
     report = qdqbert.evaluate(checkpoints("classifier"), data, max_examples=2)

@@ -18,6 +18,7 @@ import qdqbert
 from qdqbert import QuantizeReport
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.session import Calibration
+from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
@@ -259,7 +260,23 @@ def test_a_named_recipe_replaces_the_one_that_was_trained(
     (target,) = report.targets
     assert target.recipe == "linear"
     assert target.lowering.is_exact
+    told = any("give way to `--recipe linear`" in notice for notice in report.notices)
+    assert told is not recalibrate
     written = read_ranges(tmp_path / "out" / "ranges.safetensors")
     assert all(name.endswith("._input_quantizer") for name in written.ranges)
     assert len(written.ranges) == 6
     assert written.scales
+
+
+@pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
+def test_how_to_take_ranges_is_refused_where_none_are_taken(made, data, tmp_path) -> None:
+    with pytest.raises(UserInputError, match=r"`--calibrator max` is about .*`--recalibrate`"):
+        quantize(made.folder, tmp_path / "out", data, calibrator="max")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
+def test_no_example_is_said_to_be_calibrated_on(made, data, tmp_path) -> None:
+    report = quantize(made.folder, tmp_path / "out", data, targets=("onnxruntime",))
+    assert report.calibration_texts == 0
+    assert not any("Calibrated" in notice for notice in report.notices)

@@ -39,6 +39,9 @@ _ARCHITECTURES: dict[str, Task] = {
     "ForCausalLM": "text-generation",
     "Model": "feature-extraction",
 }
+_CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
+# Their heads are all called `classifier`.
+
 _AUTO_CLASSES: dict[Task, str] = {
     "feature-extraction": "AutoModel",
     "text-classification": "AutoModelForSequenceClassification",
@@ -108,6 +111,8 @@ def load_checkpoint(
     family = family_of(config.model_type)
     chosen = _choose_task(task, config)
     _check_config(config, chosen)
+    if new_head is None:
+        _check_head(name, config, chosen)
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise CheckpointError(
             f"Checkpoint {name!r} is a multi-label classifier, which is not supported yet: "
@@ -272,6 +277,19 @@ def has_head(name: str, task: Task) -> bool:
 def _has_head(config: Any, task: Task) -> bool:
     architectures = getattr(config, "architectures", None) or ["Model"]
     return any(_ARCHITECTURES.get(_end_of(each)) == task for each in architectures)
+
+
+def _check_head(name: str, config: Any, task: Task) -> None:
+    """Refuses a head of another task whose weights have the same names, and would be taken."""
+    made_for = [
+        _ARCHITECTURES.get(_end_of(each)) for each in getattr(config, "architectures", None) or ()
+    ]
+    others = [each for each in made_for if each in _CLASSIFIERS and each != task]
+    if task in _CLASSIFIERS and others and task not in made_for:
+        raise UserInputError(
+            f"`--task {task}`: checkpoint {name!r} has a head for `{others[0]}` "
+            f"({config.architectures[0]}). Pass that `--task`, or leave it out."
+        )
 
 
 def _end_of(architecture: str) -> str:

@@ -91,9 +91,12 @@ class EvaluateReport:
         model: What was evaluated.
         task: Its task.
         engine: What ran it; `pytorch` for a float checkpoint.
+        target: What the graph was made for; `None` for a checkpoint.
+        reference: The checkpoint that it is compared with, if one was named.
         data: The file.
         examples: Rows of the file.
         metrics: The task's metrics.
+        reference_metrics: The same of the reference.
         fidelity: To the reference checkpoint on the same texts, if one was named.
         leaked_examples: How many of them ranges were taken from.
         notices: What a user should know.
@@ -102,9 +105,12 @@ class EvaluateReport:
     model: str
     task: str
     engine: str
+    target: str | None
+    reference: str | None
     data: str
     examples: int
     metrics: tuple[Metric, ...]
+    reference_metrics: tuple[Metric, ...]
     fidelity: Fidelity | None
     leaked_examples: int
     notices: tuple[str, ...]

@@ -60,11 +60,15 @@ def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
 
 def evaluate_table(report: EvaluateReport) -> RenderableType:
     """The metrics, and fidelity if there was a reference."""
-    table = Table(title=f"{report.model} on {report.engine}")
+    made_for = "" if report.target in (None, report.engine) else f" ({report.target})"
+    table = Table(title=f"{report.model}{made_for} on {report.engine}")
     table.add_column(report.task)
     table.add_column(f"{report.examples} examples", justify="right")
+    if report.reference is not None:
+        table.add_column("reference", justify="right")
+    theirs = {metric.name: f"{metric.value:.2f}" for metric in report.reference_metrics}
     for metric in report.metrics:
-        table.add_row(metric.name, f"{metric.value:.2f}")
+        table.add_row(metric.name, f"{metric.value:.2f}", theirs.get(metric.name, ""))
     if report.fidelity is not None:
         fidelity = report.fidelity
         if fidelity.cosine_mean is not None:

@@ -33,6 +33,9 @@ OUTPUTS = {
 }
 """transformers' names of what a task reads; `logits` of every other."""
 
+OF_TOKENS = ("feature-extraction", "token-classification", "fill-mask", "text-generation")
+"""Tasks whose first output is `(batch, seq, n)`; those of all others are `(batch, n)`."""
+
 CHOICES = 4
 """Choices of the example that a multiple-choice graph is traced with; any number runs."""
 

@@ -45,6 +45,7 @@ from qdqbert.verbs.inference import TorchRunner
 
 Advance = Callable[[], None]
 
+_CLASSIFIES = ("text-classification", "token-classification")
 _USUAL_LENGTH = 512
 _UNLIMITED = 1_000_000
 # Tokenizers without a limit say a number far above.
@@ -254,9 +255,9 @@ class GraphDoor:
             UserInputError: It cannot be read, is not of BERT's shape, or something is missing.
         """
         if task not in TASKS:
+            said = "`--task` is missing" if task is None else f"`--task {task}` is unknown"
             raise UserInputError(
-                f"`--task {task}`: a graph does not say what it is for. Pass one of: "
-                f"{', '.join(TASKS)}."
+                f"{said}: a graph does not say what it is for. Pass one of: {', '.join(TASKS)}."
             )
         self.name, self.task = str(path), task
         self.tokenizer, config = _load_tokenizer(tokenizer or str(path.parent))
@@ -269,16 +270,21 @@ class GraphDoor:
         self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.",)
         self.model_type = getattr(config, "model_type", None)
         self.config = config or PretrainedConfig(vocab_size=len(self.tokenizer))
+        last = self._ready.graph.graph.outputs[0].shape
+        classes = last[-1] if last is not None and len(last) else None
         if config is None:
-            self._number_labels(self._ready.graph)
+            self._number_labels(classes)
+        elif task in _CLASSIFIES and isinstance(classes, int) and classes != config.num_labels:
+            raise UserInputError(
+                f"Graph {path.name!r} has {classes} classes, and the config.json beside the "
+                f"tokenizer {config.num_labels}. Pass the `--tokenizer` of this model."
+            )
         self.max_length = self._length(config)
 
-    def _number_labels(self, model: ir.Model) -> None:
+    def _number_labels(self, classes: int | object) -> None:
         """Names of classes that only a config would tell."""
-        last = model.graph.outputs[0].shape
-        count = last[-1] if last is not None and len(last) else None
-        if isinstance(count, int):
-            self.config.num_labels = count
+        if isinstance(classes, int):
+            self.config.num_labels = classes
         self.notices += ("There is no config.json beside the tokenizer: classes have numbers.",)
 
     def _length(self, config: Any) -> int:
@@ -302,8 +308,8 @@ class GraphDoor:
         """
         if outputs:
             raise UserInputError(
-                "`--recipe qordered` needs a checkpoint of transformers; a ready graph has no "
-                "quantizers on outputs. Pass another recipe."
+                "Recipe `qordered`, which target `qordered` has too, needs a checkpoint of "
+                "transformers: a ready graph has no quantizers on outputs. Pass another one."
             )
 
     def calibrate(

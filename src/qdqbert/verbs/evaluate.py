@@ -17,7 +17,7 @@ from qdqbert.progress import Progress, Silent
 from qdqbert.targets import target_named
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
-from qdqbert.tasks.task import Rows, Task, TaskOptions
+from qdqbert.tasks.task import Metric, Rows, Task, TaskOptions
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,
@@ -34,6 +34,7 @@ class _Subject:
     Attributes:
         task: What it is for.
         engine: What runs it.
+        target: What its graph was made for; `None` for a checkpoint.
         runner: It, loaded.
         tokenizer: Its tokenizer.
         id2label: Its classes.
@@ -43,6 +44,7 @@ class _Subject:
 
     task: Task
     engine: str
+    target: str | None
     runner: Runner
     tokenizer: Any
     input_names: Sequence[str]
@@ -106,12 +108,14 @@ def evaluate(
     check_leakage(leaked, len(dataset), str(data), allowed=allow_leakage)
     encoded, rows = _run(subject, dataset.examples, batch_size, settings, progress)
     notices = [*dataset.notices, *encoded.features.notices]
+    if subject.target is not None and target_named(subject.target).stand_in:
+        notices.append(f"{subject.engine} stands in for what {subject.target} is made for.")
     if leaked:
         notices.append(
             f"{leaked} of {len(dataset)} examples were calibrated on: the metrics flatter."
         )
     metrics = subject.task.metrics(rows, encoded.features, subject.id2label, settings)
-    fidelity = None
+    fidelity, of_reference = None, tuple[Metric, ...]()
     if reference is not None:
         with progress.stage(f"Loading {Path(reference).name}"):
             other = _load(str(reference), subject.task.name, None, subject.max_length)
@@ -122,15 +126,21 @@ def evaluate(
                 f"model {rows[0].shape[-1]}; expected the checkpoint that was quantized."
             )
         fidelity = fidelity_of(subject.task, expected, rows, encoded.features, settings)
+        of_reference = tuple(
+            subject.task.metrics(expected, encoded.features, subject.id2label, settings)
+        )
     if output is not None:
         _write_files(subject.task, rows, encoded, settings, Path(output))
     return EvaluateReport(
         model=str(model),
         task=subject.task.name,
         engine=subject.engine,
+        target=subject.target,
+        reference=None if reference is None else str(reference),
         data=str(data),
         examples=len(dataset.examples),
         metrics=tuple(metrics),
+        reference_metrics=of_reference,
         fidelity=fidelity,
         leaked_examples=leaked,
         notices=tuple(notices),
@@ -216,6 +226,7 @@ def _load(
     return _Subject(
         task=chosen,
         engine="pytorch",
+        target=None,
         runner=TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names),
         tokenizer=checkpoint.tokenizer,
         input_names=checkpoint.input_names,
@@ -242,10 +253,12 @@ def _load_artifact(
     engines = artifact.engines if target is None else target_named(target).engines
     chosen = engine or ("onnxruntime" if provider or not engines else engines[0])
     check_engine(chosen)
-    graph = artifact.model_for(chosen, target)
+    made_for = artifact.target_for(chosen, target)
+    graph = artifact.model_for(chosen, made_for)
     return _Subject(
         task=TASKS[artifact.task],
         engine=chosen,
+        target=made_for,
         runner=open_runner(chosen, graph, provider=provider),
         tokenizer=artifact.load_tokenizer(),
         input_names=artifact.input_names,

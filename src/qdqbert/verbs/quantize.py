@@ -91,6 +91,8 @@ class _Run:
         self.progress = progress
         self.notices: list[str] = []
         self.earlier: Artifact | None = None
+        # Whether a checkpoint's own quantizers have the ranges.
+        self.keeps = False
         # Where ranges came from, if not from the calibration data.
         self.source: Mapping[str, Any] | None = None
 
@@ -116,6 +118,7 @@ class _Run:
         ):
             door = self._open(Path(scratch))
             task = TASKS[door.task]
+            self._settle_ranges(door)
             used, heldout = self._examples(task)
             limit = self._max_length(door, task)
             heldout_batches = self._encode(door, heldout, "held-out", limit)
@@ -176,9 +179,7 @@ class _Run:
                 checkpoint=options.model or DEMO_NAME,
                 task=door.task,
                 calibration_texts=(
-                    seen_batches.texts
-                    if self.earlier is None
-                    else self.earlier.quantization["calibration"]["examples"]
+                    seen_batches.texts if self.source is None else self.source["examples"]
                 ),
                 heldout_texts=heldout_batches.texts,
                 float_size_bytes=size_bytes(float_model),
@@ -205,6 +206,36 @@ class _Run:
             source = str(demo_checkpoint()) if options.model is None else options.model
             return CheckpointDoor(load_model(source, task=options.task))
 
+    def _settle_ranges(self, door: Door) -> None:
+        """Whether ranges are those of the checkpoint's own quantizers.
+
+        Raises:
+            UserInputError: They are, and how to take others is named all the same.
+        """
+        if door.stored is None or self.earlier is not None:
+            return
+        asked, stored = self.options, door.stored
+        if asked.recalibrate or asked.recipe is not None:
+            if not asked.recalibrate:
+                self.notices.append(
+                    "The checkpoint's own quantizers, and the ranges that it was trained with, "
+                    f"give way to `--recipe {asked.recipe}`. Leave it out to keep them."
+                )
+            return
+        wanted = {
+            name
+            for name, spec in stored.specs.items()
+            if spec is not None and not name.endswith("_weight_quantizer")
+        }
+        self.keeps = bool(wanted) and wanted <= set(stored.calibration.ranges)
+        for name in ("calibrator", "percentile"):
+            value = getattr(asked, name)
+            if self.keeps and value is not None:
+                raise UserInputError(
+                    f"`--{name} {value}` is about taking ranges; the checkpoint {door.name!r} has "
+                    "its own. Add `--recalibrate` to take others, or leave it out."
+                )
+
     def _examples(self, task: Task) -> tuple[list[Any], list[Any]]:
         """Examples to calibrate on, and others to compare on."""
         wanted = self.options.calibration_samples
@@ -219,8 +250,8 @@ class _Run:
         else:
             dataset = self._read(task, self.options.calibration_data)
             pool, heldout = list(dataset.examples), ()
-        if self.earlier is not None:
-            known, wanted = self.earlier.calibration_fingerprints, 0
+        if self.earlier is not None or self.keeps:
+            known, wanted = self._known_examples(), 0
             pool = [example for example in pool if fingerprint(example) not in known]
         random.Random(self.options.seed).shuffle(pool)
         used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
@@ -230,17 +261,24 @@ class _Run:
             raise UserInputError(
                 f"All examples of `--calibration-data` ({len(used)}) are calibrated on; none is "
                 "left to compare with float. Pass more, or fewer `--calibration-samples`."
-                if self.earlier is None
-                else "`--calibration-data` holds only examples that `--ranges` were taken from; "
+                if wanted
+                else "`--calibration-data` holds only examples that ranges were taken from; "
                 "none is left to compare with float. Pass others."
             )
         if not heldout and len(rest) < 16 and task.reads_texts:
             self.notices.append(
-                f"The data has {len(rest)} examples beyond those used for calibration; fidelity "
-                "is measured on built-in sentences instead."
+                f"Of the data {len(rest) or 'no'} examples are left beside those that ranges are "
+                "taken from; fidelity is measured on built-in sentences instead. Pass more data, "
+                "or fewer `--calibration-samples`."
             )
             heldout = resources.heldout_examples()
         return used, list(heldout or rest)
+
+    def _known_examples(self) -> Collection[str]:
+        """Fingerprints of what ranges that are there were taken from."""
+        if self.earlier is not None:
+            return self.earlier.calibration_fingerprints
+        return set(trained_source(self.options)["fingerprints"])
 
     def _read(self, task: Task, path: str) -> Dataset:
         dataset = task.read(path, columns=self.options.columns, max_examples=None)
@@ -283,12 +321,7 @@ class _Run:
         wanted = {name for plan in plans for name in plan.activations}
         if self.earlier is not None:
             return self._earlier_calibration(self.earlier, door, plans)
-        if (
-            stored is not None
-            and self.options.recipe is None
-            and not self.options.recalibrate
-            and wanted <= set(stored.calibration.ranges)
-        ):
+        if stored is not None and self.keeps:
             self.notices.append(
                 "Ranges are those of the checkpoint's own quantizers; pass --recalibrate to "
                 "take them from the data."

@@ -24,12 +24,15 @@ def model_of(
     )
 
 
-def heads_of(*names: str) -> ir.Model:
-    outputs = ", ".join(f"float[batch, seq] {name}" for name in names)
+OF_TOKENS = "batch, seq, classes"
+
+
+def heads_of(*names: str, shape: str = "batch, classes") -> ir.Model:
+    outputs = ", ".join(f"float[{shape}] {name}" for name in names)
     body = " ".join(f"{name} = Abs (x{index})" for index, name in enumerate(names))
     inner = " ".join(f"x{index} = Neg (x)" for index in range(len(names)))
     return ir.from_onnx_text(
-        f'<ir_version: 10, opset_import: ["" : 21]> g (float[batch, seq] x) => ({outputs}) '
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[{shape}] x) => ({outputs}) '
         f"{{ {inner} {body} }}"
     )
 
@@ -144,13 +147,13 @@ def test_an_output_is_named_as_the_task_reads_it(run_plainly) -> None:
 
 
 def test_outputs_that_the_task_does_not_read_are_dropped() -> None:
-    model = heads_of("hidden", "logits", "attentions")
+    model = heads_of("hidden", "logits", "attentions", shape=OF_TOKENS)
     assert name_outputs(model, "token-classification") == ("logits",)
     assert names_of(model.graph.outputs) == ["logits"]
 
 
 def test_the_first_output_is_taken_where_none_has_the_name() -> None:
-    model = heads_of("o0", "o1")
+    model = heads_of("o0", "o1", shape=OF_TOKENS)
     first = model.graph.outputs[0]
     assert name_outputs(model, "feature-extraction") == ("last_hidden_state",)
     assert list(model.graph.outputs) == [first]
@@ -172,8 +175,17 @@ def test_a_task_that_reads_more_outputs_than_there_are_is_refused() -> None:
         name_outputs(heads_of("o0"), "question-answering")
 
 
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [("token-classification", "batch, classes"), ("text-classification", "batch, seq, classes")],
+)
+def test_an_output_of_another_tasks_shape_is_refused(task, shape) -> None:
+    with pytest.raises(UserInputError, match=f"dimensions, and task `{task}` reads"):
+        name_outputs(heads_of("logits", shape=shape), task)
+
+
 def test_a_sentence_embedding_is_kept() -> None:
-    model = heads_of("sentence_embedding", "token_embeddings")
+    model = heads_of("sentence_embedding", "token_embeddings", shape=OF_TOKENS)
     names = ("last_hidden_state", "sentence_embedding")
     assert name_outputs(model, "feature-extraction") == names
     assert names_of(model.graph.outputs) == list(names)

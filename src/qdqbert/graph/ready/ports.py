@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.export import OUTPUTS, SENTENCE_EMBEDDING
+from qdqbert.graph.export import OF_TOKENS, OUTPUTS, SENTENCE_EMBEDDING
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _ALIASES = {
@@ -93,7 +93,7 @@ def name_outputs(model: ir.Model, task: str) -> tuple[str, ...]:
     """Renames outputs to what the task reads, drops others; returns the names, in order.
 
     Raises:
-        UserInputError: There are too few.
+        UserInputError: There are too few, or their shape is another task's.
     """
     graph = model.graph
     wanted = OUTPUTS.get(task, ("logits",))
@@ -105,12 +105,18 @@ def name_outputs(model: ir.Model, task: str) -> tuple[str, ...]:
         chosen = rest[: len(wanted)]
     if len(chosen) < len(wanted):
         raise UserInputError(
-            f"The graph has outputs {', '.join(map(str, there))}; task `{task}` reads "
+            f"the graph has outputs {', '.join(map(str, there))}; task `{task}` reads "
             f"{', '.join(wanted)}. Pass another `--task`."
         )
     final = [*zip(chosen, wanted, strict=True)]
     if pooled is not None:
         final.append((pooled, SENTENCE_EMBEDDING))
+    shape, rank = chosen[0].shape, 3 if task in OF_TOKENS else 2
+    if shape is not None and len(shape) != rank:
+        raise UserInputError(
+            f"the output {chosen[0].name} has {len(shape)} dimensions, and task `{task}` reads "
+            f"{rank}: a number for each {'token' if rank == 3 else 'text'}. Pass another `--task`."
+        )
     kept = {id(value) for value, _ in final}
     for value in list(graph.outputs):
         if id(value) not in kept:
