@@ -21,7 +21,9 @@ STAGES = ("fp32", "qat", "onnx")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="google-bert/bert-base-uncased")
     parser.add_argument("--train", default="hub:stanfordnlp/imdb@train")
     parser.add_argument("--test", default="hub:stanfordnlp/imdb@test")

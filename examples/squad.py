@@ -23,7 +23,9 @@ TARGETS = ("onnxruntime", "openvino")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="google-bert/bert-base-uncased")
     parser.add_argument("--float-checkpoint", type=Path)
     parser.add_argument("--train", default="hub:rajpurkar/squad@train")

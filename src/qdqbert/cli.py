@@ -209,7 +209,8 @@ def quantize(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="portable, onnxruntime, openvino, tensorrt or qordered (ONNX Runtime on CUDA); "
+            help="portable, onnxruntime, onnxruntime-dynamic, openvino, tensorrt or qordered (ONNX "
+            "Runtime on CUDA); "
             "repeat it for several from one calibration [portable]."
         ),
     ] = None,

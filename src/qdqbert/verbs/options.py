@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, Switches
+from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, Switches, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 
@@ -101,6 +101,8 @@ class QuantizeOptions:
             if (value := getattr(self, name)) not in known:
                 words = ", ".join(word for word in known if word is not None)
                 raise UserInputError(f"`--{name} {value}` is unknown. Known: {words}.")
+        if self.recipe is not None:
+            build_recipe(self.recipe)
         if self.model is not None and self.output is None:
             raise UserInputError("`--output` is missing: the folder to write.")
 

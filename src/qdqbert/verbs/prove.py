@@ -196,9 +196,10 @@ def _warnings(report: TargetReport) -> list[str]:
     lowering: LoweringCheck = report.lowering
     if not lowering.is_exact:
         warnings.append(
-            f"On {report.engine} the graph differs from the fake-quantized PyTorch model: "
-            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where "
-            f"{lowering.wanted_db:.1f} dB is expected."
+            f"On {report.engine} the graph differs from what its Q/DQ pairs say: "
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where rounding alone "
+            f"leaves {lowering.wanted_db:.1f} dB. Judge it by `qdqbert evaluate --reference`, or "
+            "pass another `--target` or `--recipe`."
         )
     if lowering.saturates:
         warnings.append(

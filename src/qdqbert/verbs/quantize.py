@@ -106,7 +106,8 @@ class _Run:
         output = Path(options.output or f"qdqbert-{DEMO_NAME}")
         if options.model is not None and is_artifact(Path(options.model)):
             raise UserInputError(
-                f"{options.model!r} is quantized already; expected a float checkpoint."
+                f"{options.model!r} is quantized already. Pass the float checkpoint that it was "
+                "made of; `--ranges` with this folder takes its ranges again."
             )
         if options.ranges is not None:
             self.earlier = _open_earlier(options.ranges)
