@@ -409,12 +409,17 @@ def test_benchmark_prints_a_table_or_json(quantized) -> None:
     assert [timing["sequence"] for timing in report["timings"]] == [4]
 
 
-def test_the_interrupt_of_a_person_is_no_traceback(quantize, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("exception", "message", "status"),
+    [(KeyboardInterrupt(), "Interrupted", 130), (SystemExit(143), "Stopped by a signal", 143)],
+    ids=["person", "signal"],
+)
+def test_an_interrupt_is_no_traceback(quantize, monkeypatch, exception, message, status) -> None:
     def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
+        raise exception
 
     monkeypatch.setattr("qdqbert.quantize", interrupt, raising=False)
-    assert "Interrupted" in fails(quantize, status=130)
+    assert message in fails(quantize, status=status)
 
 
 def test_a_report_is_made_of_plain_values(quantized) -> None:

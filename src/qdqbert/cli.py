@@ -684,6 +684,8 @@ def _call(
         _fail(str(error), status=2, as_json=as_json)
     except KeyboardInterrupt:
         _fail(f"Interrupted; {left}", status=130, as_json=as_json)
+    except SystemExit as stop:  # of `_stop`
+        _fail(f"Stopped by a signal; {left}", status=int(stop.code or 0), as_json=as_json)
 
 
 def _fail(message: str, *, status: int, as_json: bool) -> NoReturn:
