@@ -66,7 +66,7 @@ def main() -> None:
     batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
     sited = insert_quantizers_(test.checkpoint.model, test.checkpoint.family)
     for name, recipe, calibrator in CASES:
-        if arguments.only not in f"{name} {calibrator}":
+        if arguments.only not in f"{name} {words_of(calibrator)}":
             continue
         specs = plan_specs(recipe, sited.sites)
         calibration = calibrate(
@@ -80,7 +80,12 @@ def main() -> None:
         )
         with quantizing(sited, specs, calibration.ranges, calibration.scales):
             made = test.run(test.runner)
-        print(f"| {name} | {calibrator} | {made.cells()} |", flush=True)
+        print(f"| {name} | {words_of(calibrator)} | {made.cells()} |", flush=True)
+
+
+def words_of(calibrator: Calibrator) -> str:
+    name = type(calibrator).__name__.lower()
+    return f"{name} {calibrator.percentile}" if isinstance(calibrator, Percentile) else name
 
 
 def plan_specs(recipe, sites):  # type: ignore[no-untyped-def]
