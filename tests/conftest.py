@@ -241,7 +241,7 @@ def export_example(input_names: tuple[str, ...]) -> dict[str, torch.Tensor]:
 
 
 @functools.cache
-def prepare_checkpoint(folder: Path) -> Prepared:
+def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepared:
     checkpoint = load_checkpoint(str(folder))
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
@@ -268,7 +268,7 @@ def prepare_checkpoint(folder: Path) -> Prepared:
         checkpoint=checkpoint,
         body=body,
         sited=sited,
-        graph=export_sited(sited, body, export_example(checkpoint.input_names)),
+        graph=export(sited, body, export_example(checkpoint.input_names)),
         batches=batches,
         smooth=calibration(WIDE_INPUTS),
         plain=calibration(None),
@@ -301,27 +301,37 @@ def digest_model(sited: SitedModel, body: GraphBody, example: Mapping[str, torch
     return digest.hexdigest()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def export_once() -> Iterator[None]:
-    """What the verbs export is kept, and read again where the same model is exported once more.
+@pytest.fixture(scope="session")
+def export_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ir.Model]:
+    """Exports a model, or reads again what the same model gave, in any process of this session.
 
-    An export takes most of a tiny model's time. Those of `tests/graph` are their own, each new.
+    An export takes most of a tiny model's time. Tests of the export itself make it anew.
     """
-    kept: dict[str, bytes] = {}
+    base = tmp_path_factory.getbasetemp()
+    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
+    kept.mkdir(exist_ok=True)
 
     def export(sited: SitedModel, body: GraphBody, example: Mapping[str, torch.Tensor]) -> ir.Model:
         if sum(each.numel() * each.element_size() for each in body.parameters()) > EXPORTS_OF:
             return export_sited(sited, body, example)
-        key = digest_model(sited, body, example)
-        if key in kept:
-            return ir.from_proto(onnx.ModelProto.FromString(kept[key]))
+        path = kept / f"{digest_model(sited, body, example)}.onnx"
+        if path.exists():
+            return ir.from_proto(onnx.load(path))
         graph = export_sited(sited, body, example)
-        kept[key] = ir.to_proto(graph).SerializeToString()
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_bytes(ir.to_proto(graph).SerializeToString())
+        written.replace(path)
         return graph
 
+    return export
+
+
+@pytest.fixture(scope="session", autouse=True)
+def verbs_export_once(export_once: Callable[..., ir.Model]) -> Iterator[None]:
+    """The verbs export a model once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qdqbert.verbs.doors.export_sited", export)
-        patch.setattr("qdqbert.verbs.benchmark.export_sited", export)
+        patch.setattr("qdqbert.verbs.doors.export_sited", export_once)
+        patch.setattr("qdqbert.verbs.benchmark.export_sited", export_once)
         yield
 
 
@@ -378,9 +388,11 @@ def make_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def prepared(checkpoints: Callable[[str], Path]) -> Callable[[str], Prepared]:
+def prepared(
+    checkpoints: Callable[[str], Path], export_once: Callable[..., ir.Model]
+) -> Callable[[str], Prepared]:
     """Checkpoints with sites, graph and calibrations, by name; sites do nothing when at rest."""
-    return lambda name: prepare_checkpoint(checkpoints(name))
+    return lambda name: prepare_checkpoint(checkpoints(name), export_once)
 
 
 @pytest.fixture
