@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import qdqbert
 from qdqbert.cli import app
-from qdqbert.errors import GraphError, UserInputError
+from qdqbert.errors import UserInputError
 from qdqbert.graph.passes.qordered import LAYER_NODES
 from qdqbert.recipes import WEIGHT, Switches
 from qdqbert.spec import Site, TensorSpec
@@ -150,11 +150,11 @@ def test_the_command_line_writes_it_and_says_so(classifier, tmp_path) -> None:
     ids=["recipe", "switches"],
 )
 def test_what_leaves_a_site_in_float_writes_nothing(classifier, tmp_path, options, message) -> None:
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(UserInputError, match=message):
         quantize(classifier, tmp_path / "int8", **options)
     assert not (tmp_path / "int8").exists()
 
 
 def test_heads_that_the_kernels_cannot_take_are_named(checkpoints, tmp_path) -> None:
-    with pytest.raises(GraphError, match="head dimension of 8"):
+    with pytest.raises(UserInputError, match="head dimension of 8"):
         quantize(checkpoints("classifier"), tmp_path / "int8")

@@ -16,7 +16,7 @@ import transformers
 from qdqbert.calibration.session import Calibration, calibrate
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
-from qdqbert.errors import GraphError
+from qdqbert.errors import GraphError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
@@ -359,14 +359,14 @@ def test_pairs_of_each_reader_are_fused_as_the_one_they_are(make) -> None:
 )
 def test_the_first_site_in_float_is_named(make, switches, site) -> None:
     model = make().pairs(switches=Switches(**switches))
-    with pytest.raises(GraphError, match=rf"Site `encoder\.layer\.{site}.*--recipe qordered"):
+    with pytest.raises(UserInputError, match=rf"Site `encoder\.layer\.{site}.*--recipe qordered"):
         fuse_qordered(model)
 
 
 @pytest.mark.parametrize("recipe", ["linear", "qdqbert"])
 def test_other_recipes_are_refused(make, recipe) -> None:
     site = r"Site `encoder\.layer\.0\.attention\.self\.softmax_input_quantizer` is left"
-    with pytest.raises(GraphError, match=f"{site}.*--recipe qordered"):
+    with pytest.raises(UserInputError, match=f"{site}.*--recipe qordered"):
         fuse_qordered(make().pairs(recipe=recipe))
 
 
@@ -376,14 +376,16 @@ def test_sums_of_rounded_branches_are_refused(make) -> None:
     specs["encoder.layer.0.output.add_local_input_quantizer"] = TensorSpec()
     pairs = insert_qdq(model.graph, specs, model.calibration.ranges)
     with pytest.raises(
-        GraphError, match=r"Layer `encoder\.layer\.0` .* rounds only the sum.*--recipe qordered"
+        UserInputError, match=r"Layer `encoder\.layer\.0` .* rounds only the sum.*--recipe qordered"
     ):
         fuse_qordered(pairs)
 
 
 def test_fewer_bits_are_refused(make) -> None:
     model = make().pairs(switches=Switches(aprec=4))
-    with pytest.raises(GraphError, match=r"Site `encoder\.layer\.0\.[a-z_.]+` has fewer than 8"):
+    with pytest.raises(
+        UserInputError, match=r"Site `encoder\.layer\.0\.[a-z_.]+` has fewer than 8"
+    ):
         fuse_qordered(model)
 
 
@@ -399,13 +401,13 @@ def test_fewer_bits_are_refused(make) -> None:
 )
 def test_what_the_kernels_cannot_take_is_refused(make, changes, message) -> None:
     model = make(num_hidden_layers=1, **changes).pairs()
-    with pytest.raises(GraphError, match=f"Layer `encoder.layer.0` .*{message}"):
+    with pytest.raises(UserInputError, match=f"Layer `encoder.layer.0` .*{message}"):
         fuse_qordered(model)
 
 
 def test_a_mask_of_more_than_padding_is_refused(make) -> None:
     model = make(auto="AutoModelForCausalLM", num_hidden_layers=1, is_decoder=True).pairs()
-    with pytest.raises(GraphError, match=r"Layer `bert\.encoder\.layer\.0` has .*mask"):
+    with pytest.raises(UserInputError, match=r"Layer `bert\.encoder\.layer\.0` has .*mask"):
         fuse_qordered(model)
 
 
@@ -414,7 +416,9 @@ def test_ranges_that_differ_among_readers_are_refused(make) -> None:
     ranges = dict(made.calibration.ranges)
     name = "encoder.layer.0.attention.self.key._input_quantizer"
     ranges[name] = dataclasses.replace(ranges[name], amax=2 * ranges[name].amax)
-    with pytest.raises(GraphError, match=r"Layer `encoder\.layer\.0` reads its input by several"):
+    with pytest.raises(
+        UserInputError, match=r"Layer `encoder\.layer\.0` reads its input by several"
+    ):
         fuse_qordered(insert_qdq(made.graph, made.specs(), ranges))
 
 

@@ -31,7 +31,7 @@ from typing import NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.errors import GraphError
+from qdqbert.errors import GraphError, UserInputError
 from qdqbert.graph.edit import (
     MICROSOFT,
     add_constant,
@@ -119,8 +119,9 @@ def fuse_qordered(model: ir.Model) -> ir.Model:
     """The rewrite; changes and returns `model`.
 
     Raises:
-        GraphError: A layer has a site in float, channels that the kernels cannot take, or another
-            form; says which layer and why.
+        UserInputError: A layer has a site in float, channels that the kernels cannot take, or
+            another form; says which layer and why.
+        GraphError: There is no layer, or one was not fused.
     """
     model.opset_imports[MICROSOFT] = 1
     _share_pairs(model.graph)
@@ -457,16 +458,18 @@ class _Layer:
         return self.reader if site == _RESULT else f"{self.name}.{site}"
 
     def _few_bits(self, site: str) -> NoReturn:
-        raise GraphError(f"Site `{self._full(site)}` has fewer than 8 bits; the kernels write 8.")
+        raise UserInputError(
+            f"Site `{self._full(site)}` has fewer than 8 bits; the kernels write 8."
+        )
 
     def _missing(self, site: str) -> NoReturn:
-        raise GraphError(
+        raise UserInputError(
             f"Site `{self._full(site)}` is left in float; int8 CUDA operators need every output of "
             "every layer in int8. Pass `--recipe qordered`, and no switch that disables quantizers."
         )
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise GraphError(f"Layer `{self.name}` {reason}.")
+        raise UserInputError(f"Layer `{self.name}` {reason}.")
 
 
 def _share_pairs(graph: ir.Graph) -> None:
