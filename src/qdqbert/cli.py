@@ -210,8 +210,7 @@ def quantize(
         list[str] | None,
         typer.Option(
             help="portable, onnxruntime, onnxruntime-dynamic, openvino, tensorrt or qordered (ONNX "
-            "Runtime on CUDA); "
-            "repeat it for several from one calibration [portable]."
+            "Runtime on CUDA); repeat it for several from one calibration [portable]."
         ),
     ] = None,
     isa: Annotated[

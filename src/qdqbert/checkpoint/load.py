@@ -275,17 +275,19 @@ def has_head(name: str, task: Task) -> bool:
 
 
 def _has_head(config: Any, task: Task) -> bool:
+    return task in _made_for(config)
+
+
+def _made_for(config: Any) -> list[Task | None]:
+    """The task of each architecture that a config names."""
     architectures = getattr(config, "architectures", None) or ["Model"]
-    return any(_ARCHITECTURES.get(_end_of(each)) == task for each in architectures)
+    return [_ARCHITECTURES.get(_end_of(each)) for each in architectures]
 
 
 def _check_head(name: str, config: Any, task: Task) -> None:
     """Refuses a head of another task whose weights have the same names, and would be taken."""
-    made_for = [
-        _ARCHITECTURES.get(_end_of(each)) for each in getattr(config, "architectures", None) or ()
-    ]
-    others = [each for each in made_for if each in _CLASSIFIERS and each != task]
-    if task in _CLASSIFIERS and others and task not in made_for:
+    others = [each for each in _made_for(config) if each in _CLASSIFIERS]
+    if task in _CLASSIFIERS and others and task not in others:
         raise UserInputError(
             f"`--task {task}`: checkpoint {name!r} has a head for `{others[0]}` "
             f"({config.architectures[0]}). Pass that `--task`, or leave it out."

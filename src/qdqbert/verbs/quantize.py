@@ -228,7 +228,7 @@ class _Run:
             for name, spec in stored.specs.items()
             if spec is not None and not name.endswith("_weight_quantizer")
         }
-        self.keeps = bool(wanted) and wanted <= set(stored.calibration.ranges)
+        self.keeps = wanted <= set(stored.calibration.ranges)
         for name in ("calibrator", "percentile"):
             value = getattr(asked, name)
             if self.keeps and value is not None:
