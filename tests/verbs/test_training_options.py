@@ -176,6 +176,12 @@ def test_all_but_what_a_run_leaves_has_to_be_the_same_for_it_to_go_on() -> None:
     json.dumps(settings)
 
 
+def test_a_default_that_is_named_is_the_same_setting() -> None:
+    named = options(learning_rate=3e-5, epochs=3, lr_scheduler="linear").settings()
+    assert options().settings() == named
+    assert options(qat=True).settings()["lr_scheduler"] == "cosine"
+
+
 @pytest.fixture
 def arguments(tmp_path) -> Callable[..., Any]:
     def make(**changes: Any) -> Any:

@@ -85,7 +85,7 @@ def _check_resumable(folder: Path, settings: Mapping[str, Any]) -> Path:
             f"`--resume`: there is no checkpoint in {str(folder)!r}. Leave it out to start anew."
         )
     before = json.loads(stored.read_text(encoding="utf-8"))
-    changed = sorted(name for name in settings if settings[name] != before.get(name))
+    changed = [name for name in settings if settings[name] != before.get(name)]
     if changed:
         name = changed[0]
         raise UserInputError(

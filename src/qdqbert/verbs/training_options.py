@@ -47,6 +47,7 @@ _LOGGED = 50
 _NOT_WORDS = ("model", "output", "columns", "task_options", "distillation", "switches", "resume")
 # What may be another in a run that goes on.
 _FREE = ("resume", "overwrite", "keep_checkpoints", "tensorboard")
+_FOLLOWING = ("task_options", "epochs", "learning_rate", "lr_scheduler")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,9 +154,15 @@ class TrainOptions:
         return (_QAT if self.qat else _FLOAT)[name] if asked is None else asked
 
     def settings(self) -> dict[str, Any]:
-        """What has to be the same for a run to go on."""
-        fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if name not in _FREE}
+        """What has to be the same for a run to go on; defaults are named by their value."""
+        fields = dataclasses.asdict(self) | {
+            "epochs": self.schedule("epochs"),
+            "learning_rate": self.schedule("learning_rate"),
+            "lr_scheduler": self.schedule("lr_scheduler"),
+        }
+        # Those that follow from others come last, so that the others are named first.
+        ordered = sorted(fields, key=lambda name: name in _FOLLOWING)
+        return {name: fields[name] for name in ordered if name not in _FREE}
 
     def command(self) -> str:
         """The command line that does the same."""
