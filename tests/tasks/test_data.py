@@ -48,6 +48,19 @@ def test_csv_follows_rfc_quoting(write: Write) -> None:
     assert _tuples(path) == [('a, "b"\r\nc', None, "x"), ("d", None, "y")]
 
 
+def test_csv_with_tabs_is_told_to_be_tsv(write: Write) -> None:
+    path = write("data.csv", "text\tlabel\na\t1\n")
+    with pytest.raises(DataFileError, match=r"parted by tabs.*end in \.tsv"):
+        read_dataset(path)
+
+
+def test_csv_of_one_column_may_hold_tabs(write: Write) -> None:
+    assert _tuples(write("a.csv", '"a\tb text"\nother\n')) == [
+        ("a\tb text", None, None),
+        ("other", None, None),
+    ]
+
+
 def test_tsv_takes_quotes_literally(write: Write) -> None:
     path = write("a.tsv", 'sentence\tlabel\n"open quote\t1\nsay "hi"\t0\r\n')
     assert _tuples(path) == [('"open quote', None, "1"), ('say "hi"', None, "0")]

@@ -218,6 +218,10 @@ def _record_table(records: Iterator[_Record], path: str, columns: Columns) -> Ta
     if first is None:
         return table
     cells = [cell.strip() for cell in first[1]]
+    if len(cells) == 1 and is_header(cells[0].split("\t")[1:], columns):
+        raise DataFileError(
+            f"Columns of `{path}` are parted by tabs, not by commas. Rename it to end in .tsv."
+        )
     table.names = [str(i) for i in range(len(cells))]
     if is_header(cells, columns):
         # A cell that is empty, or a name for the second time, goes by its number.
