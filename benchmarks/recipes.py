@@ -41,8 +41,6 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear", build_recipe("linear"), Percentile(99.999)),
     ("linear", build_recipe("linear"), Mse()),
     ("linear", build_recipe("linear"), Entropy()),
-    ("linear-signed", build_recipe("linear-signed"), Max()),
-    ("linear-signed, not smoothed", with_smoothing("linear-signed", None), Max()),
     ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Max()),
     ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Mse()),
     ("qdqbert", build_recipe("qdqbert"), Max()),

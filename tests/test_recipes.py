@@ -93,14 +93,13 @@ PRODUCT_SITES = {site for site in QDQBERT_SITES if ".matmul_" in site}
 SITES = {
     "ffn": FFN_SITES,
     "linear": LINEAR_SITES,
-    "linear-signed": LINEAR_SITES,
     "linear+matmul": LINEAR_SITES | PRODUCT_SITES,
     "qdqbert": QDQBERT_SITES,
     "full": QDQBERT_SITES,
     "qdqbert-smoothed": QDQBERT_SITES,
     "full-smoothed": QDQBERT_SITES,
 }
-OF_INPUTS = ("linear", "linear-signed", "qdqbert")
+OF_INPUTS = ("linear", "qdqbert")
 
 
 def sites_of_family(model_type: str, **changes: object) -> tuple[Site, ...]:
@@ -142,7 +141,6 @@ def by_layer(names: set[str]) -> dict[str, set[str]]:
     {
         "ffn": 4,
         "linear": 12,
-        "linear-signed": 12,
         "linear+matmul": 16,
         "qdqbert": 20,
         "full": 20,
@@ -188,7 +186,6 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
         ("qdqbert", set()),
         ("qdqbert-smoothed", {site for site in QDQBERT_SITES if "_input_" in site}),
         ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
-        ("linear-signed", {"output.dense._input_quantizer"}),
         ("ffn", set()),
         ("linear+matmul", set()),
     ],
@@ -235,7 +232,6 @@ def test_other_families_are_quantized_alike(name, family) -> None:
         == {
             "qdqbert": set(),
             "linear": after_norm | activated | gated | others,
-            "linear-signed": activated,
         }[name]
     )
 

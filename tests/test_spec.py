@@ -182,27 +182,6 @@ def test_shadowed_rule_names_the_glob() -> None:
         resolve(rules, [QUERY_INPUT, QUERY_WEIGHT])
 
 
-def test_a_rule_by_source_decides_only_inputs_of_that_kind() -> None:
-    after_norm = dataclasses.replace(QUERY_INPUT, source="norm")
-    rules = [Rule(site="*", source="norm", spec=UINT8), Rule(site="*", spec=INT8)]
-    assert resolve(rules, [after_norm, QUERY_WEIGHT]) == {
-        QUERY_INPUT.name: UINT8,
-        QUERY_WEIGHT.name: INT8,
-    }
-
-
-def test_a_rule_for_a_source_that_no_site_has_is_not_missed() -> None:
-    rules = [Rule(site="*", source="activation", spec=UINT8), Rule(site="*", spec=INT8)]
-    assert resolve(rules, [QUERY_INPUT]) == {QUERY_INPUT.name: INT8}
-
-
-@pytest.mark.parametrize("glob", ["*.qeury.*", "*.query.*"], ids=["misspelt", "shadowed"])
-def test_a_rule_for_a_source_that_is_there_has_to_decide_a_site(glob) -> None:
-    rules = [Rule(site="*.query.*", spec=INT8), Rule(site=glob, source="norm", spec=UINT8)]
-    with pytest.raises(UnmatchedRuleError, match="Rule 1 "):
-        resolve(rules, [dataclasses.replace(QUERY_INPUT, source="norm")])
-
-
 def test_per_channel_axis_comes_from_the_site() -> None:
     resolved = resolve([Rule(site="*", spec=PER_CHANNEL)], [QUERY_WEIGHT, TABLE])
     assert [spec and spec.axis for spec in resolved.values()] == [0, 1]

@@ -44,18 +44,6 @@ _TABLE = (
         rules=(_LINEAR_WEIGHTS, Rule(site="*._input_quantizer", spec=AFFINE)),
         smoothing=WIDE_INPUTS,
     ),
-    # For engines that pay for a zero point. GELU's outputs, which hardly go below zero, stay
-    # affine: signed codes would leave half of the range unused. A gate has them on both sides.
-    Recipe(
-        name="linear-signed",
-        summary="encoder linears, signed inputs but for GELU's outputs, smoothed",
-        rules=(
-            _LINEAR_WEIGHTS,
-            Rule(site="*._input_quantizer", source="activation", spec=AFFINE),
-            Rule(site="*._input_quantizer", spec=SYMMETRIC),
-        ),
-        smoothing=WIDE_INPUTS,
-    ),
     # Two thirds of a layer's products. Attention stays in float, where engines with a fused float
     # kernel for it are fast. Every family calls it `attention`, `crossattention` or `attn`.
     Recipe(

@@ -159,16 +159,14 @@ class Rule:
     Attributes:
         site: Glob over names of sites.
         spec: How they are quantized.
-        source: Binds only inputs of linears that are this; `None` binds whatever matches.
     """
 
     site: str
     spec: TensorSpec | None
-    source: Source | None = None
 
     def matches(self, site: Site) -> bool:
         """Whether the rule is about a site."""
-        return self.source in (None, site.source) and fnmatch.fnmatchcase(site.name, self.site)
+        return fnmatch.fnmatchcase(site.name, self.site)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,22 +226,19 @@ def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpe
     A spec with per-channel weights takes the axis from the site, which knows its layout.
 
     Raises:
-        UnmatchedRuleError: A rule decided no site: a typo, or a shadowed rule. A rule for a
-            source that no site has is neither: not every family has each.
+        UnmatchedRuleError: A rule decided no site: a typo, or a shadowed rule.
     """
     resolved: dict[str, TensorSpec | None] = {}
     used: set[int] = set()
-    sources: set[Source | None] = {None}
     for site in sites:
         resolved[site.name] = None
-        sources.add(site.source)
         for index, rule in enumerate(rules):
             if rule.matches(site):
                 resolved[site.name] = _at_site(rule.spec, site)
                 used.add(index)
                 break
     for index, rule in enumerate(rules):
-        if index not in used and rule.source in sources:
+        if index not in used:
             raise UnmatchedRuleError(
                 f"Rule {index} ({rule.site!r}) decided none of {len(resolved)} sites. "
                 "Check its spelling, or move it before the rule that shadows it."

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, Switches]] = {
     "entropy": ("qdqbert", Switches(calibrator="entropy")),
     "smoothed": ("linear", Switches()),
     "smoothed, percentile": ("linear", Switches(calibrator="percentile", percentile=99.0)),
-    "signed": ("linear-signed", Switches(fuse_qkv=True, clip_gelu=0.3)),
+    "shared": ("linear", Switches(fuse_qkv=True, clip_gelu=0.3)),
 }
 
 

@@ -27,7 +27,6 @@ from qdqbert.targets.target import lower
 PAIRS = {
     "ffn": 4,
     "linear": 8,
-    "linear-signed": 8,
     "qdqbert": 20,
     "qdqbert-smoothed": 24,
 }

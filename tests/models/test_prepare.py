@@ -33,7 +33,7 @@ from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import build_recipe
 from qdqbert.spec import TensorSpec, resolve
 
-RECIPES = ("qdqbert", "qdqbert-smoothed", "linear-signed")
+RECIPES = ("qdqbert", "qdqbert-smoothed", "linear")
 EACH_FAMILY = pytest.mark.parametrize("family", sorted(FAMILIES))
 EACH_RECIPE = pytest.mark.parametrize("recipe", RECIPES)
 HEADS = {

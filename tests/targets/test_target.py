@@ -33,11 +33,19 @@ def test_float_stays_float_on_every_target(target) -> None:
 
 
 def test_a_target_without_zero_points_makes_inputs_symmetric() -> None:
-    target = Target(name="t", summary="", engines=(), recipe="linear", zero_points=False)
+    target = Target(name="t", summary="", engines=(), recipe="linear", zero_points="nowhere")
     adapted = target.adapt(INPUT, TensorSpec(bits=7, signed=False, symmetric=False))
     assert adapted == TensorSpec(bits=7)
     unsigned = TensorSpec(signed=False)
     assert target.adapt(INPUT, unsigned) == unsigned
+
+
+def test_a_target_with_zero_points_at_linears_keeps_these_alone() -> None:
+    target = Target(name="t", summary="", engines=(), recipe="linear", zero_points="linears")
+    affine = TensorSpec(signed=False, symmetric=False)
+    assert target.adapt(INPUT, affine) == affine
+    product = Site(name="a.matmul_q_input_quantizer", kind="activation", sequence_axes=(1,))
+    assert target.adapt(product, affine) == TensorSpec()
 
 
 def test_pairs_of_codes_are_limited_in_weights_of_linears_only() -> None:
@@ -52,7 +60,7 @@ def test_pairs_of_codes_are_limited_in_weights_of_linears_only() -> None:
 def test_a_plan_resolves_the_recipe_of_its_target(prepared) -> None:
     each = prepared("bert")
     plan = each.plan("openvino")
-    assert plan.recipe.name == "linear-signed"
+    assert plan.recipe.name == "linear"
     assert set(plan.specs) == {site.name for site in each.sited.sites}
     assert len(plan.activations) == 6 * len(each.layers)
     assert plan.specs["embeddings.word_embeddings._weight_quantizer"].axis == 1

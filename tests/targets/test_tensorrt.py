@@ -14,6 +14,7 @@ from qdqbert.evidence.lowering import check_lowering, make_references
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
 from qdqbert.insert.sited import quantizing
+from qdqbert.recipes import Switches
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
 from qdqbert.targets.tensorrt import trtexec_command
@@ -80,22 +81,25 @@ def test_scales_and_values_are_float16_and_codes_int8(bert) -> None:
     assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT64}
 
 
-def test_affine_recipes_become_symmetric(bert) -> None:
-    plan = bert.plan("tensorrt", "linear")
-    activations = [plan.specs[name] for name in plan.activations]
-    assert all(spec.symmetric and spec.signed and spec.pair_limit is None for spec in activations)
+def test_inputs_of_linears_stay_affine_and_all_else_becomes_symmetric(bert) -> None:
+    plan = bert.plan("tensorrt", "full-smoothed")
+    kinds = {
+        name.endswith("._input_quantizer"): plan.specs[name].symmetric
+        for name in sorted(plan.activations)
+    }
+    assert kinds == {True: False, False: True}
+    assert all(plan.specs[name].pair_limit is None for name in plan.activations)
 
 
-def test_the_default_is_every_site_of_the_paper(bert) -> None:
-    assert bert.plan("tensorrt").specs == bert.plan("tensorrt", "full").specs
-    assert bert.plan("tensorrt").recipe.smoothing is None
+def test_the_default_is_the_inputs_and_weights_of_linears(bert) -> None:
+    assert bert.plan("tensorrt").specs == bert.plan("tensorrt", "linear").specs
 
 
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        *itertools.product(FAMILIES, ("ffn", "full")),
-        *itertools.product(("bert", "modernbert"), ("full-smoothed",)),
+        *itertools.product(FAMILIES, ("linear", "full")),
+        *itertools.product(("bert", "modernbert"), ("ffn", "full-smoothed")),
     ],
 )
 def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, name, recipe) -> None:
@@ -113,7 +117,25 @@ def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, na
         )
     check = check_lowering(lowered(each, recipe), references, "onnxruntime")
     assert check.is_exact
-    assert check.worst_layer_db >= (40 if recipe == "ffn" else 30)
+    assert check.worst_layer_db >= (40 if recipe == "linear" else 30)
+
+
+@pytest.mark.parametrize("bits", [6, 7])
+def test_fewer_bits_are_as_exact(bert, bits) -> None:
+    plan, target = bert.plan("tensorrt"), TARGETS["tensorrt"]
+    specs = Switches(aprec=bits).apply(plan.specs, bert.sited.sites)
+    plan, chosen = dataclasses.replace(plan, specs=specs), bert.calibration(plan)
+    with quantizing(bert.sited, specs, chosen.ranges, chosen.scales):
+        references = make_references(
+            bert.sited,
+            bert.body,
+            bert.graph,
+            bert.layers,
+            bert.batches[-2:],
+            last_bits=target.last_bits,
+        )
+    model = lower(bert.graph, plan, chosen.ranges, bert.scales(plan))
+    assert check_lowering(model, references, "onnxruntime").is_exact
 
 
 def test_a_misplaced_scale_is_still_seen(bert) -> None:
@@ -129,7 +151,9 @@ def test_a_misplaced_scale_is_still_seen(bert) -> None:
             last_bits=target.last_bits,
         )
     site = "encoder.layer.1.output.dense._input_quantizer"
-    wrong = {**ranges, site: dataclasses.replace(ranges[site], amax=ranges[site].amax * 3)}
+    right = ranges[site]
+    wider = dataclasses.replace(right, low=right.low * 3, high=right.high * 3)
+    wrong = {**ranges, site: wider}
     check = check_lowering(lower(bert.graph, plan, wrong, {}), references, "onnxruntime")
     assert not check.is_exact
 
@@ -171,7 +195,7 @@ def test_each_reader_of_one_site_gets_a_pair(prepared, run_plainly) -> None:
     each = prepared("bert")
     spec, chosen = next(
         (spec, each.plain.ranges[name])
-        for name, spec in each.plan("tensorrt").specs.items()
+        for name, spec in each.plan("tensorrt", "full").specs.items()
         if name in each.plain.ranges
     )
     sited = ir.from_onnx_text(TWO_READERS_AND_AN_OUTPUT)

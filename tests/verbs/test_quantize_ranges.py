@@ -105,7 +105,7 @@ def test_ranges_of_other_weights_are_refused(checkpoints, both, tmp_path) -> Non
 def test_ranges_that_a_recipe_lacks_are_named(checkpoints, both, tmp_path, recipe) -> None:
     with pytest.raises(
         UserInputError,
-        match=r"no fitting ranges for \d+ of 28 sites of recipe `qdqbert.*made for linear, linear",
+        match=r"no fitting ranges for \d+ of 28 sites of recipe `qdqbert.*made for linear\.",
     ):
         make(checkpoints("bert"), tmp_path / "out", ranges=both, recipe=recipe)
 

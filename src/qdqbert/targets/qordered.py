@@ -17,6 +17,6 @@ QORDERED = Target(
     summary="ONNX Runtime's CUDA provider, with its int8 QOrdered operators",
     engines=(),
     recipe="qordered",
-    zero_points=False,
+    zero_points="nowhere",
     rewrites=(fuse_qordered, pad_sequences),
 )

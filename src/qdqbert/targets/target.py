@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +30,7 @@ class Target:
         engines: Which engines can run the graph.
         recipe: Name of the recipe that measured best there.
         style: How Q/DQ pairs are written.
-        zero_points: Whether an activation's zero point may differ from the middle of its codes.
+        zero_points: Where an activation's zero point may differ from the middle of its codes.
         pair_limit: Limit for pairs of a linear's weights, see `TensorSpec.pair_limit`.
         dynamic: Whether scales of activations are taken from each tensor as it comes, at the
             inputs of linears; other activations stay in float.
@@ -47,7 +48,7 @@ class Target:
     engines: tuple[EngineName, ...]
     recipe: str
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
-    zero_points: bool = True
+    zero_points: Literal["everywhere", "linears", "nowhere"] = "everywhere"
     pair_limit: int | None = None
     dynamic: bool = False
     rewrites: tuple[Rewrite, ...] = ()
@@ -64,11 +65,15 @@ class Target:
             if site.name != input_site_of(site.name):
                 return None
             return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
-        if not spec.symmetric and not self.zero_points:
+        if not spec.symmetric and not self._takes_zero_point(site):
             return TensorSpec(bits=spec.bits, axis=spec.axis)
         if site.kind == "weight" and site.channel_axis == 0 and self.pair_limit is not None:
             return dataclasses.replace(spec, pair_limit=self.pair_limit)
         return spec
+
+    def _takes_zero_point(self, site: Site) -> bool:
+        of_linear = site.kind == "activation" and site.name == input_site_of(site.name)
+        return self.zero_points == "everywhere" or (self.zero_points == "linears" and of_linear)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

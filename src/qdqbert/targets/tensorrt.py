@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qdqbert.errors import UserInputError
 from qdqbert.graph.legality import check_tensorrt_rules
+from qdqbert.graph.passes.absorbed_zero_points import absorb_zero_points_in_half
 from qdqbert.graph.passes.half_precision import to_half_precision
 from qdqbert.graph.qdq import QdqStyle
 from qdqbert.targets.target import Target
@@ -22,13 +23,13 @@ TENSORRT = Target(
     # ONNX Runtime has no float16 products on most CPUs and casts around them: right, and slow.
     engines=("onnxruntime",),
     stand_in=True,
-    # Residual adds included: TensorRT fuses them into the product before only if both sides are
-    # int8 (NVIDIA/TensorRT#3243, #1604). `ffn` was faster than this on one GPU
-    # (NVIDIA/TensorRT-Model-Optimizer#159), so time both.
-    recipe="qdqbert",
+    # The most faithful. `full` has residual adds too, which TensorRT fuses into the product before
+    # only if both sides are int8 (NVIDIA/TensorRT#3243, #1604); `ffn` was faster than that on one
+    # GPU (NVIDIA/TensorRT-Model-Optimizer#159). So time them.
+    recipe="linear",
     style=QdqStyle(),
-    zero_points=False,
-    rewrites=(to_half_precision,),
+    zero_points="linears",
+    rewrites=(absorb_zero_points_in_half, to_half_precision),
     checks=(check_tensorrt_rules,),
     last_bits=2.0**-11,
     calibration_cache="calibration.cache",

@@ -126,7 +126,6 @@ def _recipe_json(plan: Plan) -> Mapping[str, Any]:
         "rules": [
             {
                 "site": rule.site,
-                "source": rule.source,
                 "spec": None if rule.spec is None else dataclasses.asdict(rule.spec),
             }
             for rule in recipe.rules

@@ -1,0 +1,158 @@
+"""Moves zero points of linears' inputs into biases, for runtimes whose codes are symmetric.
+
+    q = QuantizeLinear(x, s, z)            q' = QuantizeLinear(x + s (z - m), s, 0)
+    Add(MatMul(DequantizeLinear(q), W), b)  ->  Add(MatMul(DequantizeLinear(q'), W), b')
+
+with b' = b - s (z - m) (1 ... 1) W, and m = 128 where q is uint8, 0 where it is int8, z itself
+where a Clip in front leaves so few codes that every q - z is an int8. The codes are the same but
+for m, and so is every product: with q' = q - m, s (q - z) W = s q' W - s (z - m) W. GELU's
+outputs, which hardly go below zero, so keep all of their 256 codes where symmetric ones leave half
+unused. The sum in front of the pair is one more step of the elementwise chain that makes x. Shifts
+of this kind are those of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from qdqbert.graph.edit import (
+    add_constant,
+    constant_array,
+    only_consumer,
+    producer_of,
+    replace,
+    tidy,
+)
+
+
+def absorb_zero_points(model: ir.Model, *, shift_bits: int = 24) -> ir.Model:
+    """The rewrite; changes and returns `model`.
+
+    Pairs that are read by anything but the products of linears stay as they are.
+
+    Args:
+        model: A graph with Q/DQ pairs.
+        shift_bits: Significant bits of what is added: those of the float type that the graph will
+            be run in, so that it takes away from the bias just what it adds to the input.
+    """
+    for node in list(model.graph):
+        if node.op_type == "QuantizeLinear" and len(node.inputs) > 2:
+            scale, zero_point = (constant_array(value) for value in node.inputs[1:3])
+            if scale is None or zero_point is None or scale.size > 1:
+                continue
+            if _is_of_linears(node):
+                _absorb(model.graph, node, scale.item(), zero_point, shift_bits)
+    return tidy(model)
+
+
+def absorb_zero_points_in_half(model: ir.Model) -> ir.Model:
+    """The rewrite, with shifts that float16 holds."""
+    return absorb_zero_points(model, shift_bits=11)
+
+
+def _is_of_linears(quantize: ir.Node) -> bool:
+    readers = list(quantize.outputs[0].consumers())
+    made = [quantize.outputs[0], *(reader.outputs[0] for reader in readers)]
+    if any(value.is_graph_output() for value in made):
+        return False
+    uses = [use for reader in readers for use in reader.outputs[0].uses()]
+    return all(reader.op_type == "DequantizeLinear" for reader in readers) and all(
+        use.idx == 0 and _weight(use.node) is not None for use in uses
+    )
+
+
+def _absorb(
+    graph: ir.Graph,
+    quantize: ir.Node,
+    scale: float,
+    zero_point: NDArray[np.generic],
+    shift_bits: int,
+) -> None:
+    name, source = str(quantize.name).removesuffix(".quantize"), quantize.inputs[0]
+    assert source is not None
+    middle = 128 if zero_point.dtype == np.uint8 else 0
+    if _is_clipped_to_int8(source, scale):
+        middle = zero_point.item()
+    shift = _shortened(scale * (zero_point.item() - middle), shift_bits)
+    zero = add_constant(graph, f"{name}.absorbed", np.zeros((), np.int8))
+    for reader in list(quantize.outputs[0].consumers()):
+        for use in list(reader.outputs[0].uses()) if shift else ():
+            _correct(graph, use.node, shift)
+        reader.replace_input_with(2, zero)
+    if shift:
+        amount = add_constant(graph, f"{name}.shift", np.asarray(shift))
+        added = ir.node("Add", [source, amount], name=f"{name}.shift")
+        made = added.outputs[0]
+        made.name, made.shape, made.type = f"{name}.shifted", source.shape, source.type
+        graph.insert_before(quantize, added)
+        quantize.replace_input_with(0, made)
+    quantize.replace_input_with(2, zero)
+    quantize.outputs[0].dtype = ir.DataType.INT8
+
+
+def _is_clipped_to_int8(value: ir.Value, scale: float) -> bool:
+    clip = producer_of(value, "Clip")
+    bounds = [constant_array(each) for each in clip.inputs[1:]] if clip is not None else []
+    return len(bounds) == 2 and all(
+        each is not None and -128 <= np.round(each.item() / scale) <= 127 for each in bounds
+    )
+
+
+def _shortened(value: float, bits: int) -> np.float32:
+    part, exponent = np.frexp(value)
+    return np.float32(np.ldexp(np.round(part * 2**bits), exponent - bits))
+
+
+def _correct(graph: ir.Graph, product: ir.Node, shift: np.float32) -> None:
+    """Takes from the bias of a linear what its shifted input adds to its product."""
+    weight = _weight(product)
+    assert weight is not None
+    excess = (np.float64(shift) * weight.astype(np.float64).sum(axis=0)).astype(np.float32)
+    bias = only_consumer(product.outputs[0])
+    side = None if bias is None or bias.op_type != "Add" else _constant_side(bias)
+    if bias is not None and side is not None:
+        value = bias.inputs[side]
+        there = constant_array(value)
+        assert value is not None
+        assert there is not None
+        name, corrected = f"{value.name}.absorbed", there - excess
+        bias.replace_input_with(side, add_constant(graph, name, corrected.astype(np.float32)))
+        return
+    # A linear without a bias.
+    old = product.outputs[0]
+    bare = ir.node("MatMul", list(product.inputs), name=f"{product.name}.shifted")
+    bare.outputs[0].name = f"{old.name}.shifted"
+    bare.outputs[0].shape, bare.outputs[0].type = old.shape, old.type
+    amount = add_constant(graph, f"{product.name}.absorbed", -excess)
+    added = ir.node("Add", [bare.outputs[0], amount], name=f"{product.name}.absorbed")
+    replace(graph, product, added, old=old, also=[bare])
+
+
+def _weight(product: ir.Node) -> NDArray[np.generic] | None:
+    """The dequantized weight `(in, out)` of a linear's product; `None` of any other node."""
+    if product.op_type != "MatMul":
+        return None
+    dequantize = producer_of(product.inputs[1], "DequantizeLinear")
+    if dequantize is None:
+        plain = constant_array(product.inputs[1])
+        return None if plain is None or plain.ndim != 2 else plain
+    codes, scale = (constant_array(value) for value in dequantize.inputs[:2])
+    if codes is None or codes.ndim != 2 or scale is None:
+        return None
+    axis = dequantize.attributes.get("axis")
+    if scale.size > 1 and axis is not None and axis.as_int() % 2 == 0:
+        return None
+    weight: NDArray[np.generic] = codes.astype(np.float32) * scale.astype(np.float32)
+    return weight
+
+
+def _constant_side(add: ir.Node) -> int | None:
+    """Which input of an Add is a constant vector."""
+    sides = [
+        index
+        for index, value in enumerate(add.inputs)
+        if (array := constant_array(value)) is not None and array.ndim == 1
+    ]
+    return sides[0] if sides else None
