@@ -424,8 +424,9 @@ def quantized(
             root / name,
             calibration_data=str(data),
             calibration_samples=24,
-            # Those of one calibration.
-            targets=tuple(each for each in TARGETS if TARGETS[each].recipe.startswith("linear"))
+            targets=tuple(
+                each for each in TARGETS if TARGETS[each].engines and not TARGETS[each].stand_in
+            )
             if name == "sentence"
             else (),
             benchmark=False,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.engines.runner import EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
@@ -130,7 +130,9 @@ class Artifact:
         return AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
 
     def load_config(self) -> Any:
-        """The config, by transformers."""
+        """The config, by transformers; a plain one of a graph that came without."""
+        if self.quantization["checkpoint"]["model_type"] is None:
+            return PretrainedConfig.from_pretrained(self.directory)
         return AutoConfig.from_pretrained(self.directory, trust_remote_code=False)
 
 

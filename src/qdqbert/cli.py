@@ -132,6 +132,18 @@ Percentile = Annotated[
 Provider = Annotated[
     str | None, typer.Option(help="Of ONNX Runtime: cpu, cuda, tensorrt or openvino [cpu].")
 ]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        help="Of an .onnx file: folder or hub id of its tokenizer and config [its folder]."
+    ),
+]
+InputNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Of an .onnx file: input_ids=NAME and so on, for inputs of other names; repeat it."
+    ),
+]
 _DATA = (
     ".csv, .tsv, .jsonl or a folder of classes; SQuAD's .json for questions; CoNLL columns for "
     "tags; or hub:NAME@SPLIT."
@@ -152,18 +164,8 @@ def quantize(
     ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Folder to write.")] = None,
     task: Task = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Of an .onnx file: folder or hub id of its tokenizer and config [its folder]."
-        ),
-    ] = None,
-    input_names: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of an .onnx file: input_ids=NAME and so on, for inputs of other names; repeat it."
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
+    input_names: InputNames = None,
     calibration_data: Annotated[
         str | None,
         typer.Option(
@@ -202,7 +204,7 @@ def quantize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Where to quantize: ffn, linear, linear-signed, linear+matmul, full (qdqbert), "
+            help="Where to quantize: ffn, linear, linear+matmul, full (qdqbert), "
             "full-smoothed or qordered; else as the checkpoint's own quantizers, or the target's."
         ),
     ] = None,
@@ -326,7 +328,7 @@ def train(
     recipe: Annotated[
         str,
         typer.Option(
-            help="Where to quantize: full (qdqbert), full-smoothed, linear, linear-signed, "
+            help="Where to quantize: full (qdqbert), full-smoothed, linear, "
             "linear+matmul, ffn or qordered."
         ),
     ] = "qdqbert",
@@ -479,19 +481,28 @@ def train(
     "--reference ./my-classifier"
 )
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A quantized folder, or a float checkpoint.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A quantized folder, a float checkpoint, or an .onnx file, float or quantized."
+        ),
+    ],
     data: Annotated[str, typer.Option(help=f"Labelled examples: {_DATA}")],
     task: Task = None,
     engine: Annotated[
-        str | None, typer.Option(help="onnxruntime or openvino, for quantized folders.")
+        str | None,
+        typer.Option(help="onnxruntime or openvino, for quantized folders and .onnx files."),
     ] = None,
     provider: Provider = None,
     target: Annotated[
         str | None, typer.Option(help="Which graph, of a folder with several for one engine.")
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="A float checkpoint to compare with, text by text.")
+        str | None,
+        typer.Option(help="A float checkpoint, or .onnx file, to compare with, text by text."),
     ] = None,
+    tokenizer: Tokenizer = None,
+    input_names: InputNames = None,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -538,6 +549,8 @@ def evaluate(
             target=target,
             engine=engine,  # type: ignore[arg-type]  # checked by the call
             reference=reference,
+            tokenizer=tokenizer,
+            input_names=_pairs("--input-names", input_names),
             columns=columns,
             max_examples=max_examples,
             max_length=max_length,

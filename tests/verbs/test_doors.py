@@ -244,7 +244,7 @@ def test_the_command_ends_with_2_one_line_and_nothing_written(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
-    assert "Graph 'broken.onnx' cannot be quantized" in result.stderr
+    assert "Graph 'broken.onnx' cannot be used" in result.stderr
     assert not (tmp_path / "int8").exists()
 
 
@@ -263,6 +263,6 @@ def test_a_graph_that_onnxruntime_cannot_run_is_named(float_graph, options, tmp_
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
     softmax.op_type, softmax.attribute[0].i = "Hardmax", 9
     onnx.save(model, tmp_path / "model.onnx")
-    with pytest.raises(UserInputError, match=r"Graph 'model\.onnx' cannot be quantized") as caught:
+    with pytest.raises(UserInputError, match=r"Graph 'model\.onnx' cannot be used") as caught:
         qdqbert.quantize(tmp_path / "model.onnx", tmp_path / "int8", **options)
     assert "\n" not in str(caught.value)

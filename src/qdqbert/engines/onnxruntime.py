@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
@@ -58,5 +59,9 @@ class OnnxRuntimeRunner:
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """One forward pass."""
-        return dict(zip(self.output_names, self._session.run(None, dict(inputs)), strict=True))
+        """One forward pass; half precision comes out as float32."""
+        values = self._session.run(None, dict(inputs))
+        return {
+            name: value.astype(np.float32) if value.dtype == np.float16 else value
+            for name, value in zip(self.output_names, values, strict=True)
+        }

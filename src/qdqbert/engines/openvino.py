@@ -32,12 +32,14 @@ class OpenVinoRunner:
             settings["INFERENCE_NUM_THREADS"] = threads
         compiled = openvino.Core().compile_model(model, "CPU", settings)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
-        self.input_names = tuple(value.any_name for value in compiled.inputs)
         # A tensor may have several names, where a cast fell away: the graph's own is wanted.
-        own = _output_names(model)
-        self.output_names = tuple(
-            next((name for name in own if name in value.names), value.any_name)
-            for value in compiled.outputs
+        own = _port_names(model)
+        self.input_names, self.output_names = (
+            tuple(
+                next((name for name in own if name in value.names), value.any_name)
+                for value in values
+            )
+            for values in (compiled.inputs, compiled.outputs)
         )
         self._request = compiled.create_infer_request()
 
@@ -50,8 +52,9 @@ class OpenVinoRunner:
         }
 
 
-def _output_names(model: Path) -> list[str]:
-    """Names of an .onnx file's outputs; none of another format's."""
-    if model.suffix != ".onnx":
+def _port_names(model: Path) -> list[str]:
+    """Names of an .onnx file's inputs and outputs; none of another format's."""
+    if model.suffix.lower() != ".onnx":
         return []
-    return [value.name for value in onnx.load(model, load_external_data=False).graph.output]
+    graph = onnx.load(model, load_external_data=False).graph
+    return [value.name for value in (*graph.input, *graph.output)]

@@ -91,8 +91,8 @@ class EvaluateReport:
         model: What was evaluated.
         task: Its task.
         engine: What ran it; `pytorch` for a float checkpoint.
-        target: What the graph was made for; `None` for a checkpoint.
-        reference: The checkpoint that it is compared with, if one was named.
+        target: What the graph was made for; `None` for a checkpoint or an .onnx file.
+        reference: The checkpoint or .onnx file that it is compared with, if one was named.
         data: The file.
         examples: Rows of the file.
         metrics: The task's metrics.

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes, watch
 from qdqbert.checkpoint.load import Checkpoint
@@ -40,15 +39,10 @@ from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import Switches
 from qdqbert.spec import Site, Smoothing, TensorSpec
 from qdqbert.targets.target import Plan
-from qdqbert.tasks import TASKS
+from qdqbert.verbs.graph_files import check_task, read_companions
 from qdqbert.verbs.inference import TorchRunner
 
 Advance = Callable[[], None]
-
-_CLASSIFIES = ("text-classification", "token-classification")
-_USUAL_LENGTH = 512
-_UNLIMITED = 1_000_000
-# Tokenizers without a limit say a number far above.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,47 +248,17 @@ class GraphDoor:
         Raises:
             UserInputError: It cannot be read, is not of BERT's shape, or something is missing.
         """
-        if task not in TASKS:
-            said = "`--task` is missing" if task is None else f"`--task {task}` is unknown"
-            raise UserInputError(
-                f"{said}: a graph does not say what it is for. Pass one of: {', '.join(TASKS)}."
-            )
-        self.name, self.task = str(path), task
-        self.tokenizer, config = _load_tokenizer(tokenizer or str(path.parent))
-        opened = open_graph(path, task=task, input_names=input_names, scratch=scratch)
+        self.name, self.task = str(path), check_task(task)
+        opened = open_graph(path, task=self.task, input_names=input_names, scratch=scratch)
+        beside = read_companions(path, task=self.task, tokenizer=tokenizer, runner=opened.runner)
         self.input_names, self.output_names = opened.input_names, opened.output_names
         self._float, self._scratch = opened.runner, scratch
         self._ready = opened.sited
         self.sites = self._ready.sites
         counts = ", ".join(f"{name} {count}" for name, count in self._ready.roles.items())
-        self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.",)
-        self.model_type = getattr(config, "model_type", None)
-        self.config = config or PretrainedConfig(vocab_size=len(self.tokenizer))
-        last = self._ready.graph.graph.outputs[0].shape
-        classes = last[-1] if last is not None and len(last) else None
-        if config is None:
-            self._number_labels(classes)
-        elif task in _CLASSIFIES and isinstance(classes, int) and classes != config.num_labels:
-            raise UserInputError(
-                f"Graph {path.name!r} has {classes} classes, and the config.json beside the "
-                f"tokenizer {config.num_labels}. Pass the `--tokenizer` of this model."
-            )
-        self.max_length = self._length(config)
-
-    def _number_labels(self, classes: int | object) -> None:
-        """Names of classes that only a config would tell."""
-        if isinstance(classes, int):
-            self.config.num_labels = classes
-        self.notices += ("There is no config.json beside the tokenizer: classes have numbers.",)
-
-    def _length(self, config: Any) -> int:
-        limits = [
-            getattr(config, "max_position_embeddings", None),
-            self.tokenizer.model_max_length,
-        ]
-        known = [limit for limit in limits if limit and limit < _UNLIMITED]
-        offset = 2 if self.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-        return int(min(known) - offset) if known else _USUAL_LENGTH
+        self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.", *beside.notices)
+        self.model_type, self.config = beside.model_type, beside.config
+        self.tokenizer, self.max_length = beside.tokenizer, beside.max_length
 
     def runner(self) -> Runner:
         """See `Door`."""
@@ -359,24 +323,3 @@ class GraphDoor:
         return make_graph_references(
             model, self._ready.starts, batches, last_bits=plan.target.last_bits
         )
-
-
-def _load_tokenizer(name: str) -> tuple[Any, Any]:
-    """Tokenizer and config of a folder or a hub id; no config is `None`."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserInputError(
-            f"`--tokenizer {name}` cannot be loaded: {reason} Expected a folder with "
-            "tokenizer.json, or a hub id."
-        ) from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UserInputError(
-            f"`--tokenizer {name}` holds no vocabulary; expected tokenizer.json or vocab.txt."
-        )
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError):
-        config = None
-    return tokenizer, config

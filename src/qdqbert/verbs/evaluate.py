@@ -1,23 +1,27 @@
-"""`qdqbert evaluate`: a task's metric of a checkpoint or an INT8 folder on labelled data."""
+"""`qdqbert evaluate`: a task's metric of a checkpoint, a quantized folder or a graph."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import is_artifact, open_artifact, read_training, write_json
 from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
-from qdqbert.errors import UserInputError
+from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
+from qdqbert.graph.ready.running import port_graph
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.targets import target_named
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import Metric, Rows, Task, TaskOptions
+from qdqbert.verbs.graph_files import check_task, is_graph_file, read_companions, running
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,
@@ -34,12 +38,15 @@ class _Subject:
     Attributes:
         task: What it is for.
         engine: What runs it.
-        target: What its graph was made for; `None` for a checkpoint.
+        target: What its graph was made for; `None` for a checkpoint or a file.
         runner: It, loaded.
         tokenizer: Its tokenizer.
+        input_names: Inputs of the model.
         id2label: Its classes.
         max_length: Longest row in tokens.
         calibrated_on: Fingerprints of the examples that its ranges were taken from.
+        notices: What the user should know.
+        file: Where its graph came from, if that is anyone's .onnx file.
     """
 
     task: Task
@@ -51,6 +58,22 @@ class _Subject:
     id2label: dict[int, str]
     max_length: int
     calibrated_on: frozenset[str]
+    notices: tuple[str, ...] = ()
+    file: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """How a model is to be loaded; see the arguments of `evaluate`."""
+
+    task: str | None
+    max_length: int | None
+    engine: EngineName | None = None
+    provider: str | None = None
+    target: str | None = None
+    tokenizer: str | None = None
+    input_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    others: bool = False
 
 
 def evaluate(
@@ -62,6 +85,8 @@ def evaluate(
     provider: str | None = None,
     target: str | None = None,
     reference: str | Path | None = None,
+    tokenizer: str | None = None,
+    input_names: Mapping[str, str] | None = None,
     columns: Columns | None = None,
     max_examples: int | None = None,
     max_length: int | None = None,
@@ -71,18 +96,24 @@ def evaluate(
     output: str | Path | None = None,
     progress: Progress | None = None,
 ) -> EvaluateReport:
-    """Evaluates a float checkpoint, a QAT checkpoint or a quantized folder.
+    """Evaluates a float checkpoint, a QAT checkpoint, a quantized folder or an .onnx file.
 
     Args:
-        model: A folder that `quantize` wrote, or a checkpoint: a local folder or a hub id.
+        model: A folder that `quantize` wrote; a checkpoint: a local folder or a hub id; or any
+            .onnx file, float or quantized.
         data: Labelled examples, in a format of the task.
-        task: A task name of transformers; inferred if `None`.
-        engine: What runs a quantized folder, ONNX Runtime if `None` and it can. A checkpoint
-            runs in PyTorch.
+        task: A task name of transformers; inferred if `None`, but for .onnx files.
+        engine: What runs a quantized folder or an .onnx file, ONNX Runtime if `None` and it can.
+            A checkpoint runs in PyTorch.
         provider: Which of ONNX Runtime's execution providers: `cpu`, `cuda`, `tensorrt` or
             `openvino`.
         target: Which graph of a folder that has several; the one made for the engine if `None`.
-        reference: A float checkpoint to compare with, text by text.
+        reference: A float checkpoint, or a float .onnx file, to compare with, text by text. The
+            file runs on ONNX Runtime.
+        tokenizer: Of .onnx files: folder or hub id of their tokenizer, and config if there is one.
+            If `None`, the folder that is evaluated; of a file its own folder.
+        input_names: Of .onnx files: names of their inputs by transformers' names, where they are
+            others.
         columns: Which columns to read; guessed if `None`.
         max_examples: Read no more examples than this.
         max_length: Longest input in tokens; the folder's, the task's or the checkpoint's if `None`.
@@ -99,15 +130,46 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserInputError(f"`--batch-size` must be at least 1, got {batch_size}.")
+    files = [name for name in (model, reference) if name is not None and is_graph_file(name)]
+    for flag, value in (("tokenizer", tokenizer), ("input-names", input_names)):
+        if value and not files:
+            raise UserInputError(f"`--{flag}` is for .onnx files; {str(model)!r} is none.")
     progress = progress or Silent()
+    wanted = _Wanted(
+        task=task,
+        max_length=max_length,
+        engine=engine,
+        provider=provider,
+        target=target,
+        tokenizer=tokenizer,
+        input_names=input_names or {},
+        others=len(files) > 1,
+    )
     with progress.stage(f"Loading {Path(model).name}"):
-        subject = _load(str(model), task, engine, max_length, provider, target)
+        subject = _load(str(model), wanted)
+    other = None
+    if reference is not None:
+        with progress.stage(f"Loading {Path(reference).name}"):
+            other = _load(
+                str(reference),
+                _Wanted(
+                    task=subject.task.name,
+                    max_length=subject.max_length,
+                    tokenizer=tokenizer or (None if is_graph_file(model) else str(model)),
+                    input_names=input_names or {},
+                    others=len(files) > 1,
+                ),
+            )
+    cut = []
+    if other is not None and other.max_length < subject.max_length:
+        cut = [f"Texts are cut at {other.max_length} tokens: the reference takes no more."]
+        subject = dataclasses.replace(subject, max_length=other.max_length)
     settings = dataclasses.replace(_options_of(Path(model)), **(options or {}))
     dataset = subject.task.read(str(data), columns=columns or Columns(), max_examples=max_examples)
     leaked = sum(fingerprint(each) in subject.calibrated_on for each in dataset.examples)
     check_leakage(leaked, len(dataset), str(data), allowed=allow_leakage)
     encoded, rows = _run(subject, dataset.examples, batch_size, settings, progress)
-    notices = [*dataset.notices, *encoded.features.notices]
+    notices = [*subject.notices, *cut, *dataset.notices, *encoded.features.notices]
     if subject.target is not None and target_named(subject.target).stand_in:
         notices.append(f"{subject.engine} stands in for what {subject.target} is made for.")
     if leaked:
@@ -116,14 +178,13 @@ def evaluate(
         )
     metrics = subject.task.metrics(rows, encoded.features, subject.id2label, settings)
     fidelity, of_reference = None, tuple[Metric, ...]()
-    if reference is not None:
-        with progress.stage(f"Loading {Path(reference).name}"):
-            other = _load(str(reference), subject.task.name, None, subject.max_length)
+    if other is not None:
+        notices += [f"Of the reference: {each}" for each in other.notices]
         _, expected = _run(other, dataset.examples, batch_size, settings, progress)
         if expected[0].shape != rows[0].shape:
             raise UserInputError(
                 f"`--reference {reference}` gives {expected[0].shape[-1]} numbers a text, the "
-                f"model {rows[0].shape[-1]}; expected the checkpoint that was quantized."
+                f"model {rows[0].shape[-1]}; expected what was quantized."
             )
         fidelity = fidelity_of(subject.task, expected, rows, encoded.features, settings)
         of_reference = tuple(
@@ -178,7 +239,9 @@ def _run(
             options=options,
         )
     with progress.stage("Evaluating", len(encoded.batches)) as advance:
-        return encoded, rows_of(subject.task, subject.runner, encoded, advance)
+        guarded = running(subject.file) if subject.file else contextlib.nullcontext()
+        with guarded:
+            return encoded, rows_of(subject.task, subject.runner, encoded, advance)
 
 
 def _options_of(model: Path) -> TaskOptions:
@@ -202,24 +265,19 @@ def _write_files(
         ) from error
 
 
-def _load(
-    name: str,
-    task: str | None,
-    engine: EngineName | None,
-    limit: int | None,
-    provider: str | None = None,
-    target: str | None = None,
-) -> _Subject:
-    """Loads a folder or a checkpoint, whose inputs are cut at `limit`."""
+def _load(name: str, wanted: _Wanted) -> _Subject:
+    """Loads a folder, a file or a checkpoint, whose inputs are cut at the wanted length."""
     if is_artifact(Path(name)):
-        return _load_artifact(Path(name), task, engine, limit, provider, target)
-    for option, value in (("provider", provider), ("engine", engine), ("target", target)):
-        if value is not None:
+        return _load_artifact(Path(name), wanted)
+    if is_graph_file(name):
+        return _load_graph(Path(name), wanted)
+    for option in ("provider", "engine", "target"):
+        if getattr(wanted, option) is not None:
             raise UserInputError(
-                f"`--{option} {value}` is for quantized folders; {name!r} is a checkpoint, which "
-                "runs in PyTorch."
+                f"`--{option} {getattr(wanted, option)}` is for quantized folders and .onnx files; "
+                f"{name!r} is a checkpoint, which runs in PyTorch."
             )
-    checkpoint = load_model(name, task=task)
+    checkpoint = load_model(name, task=wanted.task)
     chosen = TASKS[checkpoint.task]
     trained = read_training(Path(name))
     usual = trained.get("max_length") or chosen.max_length or checkpoint.max_length
@@ -231,27 +289,80 @@ def _load(
         tokenizer=checkpoint.tokenizer,
         input_names=checkpoint.input_names,
         id2label=checkpoint.config.id2label,
-        max_length=min(limit or usual, checkpoint.max_length),
+        max_length=min(wanted.max_length or usual, checkpoint.max_length),
         calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
     )
 
 
-def _load_artifact(
-    directory: Path,
-    task: str | None,
-    engine: EngineName | None,
-    limit: int | None,
-    provider: str | None,
-    target: str | None,
-) -> _Subject:
-    artifact = open_artifact(directory)
-    if task not in (None, artifact.task):
+def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
+    if wanted.target is not None:
         raise UserInputError(
-            f"`--task {task}` does not fit {str(directory)!r}, which was quantized for "
+            f"`--target {wanted.target}` is for quantized folders; {str(path)!r} is one graph."
+        )
+    folder = next(
+        (each for each in path.absolute().parents[:2] if _holds(each, path.absolute())), None
+    )
+    if folder is not None:
+        # Alone it would not say what it was calibrated on.
+        raise UserInputError(
+            f"{str(path)!r} is part of a quantized folder. Evaluate {folder.name!r} as a whole, "
+            "with `--target` if it has several graphs."
+        )
+    task = check_task(wanted.task)
+    engine: EngineName = wanted.engine or "onnxruntime"
+    check_engine(engine)
+    with tempfile.TemporaryDirectory() as scratch:
+        graph = port_graph(
+            path,
+            task=task,
+            input_names=wanted.input_names,
+            scratch=Path(scratch),
+            others=wanted.others,
+        )
+        try:
+            runner = open_runner(engine, graph, provider=wanted.provider)
+        except QdqBertError:
+            raise
+        except Exception as error:  # engines' have no common class
+            reason = " ".join(str(error).split())[:200]
+            raise UserInputError(
+                f"Graph {path.name!r} does not run on {engine}: {reason} Pass another `--engine`."
+            ) from error
+        beside = read_companions(path, task=task, tokenizer=wanted.tokenizer, runner=runner)
+    usual = TASKS[task].max_length or beside.max_length
+    return _Subject(
+        task=TASKS[task],
+        engine=engine,
+        target=None,
+        runner=runner,
+        tokenizer=beside.tokenizer,
+        input_names=runner.input_names,
+        id2label=beside.config.id2label,
+        max_length=min(wanted.max_length or usual, beside.max_length),
+        calibrated_on=frozenset(),
+        notices=beside.notices,
+        file=path,
+    )
+
+
+def _holds(folder: Path, graph: Path) -> bool:
+    """Whether a graph is one of a quantized folder's."""
+    if not is_artifact(folder):
+        return False
+    targets = open_artifact(folder).quantization["targets"].values()
+    return any(folder / each["model"] == graph for each in targets)
+
+
+def _load_artifact(directory: Path, wanted: _Wanted) -> _Subject:
+    artifact = open_artifact(directory)
+    engine, target = wanted.engine, wanted.target
+    if wanted.task not in (None, artifact.task):
+        raise UserInputError(
+            f"`--task {wanted.task}` does not fit {str(directory)!r}, which was quantized for "
             f"`{artifact.task}`."
         )
     engines = artifact.engines if target is None else target_named(target).engines
-    chosen = engine or ("onnxruntime" if provider or not engines else engines[0])
+    chosen = engine or ("onnxruntime" if wanted.provider or not engines else engines[0])
     check_engine(chosen)
     made_for = artifact.target_for(chosen, target)
     graph = artifact.model_for(chosen, made_for)
@@ -259,10 +370,10 @@ def _load_artifact(
         task=TASKS[artifact.task],
         engine=chosen,
         target=made_for,
-        runner=open_runner(chosen, graph, provider=provider),
+        runner=open_runner(chosen, graph, provider=wanted.provider),
         tokenizer=artifact.load_tokenizer(),
         input_names=artifact.input_names,
         id2label=artifact.load_config().id2label,
-        max_length=min(limit or artifact.max_length, artifact.max_length),
+        max_length=min(wanted.max_length or artifact.max_length, artifact.max_length),
         calibrated_on=artifact.calibration_fingerprints,
     )

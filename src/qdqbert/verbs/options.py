@@ -13,6 +13,7 @@ from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, Switches, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
+from qdqbert.verbs.graph_files import is_graph_file
 
 Isa = Literal["any", "vnni"]
 """Instructions of the CPU that a graph is for: `vnni` lets weights have all of 8 bits."""
@@ -109,7 +110,7 @@ class QuantizeOptions:
     @property
     def is_graph(self) -> bool:
         """Whether the model is an .onnx file rather than a checkpoint."""
-        return self.model is not None and self.model.lower().endswith(".onnx")
+        return self.model is not None and is_graph_file(self.model)
 
     def trained(self, trained: Mapping[str, Any]) -> Self:
         """These, where nothing else is asked for as the checkpoint was trained.

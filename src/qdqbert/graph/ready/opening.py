@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
@@ -47,17 +48,30 @@ def open_graph(
     Raises:
         UserInputError: It cannot be quantized; names the file, says why in one line.
     """
-    try:
+    with refusing(path):
         return _opened(path, task, input_names, scratch)
+
+
+@contextlib.contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turns whatever a file makes libraries raise into one line that names the file.
+
+    Raises:
+        UserInputError: Something was raised.
+    """
+    try:
+        yield
     except QdqBertError as error:
         text = " ".join(str(error).split())
         if path.name in text and isinstance(error, UserInputError) and text == str(error):
             raise
-        raise UserInputError(f"Graph {path.name!r} cannot be quantized: {text}") from error
+        raise UserInputError(f"Graph {path.name!r} cannot be used: {text}") from error
+    except OSError as error:
+        raise UserInputError(f"Graph {path.name!r} cannot be used: {error}.") from error
     except Exception as error:  # the file decides what fails in which library
         reason = " ".join(str(error).split())[:200]
         raise UserInputError(
-            f"Graph {path.name!r} cannot be quantized: it is damaged in a way that no check names "
+            f"Graph {path.name!r} cannot be used: it is damaged in a way that no check names "
             f"({type(error).__name__}: {reason}). Export it again."
         ) from error
 

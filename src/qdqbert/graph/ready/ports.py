@@ -45,6 +45,11 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
         if role not in chosen.values() and known:
             chosen[known[0]] = role
     unknown = sorted(set(inputs) - set(chosen))
+    if len(unknown) > len(INPUTS) - len(chosen):
+        raise UserInputError(
+            f"The graph reads {', '.join(unknown)} beside {', '.join(chosen)}; expected no more "
+            f"than {', '.join(INPUTS)}. Export it without."
+        )
     if unknown or "input_ids" not in chosen.values():
         raise UserInputError(
             f"Inputs {', '.join(inputs)} of the graph cannot all be told; pass "
@@ -103,6 +108,8 @@ def name_outputs(model: ir.Model, task: str) -> tuple[str, ...]:
     chosen = [there[name] for name in wanted if name in there]
     if len(chosen) < len(wanted):
         chosen = rest[: len(wanted)]
+    if pooled is not None and not chosen:  # it is all that is needed
+        return (SENTENCE_EMBEDDING,)
     if len(chosen) < len(wanted):
         raise UserInputError(
             f"the graph has outputs {', '.join(map(str, there))}; task `{task}` reads "

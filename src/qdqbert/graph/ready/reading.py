@@ -86,6 +86,24 @@ def read_graph(path: Path) -> ir.Model:
         raise _unusable(path, f"it is damaged: {_first_line(error)}") from error
 
 
+def load_graph(path: Path) -> ir.Model:
+    """The graph in a file as it is: any opset, any operators, float or quantized.
+
+    Weights that lie in files beside it are mapped, not copied.
+
+    Raises:
+        UserInputError: It is no ONNX file, damaged, or lacks its external data.
+    """
+    model = _parse(path)
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _place(tensor, path)
+    read = ir.from_proto(model)
+    ir.external_data.set_base_dir(read.graph, path.parent.resolve())
+    _drop_initializers_from_inputs(read.graph)
+    return read
+
+
 def _parse(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise _unusable(path, "there is no such file")
@@ -358,7 +376,7 @@ def _cleared(model: ir.Model) -> ir.Model:
 
 
 def _unusable(path: Path, reason: str) -> UserInputError:
-    return UserInputError(f"Graph {path.name!r} cannot be quantized: {reason.rstrip('.')}.")
+    return UserInputError(f"Graph {path.name!r} cannot be used: {reason.rstrip('.')}.")
 
 
 def _first_line(error: Exception) -> str:

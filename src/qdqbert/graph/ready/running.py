@@ -1,0 +1,40 @@
+"""Any .onnx file, float or quantized by whomever, to a file that engines run under known names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.ready.opening import refusing
+from qdqbert.graph.ready.ports import name_inputs, name_outputs
+from qdqbert.graph.ready.reading import load_graph
+
+
+def port_graph(
+    path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path, others: bool = False
+) -> Path:
+    """Writes a copy whose inputs and outputs have transformers' names; operators stay as they are.
+
+    Args:
+        path: The .onnx file.
+        task: What it is for.
+        input_names: Names of its inputs by transformers' names, where they are others.
+        scratch: A folder for the copy; engines read it when they load.
+        others: Whether input names that the file has not are those of another file.
+
+    Returns:
+        The copy's path.
+
+    Raises:
+        UserInputError: It cannot be read, or has not the inputs or outputs of its task.
+    """
+    with refusing(path):
+        model = load_graph(path)
+        there = {value.name for value in model.graph.inputs}
+        of_this = {role: name for role, name in input_names.items() if name in there}
+        name_inputs(model, of_this if others else input_names)
+        name_outputs(model, task)
+        copy = scratch / path.name
+        save_graph(model, copy, passing=True)
+    return copy

@@ -1,0 +1,157 @@
+"""What a ready .onnx file does not hold: tokenizer, config, names of classes, longest input."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.engines.runner import Runner
+from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
+from qdqbert.tasks import TASKS
+
+_CLASSIFIES = ("text-classification", "token-classification")
+_USUAL_LENGTH = 512
+_UNLIMITED = 1_000_000
+# Tokenizers without a limit say a number far above.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Companions:
+    """What goes with a graph.
+
+    Attributes:
+        tokenizer: Its tokenizer.
+        config: Its config, or as much of one as the graph tells.
+        model_type: transformers' name of its family; `None` without a config.
+        max_length: Longest input in tokens.
+        notices: What the user should know.
+    """
+
+    tokenizer: Any
+    config: Any
+    model_type: str | None
+    max_length: int
+    notices: tuple[str, ...]
+
+
+def is_graph_file(name: str | Path) -> bool:
+    """Whether a model is an .onnx file rather than a checkpoint or a folder."""
+    return str(name).lower().endswith(".onnx") and not Path(name).is_dir()
+
+
+@contextlib.contextmanager
+def running(path: Path) -> Iterator[None]:
+    """Turns what an engine says of a graph that fails while it runs into one line.
+
+    Raises:
+        UserInputError: It fails.
+    """
+    try:
+        yield
+    except QdqBertError:
+        raise
+    except Exception as error:  # engines' have no common class
+        reason = " ".join(str(error).split())[:200]
+        raise UserInputError(
+            f"Graph {path.name!r} fails when it runs: {reason} Pass the `--tokenizer` that it was "
+            "made for, and a `--max-length` that it takes."
+        ) from error
+
+
+def check_task(task: str | None) -> str:
+    """The task of a graph, which it cannot tell itself.
+
+    Raises:
+        UserInputError: It is missing or unknown.
+    """
+    if task not in TASKS:
+        said = "`--task` is missing" if task is None else f"`--task {task}` is unknown"
+        raise UserInputError(
+            f"{said}: a graph does not say what it is for. Pass one of: {', '.join(TASKS)}."
+        )
+    return task
+
+
+def read_companions(path: Path, *, task: str, tokenizer: str | None, runner: Runner) -> Companions:
+    """Loads what goes with a graph.
+
+    Args:
+        path: The .onnx file.
+        task: What it is for.
+        tokenizer: Folder or hub id of its tokenizer, and config if there is one; the file's own
+            folder if `None`.
+        runner: The graph, loaded; it tells how many classes there are.
+
+    Raises:
+        UserInputError: There is no tokenizer, or the config is of another model.
+    """
+    loaded, config = _load_tokenizer(tokenizer or str(path.parent))
+    model_type = getattr(config, "model_type", None)
+    reserved = FAMILIES[model_type].reserved_positions if model_type in FAMILIES else 0
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [positions and positions - reserved, loaded.model_max_length]
+    known = [limit for limit in limits if limit and limit < _UNLIMITED]
+    notices: tuple[str, ...] = ()
+    shape = _shape_of(runner, path, task)
+    classes = shape[-1] if task in _CLASSIFIES else None
+    if config is None:
+        config = PretrainedConfig(vocab_size=len(loaded))
+        if classes is not None:
+            config.num_labels = classes
+        notices = ("There is no config.json beside the tokenizer: classes have numbers.",)
+    elif classes not in (None, config.num_labels):
+        raise UserInputError(
+            f"Graph {path.name!r} has {classes} classes, and the config.json beside the "
+            f"tokenizer {config.num_labels}. Pass the `--tokenizer` of this model."
+        )
+    return Companions(
+        tokenizer=loaded,
+        config=config,
+        model_type=model_type,
+        max_length=int(min(known)) if known else _USUAL_LENGTH,
+        notices=notices,
+    )
+
+
+def _shape_of(runner: Runner, path: Path, task: str) -> tuple[int, ...]:
+    """The shape of what a graph gives, by a run: its own word may be missing, or untrue."""
+    ones = np.ones((1, 2, 4) if task == "multiple-choice" else (1, 4), np.int64)
+    name = runner.output_names[0]
+    with running(path):
+        shape: tuple[int, ...] = runner.run(dict.fromkeys(runner.input_names, ones))[name].shape
+    rank = 3 if task in OF_TOKENS and name != SENTENCE_EMBEDDING else 2
+    if len(shape) != rank:
+        raise UserInputError(
+            f"Graph {path.name!r} gives {len(shape)} dimensions, and task `{task}` reads {rank}: "
+            f"a number for each {'token' if rank == 3 else 'text'}. Pass another `--task`."
+        )
+    return shape
+
+
+def _load_tokenizer(name: str) -> tuple[Any, Any]:
+    """Tokenizer and config of a folder or a hub id; no config is `None`."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserInputError(
+            f"`--tokenizer {name}` cannot be loaded: {reason} Expected a folder with "
+            "tokenizer.json, or a hub id."
+        ) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UserInputError(
+            f"`--tokenizer {name}` holds no vocabulary; expected tokenizer.json or vocab.txt."
+        )
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError):
+        config = None
+    return tokenizer, config
