@@ -258,7 +258,7 @@ def test_a_reopened_artifact_runs(quantized) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot be read"),
+        (None, r"it holds no quantization\.json. Pass a folder that `qdqbert quantize` wrote"),
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
         ('{"targets": {"portable": {}}}', "cannot be read"),
@@ -271,6 +271,14 @@ def test_a_broken_folder_is_refused(tmp_path, text, message) -> None:
         (tmp_path / QUANTIZATION).write_text(text)
     with pytest.raises(CheckpointError, match=message):
         open_artifact(tmp_path)
+
+
+def test_what_is_no_folder_is_refused(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        open_artifact(tmp_path / "none")
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="it is a file"):
+        open_artifact(tmp_path / "model.onnx")
 
 
 def test_the_size_of_a_graph_has_its_weights_in_it(tmp_path) -> None:

@@ -165,6 +165,15 @@ def open_artifact(directory: Path) -> Artifact:
     try:
         quantization = json.loads((directory / QUANTIZATION).read_text(encoding="utf-8"))
         models = [directory / entry["model"] for entry in quantization["targets"].values()]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if directory.is_dir():
+            said = f"it holds no {QUANTIZATION}"
+        else:
+            said = "it is a file" if directory.exists() else "there is no such folder"
+        raise CheckpointError(
+            f"{str(directory)!r} is no quantized model: {said}. Pass a folder that `qdqbert "
+            "quantize` wrote."
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{str(directory)!r} is no quantized model: {QUANTIZATION} cannot be read ({error})."

@@ -206,7 +206,10 @@ REFUSALS = {
     "wrong-task": ({"task": "guessing"}, "`--task guessing` is unknown"),
     "tags": ({"task": "token-classification"}, "logits has 2 dimensions"),
     "too-few-outputs": ({"task": "question-answering"}, "outputs logits"),
-    "no-tokenizer": ({"tokenizer": None}, "`--tokenizer .*` (cannot be loaded|holds no vocab)"),
+    "no-tokenizer": (
+        {"tokenizer": None},
+        "tokenizer beside graph .* (cannot be loaded|holds no vocab)",
+    ),
     "not-a-tokenizer": ({"tokenizer": "/nowhere"}, "`--tokenizer /nowhere` cannot be loaded"),
     "qordered": ({"recipe": "qordered"}, "needs a checkpoint of transformers"),
     "input-names": ({"input_names": {"input_ids": "x"}}, "`--input-names input_ids=x`"),

@@ -69,6 +69,11 @@ def test_graphs_of_used_ranges_are_those_of_the_call_that_took_them(
         )
 
 
+def test_without_data_it_is_said_what_fidelity_is_measured_on(checkpoints, both, tmp_path) -> None:
+    report = make(checkpoints("bert"), tmp_path / "again", ranges=both)
+    assert any("measured on built-in sentences" in notice for notice in report.notices)
+
+
 def test_the_record_says_where_ranges_came_from(checkpoints, both, texts, tmp_path) -> None:
     again = tmp_path / "again"
     make(checkpoints("bert"), again, ranges=both, calibration_data=texts)
@@ -182,7 +187,9 @@ def test_a_calibration_cache_has_ranges_of_the_float_graph(full) -> None:
 
 
 def test_a_folder_that_is_none_is_refused(checkpoints, tmp_path) -> None:
-    with pytest.raises(UserInputError, match=r"`--ranges`: .*Name a folder of `qdqbert quantize`"):
+    with pytest.raises(
+        UserInputError, match=r"`--ranges`: .*Pass a folder that `qdqbert quantize`"
+    ):
         make(checkpoints("bert"), tmp_path / "out", ranges=tmp_path)
 
 

@@ -280,3 +280,4 @@ def test_no_example_is_said_to_be_calibrated_on(made, data, tmp_path) -> None:
     report = quantize(made.folder, tmp_path / "out", data, targets=("onnxruntime",))
     assert report.calibration_texts == 0
     assert not any("Calibrated" in notice for notice in report.notices)
+    assert not any("built-in sentences" in notice for notice in report.notices)

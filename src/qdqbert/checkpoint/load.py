@@ -220,6 +220,12 @@ def _check_name(name: str) -> None:
             "them: `AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
             "model.safetensors."
         )
+    graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
+    if graphs:
+        raise CheckpointError(
+            f"Checkpoint {str(folder)!r} holds no weights but a graph; pass {str(graphs[0])!r} "
+            "itself."
+        )
     raise CheckpointError(
         f"Checkpoint {str(folder)!r} holds no weights; expected config.json and model.safetensors."
     )

@@ -250,7 +250,13 @@ class GraphDoor:
         """
         self.name, self.task = str(path), check_task(task)
         opened = open_graph(path, task=self.task, input_names=input_names, scratch=scratch)
-        beside = read_companions(path, task=self.task, tokenizer=tokenizer, runner=opened.runner)
+        beside = read_companions(
+            path,
+            task=self.task,
+            tokenizer=tokenizer,
+            runner=opened.runner,
+            vocabulary=opened.vocabulary,
+        )
         self.input_names, self.output_names = opened.input_names, opened.output_names
         self._float, self._scratch = opened.runner, scratch
         self._ready = opened.sited

@@ -320,7 +320,7 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
             others=wanted.others,
         )
         try:
-            runner = open_runner(engine, graph, provider=wanted.provider)
+            runner = open_runner(engine, graph.path, provider=wanted.provider)
         except QdqBertError:
             raise
         except Exception as error:  # engines' have no common class
@@ -328,7 +328,13 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
             raise UserInputError(
                 f"Graph {path.name!r} does not run on {engine}: {reason} Pass another `--engine`."
             ) from error
-        beside = read_companions(path, task=task, tokenizer=wanted.tokenizer, runner=runner)
+        beside = read_companions(
+            path,
+            task=task,
+            tokenizer=wanted.tokenizer,
+            runner=runner,
+            vocabulary=graph.vocabulary,
+        )
     usual = TASKS[task].max_length or beside.max_length
     return _Subject(
         task=TASKS[task],

@@ -17,6 +17,7 @@ from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
 from qdqbert.tasks import TASKS
 
+_PREDICTS_WORDS = ("fill-mask", "text-generation")
 _CLASSIFIES = ("text-classification", "token-classification")
 _USUAL_LENGTH = 512
 _UNLIMITED = 1_000_000
@@ -59,9 +60,9 @@ def running(path: Path) -> Iterator[None]:
     except QdqBertError:
         raise
     except Exception as error:  # engines' have no common class
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise UserInputError(
-            f"Graph {path.name!r} fails when it runs: {reason} Pass the `--tokenizer` that it was "
+            f"Graph {path.name!r} fails when it runs: {reason}. Pass the `--tokenizer` that it was "
             "made for, and a `--max-length` that it takes."
         ) from error
 
@@ -73,14 +74,18 @@ def check_task(task: str | None) -> str:
         UserInputError: It is missing or unknown.
     """
     if task not in TASKS:
-        said = "`--task` is missing" if task is None else f"`--task {task}` is unknown"
-        raise UserInputError(
-            f"{said}: a graph does not say what it is for. Pass one of: {', '.join(TASKS)}."
+        said = (
+            "`--task` is missing: a graph does not say what it is for"
+            if task is None
+            else f"`--task {task}` is unknown"
         )
+        raise UserInputError(f"{said}. Pass one of: {', '.join(TASKS)}.")
     return task
 
 
-def read_companions(path: Path, *, task: str, tokenizer: str | None, runner: Runner) -> Companions:
+def read_companions(
+    path: Path, *, task: str, tokenizer: str | None, runner: Runner, vocabulary: int | None
+) -> Companions:
     """Loads what goes with a graph.
 
     Args:
@@ -89,11 +94,14 @@ def read_companions(path: Path, *, task: str, tokenizer: str | None, runner: Run
         tokenizer: Folder or hub id of its tokenizer, and config if there is one; the file's own
             folder if `None`.
         runner: The graph, loaded; it tells how many classes there are.
+        vocabulary: Rows of its table of word embeddings, if that is known.
 
     Raises:
-        UserInputError: There is no tokenizer, or the config is of another model.
+        UserInputError: There is no tokenizer, or it or the config is of another model.
     """
-    loaded, config = _load_tokenizer(tokenizer or str(path.parent))
+    loaded, config = _load_tokenizer(tokenizer, path)
+    if vocabulary is not None:
+        _check_vocabulary(path, vocabulary, loaded, config)
     model_type = getattr(config, "model_type", None)
     reserved = FAMILIES[model_type].reserved_positions if model_type in FAMILIES else 0
     positions = getattr(config, "max_position_embeddings", None)
@@ -101,6 +109,11 @@ def read_companions(path: Path, *, task: str, tokenizer: str | None, runner: Run
     known = [limit for limit in limits if limit and limit < _UNLIMITED]
     notices: tuple[str, ...] = ()
     shape = _shape_of(runner, path, task)
+    if task in _PREDICTS_WORDS and vocabulary not in (None, shape[-1]):
+        raise UserInputError(
+            f"Graph {path.name!r} gives {shape[-1]} numbers a token, and task `{task}` reads one "
+            f"for each of its {vocabulary} words. Pass another `--task`."
+        )
     classes = shape[-1] if task in _CLASSIFIES else None
     if config is None:
         config = PretrainedConfig(vocab_size=len(loaded))
@@ -136,19 +149,37 @@ def _shape_of(runner: Runner, path: Path, task: str) -> tuple[int, ...]:
     return shape
 
 
-def _load_tokenizer(name: str) -> tuple[Any, Any]:
+def _check_vocabulary(path: Path, vocabulary: int, tokenizer: Any, config: Any) -> None:
+    """Ids of another vocabulary would be read as other words, by some engines without a word."""
+    said = getattr(config, "vocab_size", None)
+    if said is None and len(tokenizer) > vocabulary:
+        raise UserInputError(
+            f"Graph {path.name!r} has embeddings of {vocabulary} words, and the tokenizer "
+            f"{len(tokenizer)}. Pass the `--tokenizer` of this model."
+        )
+    if said not in (None, vocabulary):
+        raise UserInputError(
+            f"Graph {path.name!r} has embeddings of {vocabulary} words, and the config.json beside "
+            f"the tokenizer {said}. Pass the `--tokenizer` of this model."
+        )
+
+
+def _load_tokenizer(given: str | None, path: Path) -> tuple[Any, Any]:
     """Tokenizer and config of a folder or a hub id; no config is `None`."""
+    name = given or str(path.parent)
+    said = f"`--tokenizer {given}`" if given else f"The tokenizer beside graph {path.name!r}"
+    wayout = "" if given else "Put it there, or pass `--tokenizer`. "
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserInputError(
-            f"`--tokenizer {name}` cannot be loaded: {reason} Expected a folder with "
+            f"{said} cannot be loaded: {reason.rstrip('.')}. {wayout}Expected a folder with "
             "tokenizer.json, or a hub id."
         ) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserInputError(
-            f"`--tokenizer {name}` holds no vocabulary; expected tokenizer.json or vocab.txt."
+            f"{said} holds no vocabulary; expected tokenizer.json or vocab.txt. {wayout}".rstrip()
         )
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)

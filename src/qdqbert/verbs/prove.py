@@ -197,9 +197,9 @@ def _warnings(report: TargetReport) -> list[str]:
     if not lowering.is_exact:
         warnings.append(
             f"On {report.engine} the graph differs from what its Q/DQ pairs say: "
-            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where rounding alone "
-            f"leaves {lowering.wanted_db:.1f} dB. Judge it by `qdqbert evaluate --reference`, or "
-            "pass another `--target` or `--recipe`."
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where rounding "
+            f"ties alone leave {lowering.ties_db:.1f} dB and {lowering.wanted_db:.1f} are wanted. "
+            "Judge it by `qdqbert evaluate --reference`, or pass another `--target` or `--recipe`."
         )
     if lowering.saturates:
         warnings.append(

@@ -252,6 +252,11 @@ class _Run:
                     "training data of the task."
                 )
             pool, heldout = list(resources.calibration_examples()), resources.heldout_examples()
+            if self.earlier is not None or self.keeps:
+                self.notices.append(
+                    "Fidelity is measured on built-in sentences. Name the task's own with "
+                    "`--calibration-data`."
+                )
         else:
             dataset = self._read(task, self.options.calibration_data)
             pool, heldout = list(dataset.examples), ()
@@ -527,4 +532,4 @@ def _open_earlier(folder: str) -> Artifact:
     try:
         return open_artifact(Path(folder))
     except CheckpointError as error:
-        raise UserInputError(f"`--ranges`: {error} Name a folder of `qdqbert quantize`.") from error
+        raise UserInputError(f"`--ranges`: {error}") from error

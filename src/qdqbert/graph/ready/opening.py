@@ -15,6 +15,7 @@ from qdqbert.graph.ready.ports import name_inputs, name_outputs
 from qdqbert.graph.ready.reading import read_graph
 from qdqbert.graph.ready.roles import find_roles
 from qdqbert.graph.ready.sites import SitedGraph, mark_sites
+from qdqbert.graph.ready.vocabulary import vocabulary_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,12 +27,14 @@ class OpenedGraph:
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.
         output_names: transformers' names of its outputs, in order.
+        vocabulary: Rows of its table of word embeddings, if that is found.
     """
 
     sited: SitedGraph
     runner: OnnxRuntimeRunner
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
+    vocabulary: int | None
 
 
 def open_graph(
@@ -91,4 +94,5 @@ def _opened(path: Path, task: str, input_names: Mapping[str, str], scratch: Path
         runner=runner,
         input_names=inputs,
         output_names=outputs,
+        vocabulary=vocabulary_size(model),
     )

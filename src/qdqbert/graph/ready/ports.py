@@ -53,7 +53,8 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
     if unknown or "input_ids" not in chosen.values():
         raise UserInputError(
             f"Inputs {', '.join(inputs)} of the graph cannot all be told; pass "
-            f"`--input-names input_ids=NAME attention_mask=NAME ...` for {', '.join(unknown)}."
+            f"`--input-names input_ids=NAME --input-names attention_mask=NAME ...` for "
+            f"{', '.join(unknown)}."
         )
     if "attention_mask" not in chosen.values():
         raise UserInputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +10,25 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.ready.opening import refusing
 from qdqbert.graph.ready.ports import name_inputs, name_outputs
 from qdqbert.graph.ready.reading import load_graph
+from qdqbert.graph.ready.vocabulary import vocabulary_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PortedGraph:
+    """A graph that engines run under known names.
+
+    Attributes:
+        path: The file.
+        vocabulary: Rows of its table of word embeddings, if that is found.
+    """
+
+    path: Path
+    vocabulary: int | None
 
 
 def port_graph(
     path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path, others: bool = False
-) -> Path:
+) -> PortedGraph:
     """Writes a copy whose inputs and outputs have transformers' names; operators stay as they are.
 
     Args:
@@ -22,9 +37,6 @@ def port_graph(
         input_names: Names of its inputs by transformers' names, where they are others.
         scratch: A folder for the copy; engines read it when they load.
         others: Whether input names that the file has not are those of another file.
-
-    Returns:
-        The copy's path.
 
     Raises:
         UserInputError: It cannot be read, or has not the inputs or outputs of its task.
@@ -37,4 +49,4 @@ def port_graph(
         name_outputs(model, task)
         copy = scratch / path.name
         save_graph(model, copy, passing=True)
-    return copy
+    return PortedGraph(path=copy, vocabulary=vocabulary_size(model))
