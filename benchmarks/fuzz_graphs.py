@@ -5,7 +5,8 @@
 
 A small encoder is damaged in bytes (flips, cuts, pieces copied and dropped) and in its parsed form
 (operators, inputs, shapes, types, attributes, weights, opsets changed, dropped and doubled), and
-each mutant goes the way of `qdqbert quantize model.onnx` up to a loaded float model. A mutant
+each mutant goes the way of `qdqbert quantize model.onnx` up to a loaded float model, or with
+`--evaluate` that of `qdqbert evaluate model.onnx` up to a loaded graph. A mutant
 passes if that works, or raises an error of this package. It fails if it raises anything else, ends
 its process, or takes longer than `--limit` seconds.
 """
@@ -39,6 +40,9 @@ from rich.table import Table
 
 from qdqbert.errors import QdqBertError
 from qdqbert.graph.ready.opening import open_graph
+from qdqbert.verbs.graph_files import open_any_graph
+
+TASK = "text-classification"
 
 MEMORY = 8 << 30
 """Most address space of a worker beyond what it starts with, in bytes."""
@@ -439,12 +443,15 @@ def mutant(bases: list[bytes], seed: int) -> bytes:
     return mutate(rng.choice(bases), rng)
 
 
-def attempt(data: bytes, folder: Path) -> Outcome:
-    """Reads a mutant as `quantize` does."""
+def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
+    """Reads a mutant as `quantize` does, or as `evaluate`."""
     path = folder / "model.onnx"
     path.write_bytes(data)
     try:
-        open_graph(path, task="text-classification", input_names={}, scratch=folder)
+        if evaluated:
+            open_any_graph(path, task=TASK, engine="onnxruntime", input_names={})
+        else:
+            open_graph(path, task=TASK, input_names={}, scratch=folder)
     except QdqBertError as error:
         text = str(error)
         if "\n" in text or path.name not in text:
@@ -456,7 +463,7 @@ def attempt(data: bytes, folder: Path) -> Outcome:
     return Outcome(kind="read")
 
 
-def work(connection: Connection, bases: list[bytes]) -> None:
+def work(connection: Connection, bases: list[bytes], evaluated: bool) -> None:
     """Answers seeds with outcomes until there are no more."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -464,20 +471,20 @@ def work(connection: Connection, bases: list[bytes]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     with tempfile.TemporaryDirectory() as folder:
         while (seed := connection.recv()) is not None:
-            connection.send(attempt(mutant(bases, seed), Path(folder)))
+            connection.send(attempt(mutant(bases, seed), Path(folder), evaluated=evaluated))
 
 
 class Worker:
     """A process that is started again when it dies or hangs."""
 
-    def __init__(self, bases: list[bytes]) -> None:
-        self._bases = bases
+    def __init__(self, bases: list[bytes], *, evaluated: bool) -> None:
+        self._bases, self._evaluated = bases, evaluated
         self._start()
 
     def _start(self) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(
-            target=work, args=(theirs, self._bases), daemon=True
+            target=work, args=(theirs, self._bases, self._evaluated), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -511,6 +518,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=20, help="seconds for a mutant")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
     parser.add_argument("--only", type=int, help="one mutant, in this process")
+    parser.add_argument("--evaluate", action="store_true", help="the way of `evaluate`")
     parser.add_argument("--keep", type=Path, help="with --only: a file to write it to")
     arguments = parser.parse_args()
     bases = [path.read_bytes() for path in arguments.models] or [tiny_encoder()]
@@ -519,9 +527,9 @@ def main() -> None:
         if arguments.keep:
             arguments.keep.write_bytes(data)
         with tempfile.TemporaryDirectory() as folder:
-            print(attempt(data, Path(folder)))
+            print(attempt(data, Path(folder), evaluated=arguments.evaluate))
         return
-    worker = Worker(bases)
+    worker = Worker(bases, evaluated=arguments.evaluate)
     counts: collections.Counter[str] = collections.Counter()
     by_guard: dict[str, list[int]] = {}
     ended = time.monotonic() + (arguments.minutes or 1e9) * 60

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import is_artifact, open_artifact, read_training, write_json
 from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
-from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.errors import UserInputError
 from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
-from qdqbert.graph.ready.running import port_graph
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.targets import target_named
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import Metric, Rows, Task, TaskOptions
-from qdqbert.verbs.graph_files import check_task, is_graph_file, read_companions, running
+from qdqbert.verbs.graph_files import (
+    check_task,
+    is_graph_file,
+    open_any_graph,
+    read_companions,
+    running,
+)
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,
@@ -311,30 +315,17 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
     task = check_task(wanted.task)
     engine: EngineName = wanted.engine or "onnxruntime"
     check_engine(engine)
-    with tempfile.TemporaryDirectory() as scratch:
-        graph = port_graph(
-            path,
-            task=task,
-            input_names=wanted.input_names,
-            scratch=Path(scratch),
-            others=wanted.others,
-        )
-        try:
-            runner = open_runner(engine, graph.path, provider=wanted.provider)
-        except QdqBertError:
-            raise
-        except Exception as error:  # engines' have no common class
-            reason = " ".join(str(error).split())[:200]
-            raise UserInputError(
-                f"Graph {path.name!r} does not run on {engine}: {reason} Pass another `--engine`."
-            ) from error
-        beside = read_companions(
-            path,
-            task=task,
-            tokenizer=wanted.tokenizer,
-            runner=runner,
-            vocabulary=graph.vocabulary,
-        )
+    runner, vocabulary = open_any_graph(
+        path,
+        task=task,
+        engine=engine,
+        provider=wanted.provider,
+        input_names=wanted.input_names,
+        others=wanted.others,
+    )
+    beside = read_companions(
+        path, task=task, tokenizer=wanted.tokenizer, runner=runner, vocabulary=vocabulary
+    )
     usual = TASKS[task].max_length or beside.max_length
     return _Subject(
         task=TASKS[task],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.engines.runner import Runner
+from qdqbert.engines.runner import EngineName, Runner, open_runner
 from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
+from qdqbert.graph.ready.running import port_graph
 from qdqbert.tasks import TASKS
 
 _PREDICTS_WORDS = ("fill-mask", "text-generation")
@@ -81,6 +83,46 @@ def check_task(task: str | None) -> str:
         )
         raise UserInputError(f"{said}. Pass one of: {', '.join(TASKS)}.")
     return task
+
+
+def open_any_graph(
+    path: Path,
+    *,
+    task: str,
+    engine: EngineName,
+    provider: str | None = None,
+    input_names: Mapping[str, str],
+    others: bool = False,
+) -> tuple[Runner, int | None]:
+    """Loads an .onnx file as it is, float or quantized, under transformers' names.
+
+    Args:
+        path: The .onnx file.
+        task: What it is for.
+        engine: What runs it.
+        provider: Of ONNX Runtime.
+        input_names: As in `port_graph`.
+        others: As in `port_graph`.
+
+    Returns:
+        The graph on the engine, and the rows of its table of word embeddings, if that is found.
+
+    Raises:
+        UserInputError: It cannot be read, is another task's, or does not run on the engine.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        graph = port_graph(
+            path, task=task, input_names=input_names, scratch=Path(scratch), others=others
+        )
+        try:
+            return open_runner(engine, graph.path, provider=provider), graph.vocabulary
+        except QdqBertError:
+            raise
+        except Exception as error:  # engines' have no common class
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            raise UserInputError(
+                f"Graph {path.name!r} does not run on {engine}: {reason}. Pass another `--engine`."
+            ) from error
 
 
 def read_companions(

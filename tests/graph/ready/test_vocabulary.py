@@ -43,8 +43,9 @@ def test_rows_of_the_table_that_ids_choose_from(body, tables) -> None:
         ("pad = Equal (input_ids, zero) y = Cast <to = 1> (pad)", "int64 zero = {0}"),
         ("made = Add (words, words) y = Gather (made, input_ids)", FLOAT),
         ("y = Gather (words, input_ids)", "float[3] words = {1, 2, 3}"),
+        ("a = Identity (b) b = Identity (a) y = Gather (a, input_ids)", FLOAT),
     ],
-    ids=["no-table", "computed", "one-dimension"],
+    ids=["no-table", "computed", "one-dimension", "circle"],
 )
 def test_what_is_no_table_of_words_is_not_taken_for_one(body, tables) -> None:
     assert vocabulary_size(graph_of(body, tables)) is None

@@ -98,10 +98,13 @@ def load_graph(path: Path) -> ir.Model:
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _place(tensor, path)
-    read = ir.from_proto(model)
-    ir.external_data.set_base_dir(read.graph, path.parent.resolve())
-    _drop_initializers_from_inputs(read.graph)
-    return read
+    try:
+        read = ir.from_proto(model)
+        ir.external_data.set_base_dir(read.graph, path.parent.resolve())
+        _drop_initializers_from_inputs(read.graph)
+        return read
+    except Exception as error:  # a damaged graph fails in ways that no library lists
+        raise _unusable(path, f"it is damaged: {_first_line(error)}") from error
 
 
 def _parse(path: Path) -> onnx.ModelProto:

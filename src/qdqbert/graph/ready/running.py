@@ -49,4 +49,4 @@ def port_graph(
         name_outputs(model, task)
         copy = scratch / path.name
         save_graph(model, copy, passing=True)
-    return PortedGraph(path=copy, vocabulary=vocabulary_size(model))
+        return PortedGraph(path=copy, vocabulary=vocabulary_size(model))

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 # What leaves ids, or a table, as they are but for their type or shape.
 _PASSING = ("Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "DequantizeLinear")
+_LONGEST = 16
 # Where an operator reads ids, and where the table.
 _READS = {
     "Gather": (1, 0),
@@ -36,10 +37,11 @@ def vocabulary_size(model: ir.Model) -> int | None:
 
 
 def _rows(value: ir.Value | None) -> int | None:
-    while value is not None and value.const_value is None:
-        node = value.producer()
+    # Damaged files have circles.
+    for _ in range(_LONGEST):
+        node = None if value is None or value.const_value is not None else value.producer()
         if node is None or node.op_type not in _PASSING:
-            return None
+            break
         value = node.inputs[0]
     shape = None if value is None or value.const_value is None else value.const_value.shape
     if shape is None or len(shape) != 2 or not isinstance(shape[0], int):
