@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int)
     parser.add_argument("--rounds", type=int, default=9, help="0 takes no times")
     parser.add_argument("--shapes", default="1x32,1x128,8x128")
+    parser.add_argument("--isa", default="any", help="vnni for CPUs that have it")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     columns = Columns(text=arguments.text_column, label=arguments.label_column)
@@ -129,6 +130,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         calibration_samples=CALIBRATION_EXAMPLES,
         targets=("onnxruntime", "onnxruntime-dynamic", "openvino"),
         max_length=limit,
+        isa=arguments.isa,
         benchmark=False,
     )
     export_float(model, folder / "float.onnx", [8])
