@@ -104,8 +104,10 @@ def benchmark_table(report: BenchmarkReport) -> RenderableType:
     """Latencies and their ratios to the first model's."""
     threads = "" if report.threads is None else f", {report.threads} threads"
     table = Table(title=f"Median latency{threads}")
-    for column in ("model", "engine", "batch x tokens", "ms", "speed-up"):
-        table.add_column(column, justify="left" if column in ("model", "engine") else "right")
+    for column in ("model", "engine", "floats in"):
+        table.add_column(column)
+    for column in ("batch x tokens", "ms", "speed-up"):
+        table.add_column(column, justify="right")
     shape = None
     for timing, ratio in zip(report.timings, report.speedups, strict=True):
         if shape not in (None, (timing.batch, timing.sequence)):
@@ -113,7 +115,8 @@ def benchmark_table(report: BenchmarkReport) -> RenderableType:
         shape = (timing.batch, timing.sequence)
         table.add_row(
             timing.name,
-            f"{timing.engine} {timing.precision}",
+            timing.engine,
+            timing.precision,
             f"{timing.batch} x {timing.sequence}",
             f"{timing.median_ms:.2f}",
             f"{ratio:.2f} x",
