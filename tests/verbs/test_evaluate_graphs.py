@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.cli import app
-from qdqbert.engines.runner import open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.verbs.benchmark import export_float
-from qdqbert.verbs.graph_files import read_companions
+from qdqbert.verbs.graph_files import open_any_graph, read_companions
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
 PAIRS = """sentence1,sentence2,score
@@ -157,11 +156,36 @@ def test_positions_of_roberta_are_those_of_the_checkpoint(checkpoints, tmp_path)
     folder = checkpoints("roberta")
     graph = tmp_path / "roberta.onnx"
     export_float(str(folder), graph, [8])
-    runner = open_runner("onnxruntime", graph)
-    beside = read_companions(
-        graph, task="feature-extraction", tokenizer=str(folder), runner=runner, vocabulary=None
-    )
+    runner = open_any_graph(graph, task="feature-extraction", engine="onnxruntime", input_names={})
+    beside = read_companions(graph, task="feature-extraction", tokenizer=str(folder), runner=runner)
     assert beside.max_length == load_checkpoint(str(folder)).max_length
+
+
+def test_a_model_of_one_type_of_tokens_that_its_tokenizer_does_not_make(
+    save_tiny, write_file, tmp_path
+) -> None:
+    # As of every RoBERTa: types are an input, all of them 0.
+    folder = save_tiny(tmp_path / "one", "bert", type_vocab_size=1)
+    graph = tmp_path / "one.onnx"
+    export_float(str(folder), graph, [8])
+    assert "token_type_ids" in {each.name for each in onnx.load(graph).graph.input}
+    settings = folder / "tokenizer_config.json"
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | names))
+    words = {"task": "feature-extraction", "tokenizer": str(folder)}
+    data = write_file("sts.csv", PAIRS)
+    report = qdqbert.evaluate(graph, data, **words)
+    assert report.examples == 3
+    made = qdqbert.quantize(
+        graph,
+        tmp_path / "int8",
+        calibration_data=write_file("texts.txt", "the cat sat\n" * 30),
+        calibration_samples=8,
+        benchmark=False,
+        **words,
+    )
+    assert made.targets[0].lowering.is_exact
+    assert qdqbert.evaluate(made.directory, data, reference=graph).fidelity.sqnr_db > 15
 
 
 def test_a_graph_of_another_task_is_told_by_what_it_gives(
@@ -177,10 +201,13 @@ def test_a_graph_of_another_task_is_told_by_what_it_gives(
         )
 
 
-def test_a_config_of_another_vocabulary_is_told(float_graph, checkpoint_copy, data, engine) -> None:
+@pytest.mark.parametrize("more", [-64, 1])
+def test_a_config_of_another_vocabulary_is_told(
+    float_graph, checkpoint_copy, data, more, engine
+) -> None:
     folder = checkpoint_copy("classifier")
     config = json.loads((folder / "config.json").read_text())
-    config["vocab_size"] += 1
+    config["vocab_size"] += more
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserInputError, match=r"has embeddings of \d+ words, and the config"):
         qdqbert.evaluate(
@@ -188,19 +215,34 @@ def test_a_config_of_another_vocabulary_is_told(float_graph, checkpoint_copy, da
         )
 
 
-def test_a_tokenizer_of_more_words_is_told(
-    float_graph, checkpoints, checkpoint_copy, data, engine
+def test_a_table_of_words_may_be_padded(float_graph, checkpoint_copy, data) -> None:
+    folder = checkpoint_copy("classifier")
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] -= 6
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {"task": CLASSIFICATION, "tokenizer": str(folder)}
+    assert qdqbert.evaluate(float_graph, data, **words).examples == 4
+
+
+@pytest.mark.parametrize("with_config", [True, False])
+def test_a_word_that_the_graph_does_not_know_is_told(
+    float_graph, checkpoint_copy, write_file, data, with_config, engine
 ) -> None:
     folder = checkpoint_copy("classifier")
     rows = json.loads((folder / "config.json").read_text())["vocab_size"]
-    (folder / "config.json").unlink()
+    if not with_config:
+        (folder / "config.json").unlink()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"more-{index}" for index in range(rows + 1 - len(tokenizer))])
+    tokenizer.add_tokens([f"more{index}x" for index in range(rows + 1 - len(tokenizer))])
     tokenizer.save_pretrained(folder)
-    with pytest.raises(UserInputError, match=r"has embeddings of \d+ words, and the tokenizer"):
-        qdqbert.evaluate(
-            float_graph, data, task=CLASSIFICATION, tokenizer=str(folder), engine=engine
-        )
+    last = tokenizer.convert_ids_to_tokens(rows)
+    words = {"task": CLASSIFICATION, "tokenizer": str(folder), "engine": engine}
+    label = "2" if not with_config else "positive"
+    fine = write_file("fine.csv", f"text,label\nthe cat,{label}\n")
+    assert qdqbert.evaluate(float_graph, fine, **words).examples == 1
+    unknown = write_file("unknown.csv", f"text,label\nthe {last} cat,{label}\n")
+    with pytest.raises(UserInputError, match=f"words, and the tokenizer gives id {rows}"):
+        qdqbert.evaluate(float_graph, unknown, **words)
 
 
 def test_a_graph_that_predicts_no_words_is_told(save_tiny, write_file, tmp_path) -> None:
@@ -277,6 +319,27 @@ def test_an_input_that_tokenizers_do_not_make_is_told(
         )
 
 
+def test_positions_are_not_taken_for_types_of_tokens(
+    float_graph, checkpoints, data, tmp_path
+) -> None:
+    model = onnx.load(float_graph)
+    for node in model.graph.node:
+        node.input[:] = ["types" if name == "token_type_ids" else name for name in node.input]
+    next(each for each in model.graph.input if each.name == "token_type_ids").name = "position_ids"
+    model.graph.node.insert(0, helper.make_node("Identity", ["position_ids"], ["types"]))
+    onnx.save(model, tmp_path / "positions.onnx")
+    words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
+    with pytest.raises(UserInputError, match=r"reads position_ids beside .* Export it without"):
+        qdqbert.evaluate(tmp_path / "positions.onnx", data, **words)
+
+
+def test_names_of_inputs_that_neither_graph_has_are_told(float_graph, checkpoints, data) -> None:
+    words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
+    for names in ({"input_ids": "typo"}, {"ids": "input_ids"}, {"typo": "typo"}):
+        with pytest.raises(UserInputError, match=r"`--input-names .* expected one of input_ids"):
+            qdqbert.evaluate(float_graph, data, reference=float_graph, input_names=names, **words)
+
+
 def test_a_file_beside_a_quantized_folder_is_its_own(quantized, checkpoints, data) -> None:
     made = quantized("classifier")
     other = shutil.copy(made.directory / "model.onnx", made.directory / "mine.onnx")
@@ -296,6 +359,19 @@ def test_without_a_config_classes_have_numbers(float_graph, checkpoint_copy, dat
     report = qdqbert.evaluate(float_graph, numbered, **words)
     assert report.metrics[0].examples == 2
     assert any("classes have numbers" in notice for notice in report.notices)
+
+
+def test_classes_that_a_config_does_not_name_have_numbers(
+    float_graph, checkpoint_copy, write_file
+) -> None:
+    folder = checkpoint_copy("classifier")
+    config = json.loads((folder / "config.json").read_text())
+    left = {name: value for name, value in config.items() if "label" not in name}
+    (folder / "config.json").write_text(json.dumps(left))
+    numbered = write_file("numbers.csv", "text,label\nthe cat,2\nrain,0\n")
+    words = {"task": CLASSIFICATION, "tokenizer": str(folder)}
+    report = qdqbert.evaluate(float_graph, numbered, **words)
+    assert any("names no classes" in notice for notice in report.notices)
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,8 @@ def _check_name(name: str) -> None:
     graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
     if graphs:
         raise CheckpointError(
-            f"Checkpoint {str(folder)!r} holds no weights but a graph; pass {str(graphs[0])!r} "
-            "itself."
+            f"Checkpoint {str(folder)!r} holds no weights but a graph, which `quantize`, "
+            f"`evaluate` and `benchmark` take by its own name: {str(graphs[0])!r}."
         )
     raise CheckpointError(
         f"Checkpoint {str(folder)!r} holds no weights; expected config.json and model.safetensors."

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes, watch
+from qdqbert.calibration.statistics import Watcher
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
@@ -39,7 +40,7 @@ from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import Switches
 from qdqbert.spec import Site, Smoothing, TensorSpec
 from qdqbert.targets.target import Plan
-from qdqbert.verbs.graph_files import check_task, read_companions
+from qdqbert.verbs.graph_files import GraphRunner, check_task, check_words, read_companions, running
 from qdqbert.verbs.inference import TorchRunner
 
 Advance = Callable[[], None]
@@ -250,15 +251,11 @@ class GraphDoor:
         """
         self.name, self.task = str(path), check_task(task)
         opened = open_graph(path, task=self.task, input_names=input_names, scratch=scratch)
-        beside = read_companions(
-            path,
-            task=self.task,
-            tokenizer=tokenizer,
-            runner=opened.runner,
-            vocabulary=opened.vocabulary,
-        )
+        self._path = path
+        self._float = GraphRunner(opened.runner, path, vocabulary=opened.vocabulary)
+        beside = read_companions(path, task=self.task, tokenizer=tokenizer, runner=self._float)
         self.input_names, self.output_names = opened.input_names, opened.output_names
-        self._float, self._scratch = opened.runner, scratch
+        self._scratch = scratch
         self._ready = opened.sited
         self.sites = self._ready.sites
         counts = ", ".join(f"{name} {count}" for name, count in self._ready.roles.items())
@@ -292,8 +289,15 @@ class GraphDoor:
     ) -> Calibration:
         """See `Door`."""
         watched = WatchedGraph(self._ready, self._scratch / "watched.onnx", sites=frozenset(sites))
+        for batch in batches:
+            check_words(batch.inputs, self._path, self._float.vocabulary)
+
+        def show(watcher: Watcher, scales: Mapping[str, Tensor]) -> None:
+            with running(self._path):
+                watched.run(batches, watcher, scales, advance)
+
         return calibrate_passes(
-            lambda watcher, scales: watched.run(batches, watcher, scales, advance),
+            show,
             sites=[site for site in self.sites if site.name in set(sites)],
             all_sites=self.sites,
             weights=self.weights(),

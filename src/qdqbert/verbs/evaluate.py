@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.record import EvaluateReport
 from qdqbert.graph.export import GraphBody
+from qdqbert.graph.ready.ports import INPUTS
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.targets import target_named
@@ -24,7 +24,6 @@ from qdqbert.verbs.graph_files import (
     is_graph_file,
     open_any_graph,
     read_companions,
-    running,
 )
 from qdqbert.verbs.inference import (
     EncodedExamples,
@@ -63,7 +62,7 @@ class _Subject:
     max_length: int
     calibrated_on: frozenset[str]
     notices: tuple[str, ...] = ()
-    file: Path | None = None
+    named: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +163,8 @@ def evaluate(
                     others=len(files) > 1,
                 ),
             )
+    if other is not None:
+        _check_input_names(input_names or {}, subject.named | other.named)
     cut = []
     if other is not None and other.max_length < subject.max_length:
         cut = [f"Texts are cut at {other.max_length} tokens: the reference takes no more."]
@@ -212,6 +213,16 @@ def evaluate(
     )
 
 
+def _check_input_names(given: Mapping[str, str], used: frozenset[str]) -> None:
+    """Refuses names that neither the model nor the reference has."""
+    missed = sorted(set(given) - used)
+    if missed:
+        raise UserInputError(
+            f"`--input-names {missed[0]}={given[missed[0]]}`: neither graph has such an input; "
+            f"expected one of {', '.join(INPUTS)}, then the name of an input."
+        )
+
+
 def check_leakage(leaked: int, examples: int, data: str, *, allowed: bool) -> None:
     """Refuses data that ranges were taken from.
 
@@ -243,9 +254,7 @@ def _run(
             options=options,
         )
     with progress.stage("Evaluating", len(encoded.batches)) as advance:
-        guarded = running(subject.file) if subject.file else contextlib.nullcontext()
-        with guarded:
-            return encoded, rows_of(subject.task, subject.runner, encoded, advance)
+        return encoded, rows_of(subject.task, subject.runner, encoded, advance)
 
 
 def _options_of(model: Path) -> TaskOptions:
@@ -315,7 +324,7 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
     task = check_task(wanted.task)
     engine: EngineName = wanted.engine or "onnxruntime"
     check_engine(engine)
-    runner, vocabulary = open_any_graph(
+    runner = open_any_graph(
         path,
         task=task,
         engine=engine,
@@ -323,9 +332,7 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
         input_names=wanted.input_names,
         others=wanted.others,
     )
-    beside = read_companions(
-        path, task=task, tokenizer=wanted.tokenizer, runner=runner, vocabulary=vocabulary
-    )
+    beside = read_companions(path, task=task, tokenizer=wanted.tokenizer, runner=runner)
     usual = TASKS[task].max_length or beside.max_length
     return _Subject(
         task=TASKS[task],
@@ -338,7 +345,7 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
         max_length=min(wanted.max_length or usual, beside.max_length),
         calibrated_on=frozenset(),
         notices=beside.notices,
-        file=path,
+        named=runner.named,
     )
 
 

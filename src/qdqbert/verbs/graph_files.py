@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.engines.runner import EngineName, Runner, open_runner
+from qdqbert.engines.runner import EngineName, Outputs, Runner, open_runner
 from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
 from qdqbert.graph.ready.running import port_graph
@@ -24,6 +25,8 @@ _CLASSIFIES = ("text-classification", "token-classification")
 _USUAL_LENGTH = 512
 _UNLIMITED = 1_000_000
 # Tokenizers without a limit say a number far above.
+_PADDING = 64
+# Tables of words and heads are filled up to a multiple of 8 or 64, for speed.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,52 @@ class Companions:
 def is_graph_file(name: str | Path) -> bool:
     """Whether a model is an .onnx file rather than a checkpoint or a folder."""
     return str(name).lower().endswith(".onnx") and not Path(name).is_dir()
+
+
+class GraphRunner:
+    """A user's graph on an engine, whose failures are told in one line; a `Runner`.
+
+    Attributes:
+        vocabulary: Rows of its table of word embeddings, if that is found.
+        named: transformers' names of inputs that were found by what the user said.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        path: Path,
+        *,
+        vocabulary: int | None,
+        named: frozenset[str] = frozenset(),
+    ) -> None:
+        self._runner, self._path = runner, path
+        self.vocabulary, self.named = vocabulary, named
+        self.input_names, self.output_names = runner.input_names, runner.output_names
+        self.precision = runner.precision
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """One forward pass.
+
+        Raises:
+            UserInputError: It fails, or the graph does not know one of the words.
+        """
+        check_words(inputs, self._path, self.vocabulary)
+        with running(self._path):
+            return self._runner.run(inputs)
+
+
+def check_words(inputs: Mapping[str, NDArray[Any]], path: Path, vocabulary: int | None) -> None:
+    """Refuses ids beyond a graph's words, which some engines read as others without a word.
+
+    Raises:
+        UserInputError: There is one.
+    """
+    largest = int(inputs["input_ids"].max())
+    if vocabulary is not None and largest >= vocabulary:
+        raise UserInputError(
+            f"Graph {path.name!r} has embeddings of {vocabulary} words, and the tokenizer gives id "
+            f"{largest}. Pass the `--tokenizer` of this model."
+        )
 
 
 @contextlib.contextmanager
@@ -93,7 +142,7 @@ def open_any_graph(
     provider: str | None = None,
     input_names: Mapping[str, str],
     others: bool = False,
-) -> tuple[Runner, int | None]:
+) -> GraphRunner:
     """Loads an .onnx file as it is, float or quantized, under transformers' names.
 
     Args:
@@ -104,9 +153,6 @@ def open_any_graph(
         input_names: As in `port_graph`.
         others: As in `port_graph`.
 
-    Returns:
-        The graph on the engine, and the rows of its table of word embeddings, if that is found.
-
     Raises:
         UserInputError: It cannot be read, is another task's, or does not run on the engine.
     """
@@ -115,7 +161,7 @@ def open_any_graph(
             path, task=task, input_names=input_names, scratch=Path(scratch), others=others
         )
         try:
-            return open_runner(engine, graph.path, provider=provider), graph.vocabulary
+            runner = open_runner(engine, graph.path, provider=provider)
         except QdqBertError:
             raise
         except Exception as error:  # engines' have no common class
@@ -123,10 +169,11 @@ def open_any_graph(
             raise UserInputError(
                 f"Graph {path.name!r} does not run on {engine}: {reason}. Pass another `--engine`."
             ) from error
+    return GraphRunner(runner, path, vocabulary=graph.vocabulary, named=graph.named)
 
 
 def read_companions(
-    path: Path, *, task: str, tokenizer: str | None, runner: Runner, vocabulary: int | None
+    path: Path, *, task: str, tokenizer: str | None, runner: GraphRunner
 ) -> Companions:
     """Loads what goes with a graph.
 
@@ -135,15 +182,15 @@ def read_companions(
         task: What it is for.
         tokenizer: Folder or hub id of its tokenizer, and config if there is one; the file's own
             folder if `None`.
-        runner: The graph, loaded; it tells how many classes there are.
-        vocabulary: Rows of its table of word embeddings, if that is known.
+        runner: The graph, loaded; it tells how many classes and words there are.
 
     Raises:
         UserInputError: There is no tokenizer, or it or the config is of another model.
     """
-    loaded, config = _load_tokenizer(tokenizer, path)
-    if vocabulary is not None:
-        _check_vocabulary(path, vocabulary, loaded, config)
+    loaded, config, has_labels = _load_tokenizer(tokenizer, path)
+    # So that it makes what the graph reads: RoBERTa's would make no token types.
+    loaded.model_input_names = list(runner.input_names)
+    _check_vocabulary(path, runner.vocabulary, config)
     model_type = getattr(config, "model_type", None)
     reserved = FAMILIES[model_type].reserved_positions if model_type in FAMILIES else 0
     positions = getattr(config, "max_position_embeddings", None)
@@ -151,10 +198,11 @@ def read_companions(
     known = [limit for limit in limits if limit and limit < _UNLIMITED]
     notices: tuple[str, ...] = ()
     shape = _shape_of(runner, path, task)
-    if task in _PREDICTS_WORDS and vocabulary not in (None, shape[-1]):
+    words = runner.vocabulary
+    if task in _PREDICTS_WORDS and words is not None and words - shape[-1] >= _PADDING:
         raise UserInputError(
             f"Graph {path.name!r} gives {shape[-1]} numbers a token, and task `{task}` reads one "
-            f"for each of its {vocabulary} words. Pass another `--task`."
+            f"for each of its {words} words. Pass another `--task`."
         )
     classes = shape[-1] if task in _CLASSIFIES else None
     if config is None:
@@ -162,6 +210,9 @@ def read_companions(
         if classes is not None:
             config.num_labels = classes
         notices = ("There is no config.json beside the tokenizer: classes have numbers.",)
+    elif classes is not None and not has_labels:
+        config.num_labels = classes
+        notices = ("The config.json beside the tokenizer names no classes: they have numbers.",)
     elif classes not in (None, config.num_labels):
         raise UserInputError(
             f"Graph {path.name!r} has {classes} classes, and the config.json beside the "
@@ -179,9 +230,11 @@ def read_companions(
 def _shape_of(runner: Runner, path: Path, task: str) -> tuple[int, ...]:
     """The shape of what a graph gives, by a run: its own word may be missing, or untrue."""
     ones = np.ones((1, 2, 4) if task == "multiple-choice" else (1, 4), np.int64)
+    inputs = dict.fromkeys(runner.input_names, ones)
+    if "token_type_ids" in inputs:  # some models know no other type
+        inputs["token_type_ids"] = np.zeros_like(ones)
     name = runner.output_names[0]
-    with running(path):
-        shape: tuple[int, ...] = runner.run(dict.fromkeys(runner.input_names, ones))[name].shape
+    shape: tuple[int, ...] = runner.run(inputs)[name].shape
     rank = 3 if task in OF_TOKENS and name != SENTENCE_EMBEDDING else 2
     if len(shape) != rank:
         raise UserInputError(
@@ -191,23 +244,22 @@ def _shape_of(runner: Runner, path: Path, task: str) -> tuple[int, ...]:
     return shape
 
 
-def _check_vocabulary(path: Path, vocabulary: int, tokenizer: Any, config: Any) -> None:
-    """Ids of another vocabulary would be read as other words, by some engines without a word."""
+def _check_vocabulary(path: Path, words: int | None, config: Any) -> None:
+    """Refuses a config of other words; that there are enough is checked when texts are read."""
     said = getattr(config, "vocab_size", None)
-    if said is None and len(tokenizer) > vocabulary:
-        raise UserInputError(
-            f"Graph {path.name!r} has embeddings of {vocabulary} words, and the tokenizer "
-            f"{len(tokenizer)}. Pass the `--tokenizer` of this model."
-        )
-    if said not in (None, vocabulary):
-        raise UserInputError(
-            f"Graph {path.name!r} has embeddings of {vocabulary} words, and the config.json beside "
-            f"the tokenizer {said}. Pass the `--tokenizer` of this model."
-        )
+    if words is None or said is None or 0 <= words - said < _PADDING:
+        return
+    raise UserInputError(
+        f"Graph {path.name!r} has embeddings of {words} words, and the config.json beside the "
+        f"tokenizer {said}. Pass the `--tokenizer` of this model."
+    )
 
 
-def _load_tokenizer(given: str | None, path: Path) -> tuple[Any, Any]:
-    """Tokenizer and config of a folder or a hub id; no config is `None`."""
+def _load_tokenizer(given: str | None, path: Path) -> tuple[Any, Any, bool]:
+    """Tokenizer and config of a folder or a hub id, and whether the config names classes.
+
+    No config is `None`.
+    """
     name = given or str(path.parent)
     said = f"`--tokenizer {given}`" if given else f"The tokenizer beside graph {path.name!r}"
     wayout = "" if given else "Put it there, or pass `--tokenizer`. "
@@ -225,6 +277,7 @@ def _load_tokenizer(given: str | None, path: Path) -> tuple[Any, Any]:
         )
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        said, _ = PretrainedConfig.get_config_dict(name)
     except (OSError, ValueError, KeyError, TypeError):
-        config = None
-    return tokenizer, config
+        return tokenizer, None, False
+    return tokenizer, config, "id2label" in said or "num_labels" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 import tempfile
@@ -46,7 +45,6 @@ from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Rows, Task
 from qdqbert.verbs.doors import CheckpointDoor, Door, GraphDoor
-from qdqbert.verbs.graph_files import running
 from qdqbert.verbs.inference import EncodedExamples, encode_examples, rows_of
 from qdqbert.verbs.manifest import digest_weights, quantization_json, trained_source
 from qdqbert.verbs.options import QuantizeOptions
@@ -128,8 +126,7 @@ class _Run:
             seen_batches = (
                 self._encode(door, used, "calibration", limit) if used else heldout_batches
             )
-            with self._running():
-                float_rows = self._float_rows(task, door, heldout_batches)
+            float_rows = self._float_rows(task, door, heldout_batches)
             recipes = {options.recipe or target.recipe for target in targets}
             door.open_sites(outputs=any(build_recipe(name).outputs for name in recipes))
             plans = [
@@ -146,8 +143,7 @@ class _Run:
                 )
                 for target in targets
             ]
-            with self._running():
-                calibration = self._calibrate(door, seen_batches, plans)
+            calibration = self._calibrate(door, seen_batches, plans)
             if not all(np.isfinite(row).all() for row in float_rows):
                 # What calibration did not see: a head that stays in float.
                 raise CheckpointError(
@@ -319,11 +315,6 @@ class _Run:
             )
         usual = task.max_length or door.max_length
         return min(asked or usual, door.max_length)
-
-    def _running(self) -> contextlib.AbstractContextManager[None]:
-        """What a graph that fails on the data raises is told in one line."""
-        options = self.options
-        return running(Path(options.model or "")) if options.is_graph else contextlib.nullcontext()
 
     def _float_rows(self, task: Task, door: Door, encoded: EncodedExamples) -> Rows:
         with self.progress.stage("Running the float model", len(encoded.batches)) as advance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -15,6 +16,8 @@ _ALIASES = {
     "attention_mask": ("attention_mask", "input_mask", "mask"),
     "token_type_ids": ("token_type_ids", "segment_ids", "type_ids"),
 }
+_UNMADE = re.compile(r"position|head_mask|embeds|past|cache")
+# What no tokenizer makes, by transformers' names.
 
 
 def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
@@ -45,10 +48,11 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
         if role not in chosen.values() and known:
             chosen[known[0]] = role
     unknown = sorted(set(inputs) - set(chosen))
-    if len(unknown) > len(INPUTS) - len(chosen):
+    unmade = [name for name in unknown if _UNMADE.search(name)]
+    if unmade or len(unknown) > len(INPUTS) - len(chosen):
         raise UserInputError(
-            f"The graph reads {', '.join(unknown)} beside {', '.join(chosen)}; expected no more "
-            f"than {', '.join(INPUTS)}. Export it without."
+            f"The graph reads {', '.join(unmade or unknown)} beside {', '.join(chosen)}; expected "
+            f"no more than {', '.join(INPUTS)}. Export it without."
         )
     if unknown or "input_ids" not in chosen.values():
         raise UserInputError(

@@ -20,10 +20,12 @@ class PortedGraph:
     Attributes:
         path: The file.
         vocabulary: Rows of its table of word embeddings, if that is found.
+        named: transformers' names of inputs that were found by what the user said.
     """
 
     path: Path
     vocabulary: int | None
+    named: frozenset[str]
 
 
 def port_graph(
@@ -45,8 +47,9 @@ def port_graph(
         model = load_graph(path)
         there = {value.name for value in model.graph.inputs}
         of_this = {role: name for role, name in input_names.items() if name in there}
-        name_inputs(model, of_this if others else input_names)
+        given = of_this if others else input_names
+        name_inputs(model, given)
         name_outputs(model, task)
         copy = scratch / path.name
         save_graph(model, copy, passing=True)
-        return PortedGraph(path=copy, vocabulary=vocabulary_size(model))
+        return PortedGraph(path=copy, vocabulary=vocabulary_size(model), named=frozenset(given))
