@@ -186,8 +186,11 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
         ("qdqbert", set()),
         ("qdqbert-smoothed", {site for site in QDQBERT_SITES if "_input_" in site}),
         ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
-        ("ffn", set()),
-        ("linear+matmul", set()),
+        (
+            "ffn",
+            {f"{linear}._input_quantizer" for linear in ("intermediate.dense", "output.dense")},
+        ),
+        ("linear+matmul", {f"{linear}._input_quantizer" for linear in LINEARS}),
     ],
 )
 def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, two_layers) -> None:

@@ -48,22 +48,25 @@ _TABLE = (
     # kernel for it are fast. Every family calls it `attention`, `crossattention` or `attn`.
     Recipe(
         name="ffn",
-        summary="linears of the feed-forward blocks only, symmetric",
+        summary="linears of the feed-forward blocks only, affine inputs, smoothed",
         rules=(
             Rule(site="*att[en]*", spec=None),
             _LINEAR_WEIGHTS,
-            Rule(site="*._input_quantizer", spec=SYMMETRIC),
+            Rule(site="*._input_quantizer", spec=AFFINE),
         ),
+        smoothing=WIDE_INPUTS,
     ),
-    # The paper's quantizers but for those of residual adds.
+    # The paper's quantizers but for those of residual adds. Products have no bias that could take a
+    # zero point, and engines pay for one.
     Recipe(
         name="linear+matmul",
-        summary="linears and attention products, symmetric",
+        summary="`linear`, and attention products, symmetric",
         rules=(
             _LINEAR_WEIGHTS,
-            Rule(site="*._input_quantizer", spec=SYMMETRIC),
+            Rule(site="*._input_quantizer", spec=AFFINE),
             Rule(site="*.matmul_*_input_quantizer", spec=SYMMETRIC),
         ),
+        smoothing=WIDE_INPUTS,
     ),
     # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`),
     # 20 a layer of BERT. What is added to a residual has its range clipped by what LayerNorm makes

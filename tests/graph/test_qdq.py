@@ -84,8 +84,8 @@ def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
         bert.layers
     )
     assert counts["Site"] == 0
-    # Three rescaled inputs a layer: that of query, key and value, and both of the feed-forward;
-    # and the four of its residual adds, which are divided again.
+    # Three rescaled inputs a layer: that of query, key and value, which `ffn` leaves alone, and
+    # both of the feed-forward; and the four of its residual adds, which are divided again.
     products = collections.Counter(
         (node.name or "").rpartition(".")[2]
         for node in lowered(bert, "portable", recipe).graph
@@ -93,7 +93,8 @@ def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
     )
     smoothing = build_recipe(recipe).smoothing
     restored = 4 if smoothing and smoothing.sums else 0
-    assert products["rescale"] == (len(bert.layers) * (3 + restored) if smoothing else 0)
+    rescaled = (2 if recipe == "ffn" else 3) + restored
+    assert products["rescale"] == (len(bert.layers) * rescaled if smoothing else 0)
     assert products["restore"] == len(bert.layers) * restored
 
 
