@@ -32,12 +32,13 @@ from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.session import Calibration, calibrate
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
+from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.graph.export import GraphBody, export_sited
-from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
-from qdqbert.spec import Smoothing
+from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 
@@ -139,6 +140,26 @@ class Prepared:
 
     def scales(self, plan: Plan) -> dict[str, np.ndarray]:
         return {name: scale.numpy() for name, scale in self.calibration(plan).scales.items()}
+
+    def references(
+        self,
+        plan: Plan,
+        ranges: Mapping[str, Range] | None = None,
+        scales: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[Reference]:
+        """What it computes under a plan, with the plan's calibration if nothing else is said."""
+        chosen = self.calibration(plan)
+        ranges = chosen.ranges if ranges is None else ranges
+        scales = chosen.scales if scales is None else scales
+        with quantizing(self.sited, plan.specs, ranges, scales):
+            return make_references(
+                self.sited,
+                self.body,
+                self.graph,
+                self.layers,
+                self.batches[-2:],
+                last_bits=plan.target.last_bits,
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

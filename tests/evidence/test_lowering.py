@@ -8,9 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.evidence import lowering
-from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, make_references
+from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
 from qdqbert.graph.edit import tidy
-from qdqbert.insert.sited import quantizing
 from qdqbert.targets.target import lower
 
 GOOD = LoweringCheck(
@@ -30,9 +29,7 @@ def bert(prepared):
 
 @pytest.fixture(scope="module")
 def references(bert) -> list[Reference]:
-    plan = bert.plan("onnxruntime")
-    with quantizing(bert.sited, plan.specs, bert.smooth.ranges, bert.smooth.scales):
-        return make_references(bert.sited, bert.body, bert.graph, bert.layers, bert.batches[-2:])
+    return bert.references(bert.plan("onnxruntime"), bert.smooth.ranges, bert.smooth.scales)
 
 
 def lowered(bert) -> ir.Model:

@@ -10,11 +10,10 @@ import pytest
 
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CalibrationError, GraphError
-from qdqbert.evidence.lowering import check_lowering, make_references
+from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import QdqStyle, float_graph, insert_qdq
-from qdqbert.insert.sited import quantizing
 from qdqbert.recipes import build_recipe
 from qdqbert.spec import Range, TensorSpec
 from qdqbert.targets import TARGETS
@@ -185,12 +184,8 @@ def test_a_graph_computes_layer_by_layer_what_pytorch_does(bert, engine, recipe,
         name: dataclasses.replace(each, amax=each.amax * (width if ".matmul_" in name else 1))
         for name, each in chosen.ranges.items()
     }
-    with quantizing(bert.sited, plan.specs, ranges, chosen.scales):
-        references = make_references(
-            bert.sited, bert.body, bert.graph, bert.layers, bert.batches[-2:]
-        )
     model = lower(bert.graph, plan, ranges, bert.scales(plan))
-    check = check_lowering(model, references, engine)
+    check = check_lowering(model, bert.references(plan, ranges), engine)
     assert check.worst_layer_db >= 40
     assert check.is_exact
 
@@ -205,12 +200,7 @@ def test_other_families_compute_layer_by_layer_what_pytorch_does(
     if engine not in TARGETS[target].engines:
         pytest.skip(f"{target} graphs do not run on {engine}")
     each = prepared(name)
-    plan = each.plan(target)
-    chosen = each.calibration(plan)
-    with quantizing(each.sited, plan.specs, chosen.ranges, chosen.scales):
-        references = make_references(
-            each.sited, each.body, each.graph, each.layers, each.batches[-2:]
-        )
+    references = each.references(each.plan(target))
     check = check_lowering(lowered(each, target), references, engine)
     assert check.worst_layer_db >= 40
 
@@ -218,11 +208,7 @@ def test_other_families_compute_layer_by_layer_what_pytorch_does(
 @pytest.mark.parametrize("name", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
 def test_other_families_lower_every_site_of_the_paper(prepared, name) -> None:
     each = prepared(name)
-    plan = each.plan("portable", "qdqbert")
-    with quantizing(each.sited, plan.specs, each.plain.ranges):
-        references = make_references(
-            each.sited, each.body, each.graph, each.layers, each.batches[-2:]
-        )
+    references = each.references(each.plan("portable", "qdqbert"), each.plain.ranges, {})
     check = check_lowering(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
     assert check.worst_layer_db >= 40
 

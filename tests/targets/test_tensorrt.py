@@ -10,10 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.lowering import check_lowering, make_references
+from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
-from qdqbert.insert.sited import quantizing
 from qdqbert.recipes import Switches
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
@@ -103,18 +102,8 @@ def test_the_default_is_the_inputs_and_weights_of_linears(bert) -> None:
     ],
 )
 def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, name, recipe) -> None:
-    each, target = prepared(name), TARGETS["tensorrt"]
-    plan = each.plan("tensorrt", recipe)
-    chosen = each.calibration(plan)
-    with quantizing(each.sited, plan.specs, chosen.ranges, chosen.scales):
-        references = make_references(
-            each.sited,
-            each.body,
-            each.graph,
-            each.layers,
-            each.batches[-2:],
-            last_bits=target.last_bits,
-        )
+    each = prepared(name)
+    references = each.references(each.plan("tensorrt", recipe))
     check = check_lowering(lowered(each, recipe), references, "onnxruntime")
     assert check.is_exact
     assert check.worst_layer_db >= (40 if recipe == "linear" else 30)
@@ -122,34 +111,16 @@ def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, na
 
 @pytest.mark.parametrize("bits", [6, 7])
 def test_fewer_bits_are_as_exact(bert, bits) -> None:
-    plan, target = bert.plan("tensorrt"), TARGETS["tensorrt"]
+    plan = bert.plan("tensorrt")
     specs = Switches(aprec=bits).apply(plan.specs, bert.sited.sites)
-    plan, chosen = dataclasses.replace(plan, specs=specs), bert.calibration(plan)
-    with quantizing(bert.sited, specs, chosen.ranges, chosen.scales):
-        references = make_references(
-            bert.sited,
-            bert.body,
-            bert.graph,
-            bert.layers,
-            bert.batches[-2:],
-            last_bits=target.last_bits,
-        )
-    model = lower(bert.graph, plan, chosen.ranges, bert.scales(plan))
-    assert check_lowering(model, references, "onnxruntime").is_exact
+    plan = dataclasses.replace(plan, specs=specs)
+    model = lower(bert.graph, plan, bert.calibration(plan).ranges, bert.scales(plan))
+    assert check_lowering(model, bert.references(plan), "onnxruntime").is_exact
 
 
 def test_a_misplaced_scale_is_still_seen(bert) -> None:
-    plan, target = bert.plan("tensorrt"), TARGETS["tensorrt"]
-    ranges = bert.plain.ranges
-    with quantizing(bert.sited, plan.specs, ranges, {}):
-        references = make_references(
-            bert.sited,
-            bert.body,
-            bert.graph,
-            bert.layers,
-            bert.batches[-2:],
-            last_bits=target.last_bits,
-        )
+    plan, ranges = bert.plan("tensorrt"), bert.plain.ranges
+    references = bert.references(plan, ranges, {})
     site = "encoder.layer.1.output.dense._input_quantizer"
     right = ranges[site]
     wider = dataclasses.replace(right, low=right.low * 3, high=right.high * 3)

@@ -40,6 +40,17 @@ def data(write_file) -> Path:
     return write_file("dev.csv", CLASSES)
 
 
+def behind_identity(graph: Path, path: Path, name: str, port: str) -> Path:
+    """A copy of a graph whose input is called `port`, and read by way of an Identity."""
+    model = onnx.load(graph)
+    for node in model.graph.node:
+        node.input[:] = ["a_inner" if each == name else each for each in node.input]
+    next(each for each in model.graph.input if each.name == name).name = port
+    model.graph.node.insert(0, helper.make_node("Identity", [port], ["a_inner"]))
+    onnx.save(model, path)
+    return path
+
+
 def test_a_graph_scores_as_the_checkpoint_that_it_was_exported_from(
     float_graph, checkpoints, data, engine
 ) -> None:
@@ -111,32 +122,21 @@ def test_inputs_of_other_names_and_types_and_half_outputs_are_taken(
 def test_inputs_of_other_names_may_be_those_of_one_of_two_graphs(
     float_graph, checkpoints, data, tmp_path
 ) -> None:
-    model = onnx.load(float_graph)
-    for node in model.graph.node:
-        node.input[:] = ["ids" if name == "input_ids" else name for name in node.input]
-    next(each for each in model.graph.input if each.name == "input_ids").name = "odd"
-    model.graph.node.insert(0, helper.make_node("Identity", ["odd"], ["ids"]))
-    onnx.save(model, tmp_path / "odd.onnx")
+    odd = behind_identity(float_graph, tmp_path / "odd.onnx", "input_ids", "odd")
     words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
     names = {"input_ids": "odd"}
-    report = qdqbert.evaluate(
-        float_graph, data, reference=tmp_path / "odd.onnx", input_names=names, **words
-    )
+    report = qdqbert.evaluate(float_graph, data, reference=odd, input_names=names, **words)
     assert report.fidelity.sqnr_db > 120
     with pytest.raises(UserInputError, match="cannot all be told"):
-        qdqbert.evaluate(tmp_path / "odd.onnx", data, **words)
+        qdqbert.evaluate(odd, data, **words)
 
 
 def test_an_identity_behind_an_input_does_not_rename_it(
     float_graph, checkpoints, data, tmp_path, engine
 ) -> None:
-    model = onnx.load(float_graph)
-    for node in model.graph.node:
-        node.input[:] = ["a_inner" if name == "input_ids" else name for name in node.input]
-    model.graph.node.insert(0, helper.make_node("Identity", ["input_ids"], ["a_inner"]))
-    onnx.save(model, tmp_path / "inner.onnx")
+    graph = behind_identity(float_graph, tmp_path / "inner.onnx", "input_ids", "input_ids")
     words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
-    report = qdqbert.evaluate(tmp_path / "inner.onnx", data, engine=engine, **words)
+    report = qdqbert.evaluate(graph, data, engine=engine, **words)
     assert report.metrics == qdqbert.evaluate(float_graph, data, **words).metrics
 
 
@@ -322,15 +322,11 @@ def test_an_input_that_tokenizers_do_not_make_is_told(
 def test_positions_are_not_taken_for_types_of_tokens(
     float_graph, checkpoints, data, tmp_path
 ) -> None:
-    model = onnx.load(float_graph)
-    for node in model.graph.node:
-        node.input[:] = ["types" if name == "token_type_ids" else name for name in node.input]
-    next(each for each in model.graph.input if each.name == "token_type_ids").name = "position_ids"
-    model.graph.node.insert(0, helper.make_node("Identity", ["position_ids"], ["types"]))
-    onnx.save(model, tmp_path / "positions.onnx")
+    path = tmp_path / "positions.onnx"
+    graph = behind_identity(float_graph, path, "token_type_ids", "position_ids")
     words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
     with pytest.raises(UserInputError, match=r"reads position_ids beside .* Export it without"):
-        qdqbert.evaluate(tmp_path / "positions.onnx", data, **words)
+        qdqbert.evaluate(graph, data, **words)
 
 
 def test_names_of_inputs_that_neither_graph_has_are_told(float_graph, checkpoints, data) -> None:

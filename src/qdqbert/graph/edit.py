@@ -63,6 +63,18 @@ def only_consumer(value: ir.Value) -> ir.Node | None:
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
+def bias_of(matmul: ir.Node, *, columns: int) -> tuple[ir.Value | None, ir.Node | None]:
+    """The constant that is added to each column of the product, and the node that adds it."""
+    add = only_consumer(matmul.outputs[0])
+    if add is None or add.op_type != "Add":
+        return None, None
+    for value in add.inputs:
+        array = constant_array(value)
+        if array is not None and array.shape == (columns,):
+            return value, add
+    return None, None
+
+
 def replace(
     graph: ir.Graph, before: ir.Node, new: ir.Node, *, old: ir.Value, also: Sequence[ir.Node] = ()
 ) -> None:

@@ -49,7 +49,7 @@ class _Subject:
         max_length: Longest row in tokens.
         calibrated_on: Fingerprints of the examples that its ranges were taken from.
         notices: What the user should know.
-        file: Where its graph came from, if that is anyone's .onnx file.
+        named: transformers' names of inputs that were found by what the user said.
     """
 
     task: Task

@@ -277,7 +277,7 @@ def _load_tokenizer(given: str | None, path: Path) -> tuple[Any, Any, bool]:
         )
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        said, _ = PretrainedConfig.get_config_dict(name)
+        fields, _ = PretrainedConfig.get_config_dict(name)
     except (OSError, ValueError, KeyError, TypeError):
         return tokenizer, None, False
-    return tokenizer, config, "id2label" in said or "num_labels" in said
+    return tokenizer, config, "id2label" in fields or "num_labels" in fields

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from qdqbert.graph.edit import (
     add_constant,
+    bias_of,
     constant_array,
-    only_consumer,
     producer_of,
     replace,
     tidy,
@@ -59,7 +59,7 @@ def _is_of_linears(quantize: ir.Node) -> bool:
         return False
     uses = [use for reader in readers for use in reader.outputs[0].uses()]
     return all(reader.op_type == "DequantizeLinear" for reader in readers) and all(
-        use.idx == 0 and _weight(use.node) is not None for use in uses
+        use.idx == 0 and _factors(use.node) is not None for use in uses
     )
 
 
@@ -107,18 +107,16 @@ def _shortened(value: float, bits: int) -> np.float32:
 
 def _correct(graph: ir.Graph, product: ir.Node, shift: np.float32) -> None:
     """Takes from the bias of a linear what its shifted input adds to its product."""
-    weight = _weight(product)
-    assert weight is not None
+    factors = _factors(product)
+    assert factors is not None
+    weight = factors[0].astype(np.float32) * factors[1].astype(np.float32)
     excess = (np.float64(shift) * weight.astype(np.float64).sum(axis=0)).astype(np.float32)
-    bias = only_consumer(product.outputs[0])
-    side = None if bias is None or bias.op_type != "Add" else _constant_side(bias)
-    if bias is not None and side is not None:
-        value = bias.inputs[side]
-        there = constant_array(value)
-        assert value is not None
-        assert there is not None
-        name, corrected = f"{value.name}.absorbed", there - excess
-        bias.replace_input_with(side, add_constant(graph, name, corrected.astype(np.float32)))
+    bias, add = bias_of(product, columns=len(excess))
+    there = constant_array(bias)
+    if bias is not None and add is not None and there is not None:
+        name, corrected = f"{bias.name}.absorbed", there - excess
+        side = 0 if add.inputs[0] is bias else 1
+        add.replace_input_with(side, add_constant(graph, name, corrected.astype(np.float32)))
         return
     # A linear without a bias.
     old = product.outputs[0]
@@ -130,29 +128,18 @@ def _correct(graph: ir.Graph, product: ir.Node, shift: np.float32) -> None:
     replace(graph, product, added, old=old, also=[bare])
 
 
-def _weight(product: ir.Node) -> NDArray[np.generic] | None:
-    """The dequantized weight `(in, out)` of a linear's product; `None` of any other node."""
+def _factors(product: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
+    """Codes `(in, out)` and scale of a linear's weight, floats and 1; `None` of other nodes."""
     if product.op_type != "MatMul":
         return None
     dequantize = producer_of(product.inputs[1], "DequantizeLinear")
     if dequantize is None:
         plain = constant_array(product.inputs[1])
-        return None if plain is None or plain.ndim != 2 else plain
+        return None if plain is None or plain.ndim != 2 else (plain, np.ones((), np.float32))
     codes, scale = (constant_array(value) for value in dequantize.inputs[:2])
     if codes is None or codes.ndim != 2 or scale is None:
         return None
     axis = dequantize.attributes.get("axis")
     if scale.size > 1 and axis is not None and axis.as_int() % 2 == 0:
         return None
-    weight: NDArray[np.generic] = codes.astype(np.float32) * scale.astype(np.float32)
-    return weight
-
-
-def _constant_side(add: ir.Node) -> int | None:
-    """Which input of an Add is a constant vector."""
-    sides = [
-        index
-        for index, value in enumerate(add.inputs)
-        if (array := constant_array(value)) is not None and array.ndim == 1
-    ]
-    return sides[0] if sides else None
+    return codes, scale

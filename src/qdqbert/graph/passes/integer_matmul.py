@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from qdqbert.graph.edit import (
     MICROSOFT,
+    bias_of,
     constant_array,
-    only_consumer,
     producer_of,
     replace,
     tidy,
@@ -41,7 +41,7 @@ def _fuse(graph: ir.Graph, matmul: ir.Node) -> None:
         return
     if len(x.inputs) != 3 or len(weight.inputs) != 3 or not _is_by_column(weight):
         return
-    bias, add = _bias(matmul, columns=codes.shape[1])
+    bias, add = bias_of(matmul, columns=codes.shape[1])
     inputs = [
         x.inputs[0],
         weight.inputs[0],
@@ -70,15 +70,3 @@ def _is_by_column(weight: ir.Node) -> bool:
         return False
     axis = weight.attributes.get("axis")
     return scale.size == 1 or (axis.as_int() if axis is not None else 1) in (1, -1)
-
-
-def _bias(matmul: ir.Node, *, columns: int) -> tuple[ir.Value | None, ir.Node | None]:
-    """The constant that is added to each column of the product, and the node that adds it."""
-    add = only_consumer(matmul.outputs[0])
-    if add is None or add.op_type != "Add":
-        return None, None
-    for value in add.inputs:
-        array = constant_array(value)
-        if array is not None and array.shape == (columns,):
-            return value, add
-    return None, None
