@@ -4,7 +4,7 @@ r"""A recipe with every calibrator on a whole test file, in PyTorch and on engin
         [--engines pytorch onnxruntime openvino] [--max-length N]
 
 Statistics are collected once, on 300 examples; each calibrator chooses its ranges from them, as in
-the paper, and with `clips_sums` where the recipe has it. Graphs of the latter are those that
+the paper, and with `clips_residuals` where the recipe has it. Graphs of the latter are those that
 `qdqbert quantize --target ENGINE` writes.
 """
 
@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from qdqbert.calibration.session import watch
-from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
-from qdqbert.calibration.statistics import Collector, Together, choose_ranges
-from qdqbert.calibration.sums import SumCollector, clip_to_sums
+from qdqbert.calibration.calibration import run_observed
+from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
+from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
+from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import example_inputs, export_sited
 from qdqbert.insert.sited import insert_quantizers_, linear_weights, quantizing
@@ -57,27 +57,27 @@ def main() -> None:
     checkpoint, recipe = test.checkpoint, build_recipe(arguments.recipe)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
-    run = functools.partial(watch, sited, lambda inputs: test.body(**inputs), batches)
+    run = functools.partial(run_observed, sited, lambda inputs: test.body(**inputs), batches)
     sites = [site for site in sited.sites if site.kind == "activation"]
     names, scales = [site.name for site in sites], {}
     if recipe.smoothing is not None:
-        channels = ChannelCollector([s.name for s in sites if recipe.smoothing.matches(s)])
+        channels = ChannelAmaxObserver([s.name for s in sites if recipe.smoothing.matches(s)])
         run(channels, {})
         scales = choose_pre_quant_scales(
             channels, linear_weights(sited), alpha=recipe.smoothing.alpha
         )
-    collector, sums = Collector(names), SumCollector(names)
-    run(Together(collector, sums), scales)
+    collector, sums = HistogramObserver(names), ResidualErrorObserver(names)
+    run(CombinedObserver(collector, sums), scales)
     inputs = example_inputs(checkpoint.input_names, checkpoint.task)
     graph = export_sited(sited, test.body, inputs)
     arrays = {name: scale.numpy() for name, scale in scales.items()}
-    clips = [False, True] if recipe.clips_sums else [False]
+    clips = [False, True] if recipe.clips_residuals else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):
         name += ", clipped" if clip else ""
         if not any(words in name for words in arguments.only):
             continue
         ranges = choose_ranges(collector.statistics, calibrator)
-        ranges = clip_to_sums(ranges, sums.errors if clip else {})
+        ranges = clip_residual_ranges(ranges, sums.errors if clip else {})
         cells = []
         for engine in arguments.engines:
             target = TARGETS["portable" if engine == "pytorch" else engine]

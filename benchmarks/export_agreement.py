@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from qdqbert import QDQBertModel, Switches, calibrate, resources
+from qdqbert import QDQBertModel, QuantizerOptions, calibrate, resources
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.nn import TensorQuantizer
 
@@ -63,7 +63,7 @@ def main() -> None:
     models = {}
     for per_tensor in (False, True):
         model = QDQBertModel.from_pretrained(source, add_pooling_layer=False, dtype=torch.float32)
-        recipe = Switches(quant_per_tensor=per_tensor)
+        recipe = QuantizerOptions(quant_per_tensor=per_tensor)
         models[per_tensor] = calibrate(model.eval(), batches[:4], recipe=recipe)
     for exporter, opset, per_tensor, dtype in track(combinations, description="Exporting"):
         model = copy.deepcopy(models[per_tensor]).to(dtype)

@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qdqbert.errors import QdqBertError
-from qdqbert.graph.ready.opening import open_graph
+from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.verbs.graph_files import open_any_graph
 
 TASK = "text-classification"
@@ -451,7 +451,7 @@ def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
         if evaluated:
             open_any_graph(path, task=TASK, engine="onnxruntime", input_names={})
         else:
-            open_graph(path, task=TASK, input_names={}, scratch=folder)
+            import_onnx(path, task=TASK, input_names={}, scratch=folder)
     except QdqBertError as error:
         text = str(error)
         if "\n" in text or path.name not in text:

@@ -134,29 +134,29 @@ def run_bare(graph: Path, inputs: list[Any], _: str) -> None:
 
 
 def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
-    from qdqbert.calibration.statistics import Collector, Together, choose_ranges
-    from qdqbert.calibration.sums import SumCollector, clip_to_sums
+    from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
+    from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
     from qdqbert.encoding import Batch
-    from qdqbert.graph.ready.normal import normalise
-    from qdqbert.graph.ready.reading import read_graph
-    from qdqbert.graph.ready.roles import find_roles
-    from qdqbert.graph.ready.sites import mark_sites
-    from qdqbert.graph.ready.watching import WatchedGraph
+    from qdqbert.graph.imported.canonical_form import to_canonical_form
+    from qdqbert.graph.imported.observed_graph import ObservedGraph
+    from qdqbert.graph.imported.onnx_file import read_graph
+    from qdqbert.graph.imported.roles import find_roles
+    from qdqbert.graph.imported.sites import mark_sites
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
 
     start = time.perf_counter()
-    model = normalise(read_graph(graph))
+    model = to_canonical_form(read_graph(graph))
     sited = mark_sites(model, find_roles(model))
     names = [site.name for site in sited.sites if site.kind == "activation"]
-    watched = WatchedGraph(sited, graph.with_name("watched.onnx"), sites=names)
+    observed = ObservedGraph(sited, graph.with_name("watched.onnx"), sites=names)
     loaded = time.perf_counter()
-    collector, sums = Collector(names), SumCollector(names)
+    collector, sums = HistogramObserver(names), ResidualErrorObserver(names)
     batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]
-    watched.run(batches, Together(collector, sums), {})
+    observed.run(batches, CombinedObserver(collector, sums), {})
     collected = time.perf_counter() - loaded
     for rule in (Max(), Percentile(99.99), Mse(), Entropy()):
         chosen = time.perf_counter()
-        clip_to_sums(choose_ranges(collector.statistics, rule), sums.errors)
+        clip_residual_ranges(choose_ranges(collector.statistics, rule), sums.errors)
         tell(loaded - start, collected + time.perf_counter() - chosen)
 
 

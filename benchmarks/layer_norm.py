@@ -1,4 +1,4 @@
-"""Why residual adds are written as Sum for ONNX Runtime: its two ways to add and normalise.
+"""Why residual adds are written as Sum for ONNX Runtime: its two ways to add and to_canonical_form.
 
 python benchmarks/layer_norm.py [--hidden 384] [--tokens 1024] [--threads 2]
 """

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import qdqbert
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from scoring import Score, TestSet, mean_of
 
 ENGINES = ("pytorch", "onnxruntime", "openvino")
@@ -69,7 +69,9 @@ def row_of(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]
             task=options.task,
             qat=True,
             recipe=options.recipe,
-            switches=Switches(calibrator=options.calibrator, percentile=percentile),
+            quantizer_options=QuantizerOptions(
+                calibrator=options.calibrator, percentile=percentile
+            ),
             ranges=options.ranges,
             distill_from=test.model,
             distillation=qdqbert.Distillation(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from qdqbert.calibration.session import calibrate
+from qdqbert.calibration.calibration import calibrate
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import WIDE_INPUTS, build_recipe
@@ -76,7 +76,7 @@ def main() -> None:
             sites=[s.name for s in sited.sites if s.kind == "activation" and specs[s.name]],
             calibrator=calibrator,
             smoothing=recipe.smoothing,
-            clips_sums=recipe.clips_sums,
+            clips_residuals=recipe.clips_residuals,
         )
         with quantizing(sited, specs, calibration.ranges, calibration.scales):
             made = test.run(test.runner)

@@ -21,13 +21,13 @@ from qdqbert.graph.export import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import Rows, TaskOptions
+from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,
     encode_examples,
     fidelity_of,
-    rows_of,
+    predict,
 )
 
 CALIBRATION_EXAMPLES = 300
@@ -98,7 +98,7 @@ class TestSet:
         self.encoded = self.encode(path)
         self.body = GraphBody.of(self.checkpoint)
         self.runner = TorchRunner(self.body, self.checkpoint.input_names)
-        self.expected = rows_of(self.task, self.runner, self.encoded)
+        self.expected = predict(self.task, self.runner, self.encoded)
         self.float = self.score(self.expected)
 
     def encode(self, path: str | None, *, count: int | None = None) -> EncodedExamples:
@@ -120,7 +120,7 @@ class TestSet:
             options=TaskOptions(),
         )
 
-    def score(self, rows: Rows) -> Score:
+    def score(self, rows: Predictions) -> Score:
         """What a model's rows are worth."""
         labels, features = self.checkpoint.config.id2label, self.encoded.features
         metric = self.task.metrics(rows, features, labels, TaskOptions())[0]
@@ -140,7 +140,7 @@ class TestSet:
 
     def run(self, runner: Runner) -> Score:
         """The score of whatever runs."""
-        return self.score(rows_of(self.task, runner, self.encoded))
+        return self.score(predict(self.task, runner, self.encoded))
 
     def graph(self, engine: EngineName, path: Path) -> Score:
         """The score of a graph on an engine."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from qdqbert.calibration.session import calibrate
+from qdqbert.calibration.calibration import calibrate
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Mse
 from qdqbert.spec import Site, input_site_of
@@ -48,7 +48,7 @@ def main() -> None:
         sites=plan.activations,
         calibrator=Mse(),
         smoothing=plan.recipe.smoothing,
-        clips_sums=plan.recipe.clips_sums,
+        clips_residuals=plan.recipe.clips_residuals,
     )
     titles = f"| in float | {test.float.titles()} |"
     print(titles, "|---" * (titles.count("|") - 1) + "|", sep="\n", flush=True)

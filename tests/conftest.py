@@ -29,7 +29,7 @@ import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from qdqbert import QuantizeReport, quantize
-from qdqbert.calibration.session import Calibration, calibrate
+from qdqbert.calibration.calibration import Calibration, calibrate
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.lowering import Reference, make_references
@@ -446,7 +446,7 @@ def quantized(
             calibration_data=str(data),
             calibration_samples=24,
             targets=tuple(
-                each for each in TARGETS if TARGETS[each].engines and not TARGETS[each].stand_in
+                each for each in TARGETS if TARGETS[each].engines and not TARGETS[each].is_proxy
             )
             if name == "sentence"
             else (),
@@ -529,9 +529,9 @@ def toolkit_defaults() -> Iterator[None]:
     before = {
         cls: {name: vars(cls)[name] for name in names if name in vars(cls)} for cls in classes
     }
-    switches = TensorQuantizer.use_fb_fake_quant, TensorQuantizer._enable_onnx_export
+    quantizer_options = TensorQuantizer.use_fb_fake_quant, TensorQuantizer._enable_onnx_export
     yield
-    TensorQuantizer.use_fb_fake_quant, TensorQuantizer._enable_onnx_export = switches
+    TensorQuantizer.use_fb_fake_quant, TensorQuantizer._enable_onnx_export = quantizer_options
     for cls, values in before.items():
         for name in names:
             if name in values:

@@ -66,10 +66,16 @@ def test_widths_from_two_to_eight_have_two_to_the_bits_codes(bits) -> None:
         ({"bits": 9}, "`bits` must be between 2 and 8, got 9"),
         ({"narrow": True, "signed": False}, "`narrow` needs a signed symmetric range"),
         ({"narrow": True, "symmetric": False}, "`narrow` needs a signed symmetric range"),
-        ({"pair_limit": 126}, "`pair_limit` needs symmetric codes and at least `qmax`, got 126"),
-        ({"pair_limit": 128, "symmetric": False}, "`pair_limit` needs symmetric codes"),
+        (
+            {"adjacent_sum_limit": 126},
+            "`adjacent_sum_limit` needs symmetric codes and at least `qmax`, got 126",
+        ),
+        (
+            {"adjacent_sum_limit": 128, "symmetric": False},
+            "`adjacent_sum_limit` needs symmetric codes",
+        ),
         # Each of the two codes is rounded by up to half a step: 1 leaves nothing to code.
-        ({"bits": 2, "pair_limit": 1}, "`pair_limit` needs"),
+        ({"bits": 2, "adjacent_sum_limit": 1}, "`adjacent_sum_limit` needs"),
         (
             {"dynamic": True},
             "`dynamic` needs unsigned affine codes of 8 bits in one scale, got int8",
@@ -102,7 +108,7 @@ def test_spec_that_contradicts_itself_is_refused(choices, message) -> None:
         (UINT8, "uint8 affine per-tensor"),
         (PER_CHANNEL, "int8 narrow symmetric per-channel axis 0"),
         (
-            TensorSpec(bits=7, narrow=True, axis=1, pair_limit=128),
+            TensorSpec(bits=7, narrow=True, axis=1, adjacent_sum_limit=128),
             "int7 narrow symmetric per-channel axis 1 pair sums <= 128",
         ),
         (TensorSpec(**AFFINE, dynamic=True), "uint8 affine per-tensor dynamic"),

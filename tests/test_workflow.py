@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.recipes import QAT_SWITCHES
+from qdqbert.recipes import QAT_QUANTIZER_OPTIONS
 
 FIRST_NAMES = ("cat", "dog", "bread", "tree", "paper")
 PLACES = ("river", "school", "room", "city", "house")
@@ -290,7 +290,7 @@ def test_ranges_that_cut_off_half_of_the_values_ruin_the_score(
     batches = [{name: torch.tensor(rows) for name, rows in batch.items()}]
     qdqbert.prepare(model, recipe="qdqbert")
     for percentile, output in ((100.0, tmp_path / "whole"), (50.0, tmp_path / "half")):
-        recipe = qdqbert.Switches(calibrator="percentile", percentile=percentile)
+        recipe = qdqbert.QuantizerOptions(calibrator="percentile", percentile=percentile)
         qdqbert.calibrate(model, batches, recipe=recipe)
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
@@ -301,9 +301,9 @@ def test_ranges_that_cut_off_half_of_the_values_ruin_the_score(
 
 def test_training_wins_back_what_few_bits_lose(trained, tmp_path) -> None:
     made = trained("question-answering")
-    switches = dataclasses.replace(QAT_SWITCHES, wprec=3, aprec=4)
+    quantizer_options = dataclasses.replace(QAT_QUANTIZER_OPTIONS, wprec=3, aprec=4)
     report = made.train_quantized(
-        tmp_path / "qat", switches=switches, epochs=1.0, learning_rate=1e-3
+        tmp_path / "qat", quantizer_options=quantizer_options, epochs=1.0, learning_rate=1e-3
     )
     before, after = (metrics[0].value for metrics in (report.before, report.after))
     # 7 values a weight and 15 a tensor lose 16 points; 32 steps bring a third of them back.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qdqbert.errors import QdqBertError as QdqBertError
-    from qdqbert.evidence.record import BenchmarkReport as BenchmarkReport
-    from qdqbert.evidence.record import EvaluateReport as EvaluateReport
-    from qdqbert.evidence.record import QuantizeReport as QuantizeReport
-    from qdqbert.evidence.record import TrainReport as TrainReport
+    from qdqbert.evidence.reports import BenchmarkReport as BenchmarkReport
+    from qdqbert.evidence.reports import EvaluateReport as EvaluateReport
+    from qdqbert.evidence.reports import QuantizeReport as QuantizeReport
+    from qdqbert.evidence.reports import TrainReport as TrainReport
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
     from qdqbert.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
-    from qdqbert.recipes import Switches as Switches
+    from qdqbert.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.tasks.data import Columns as Columns
     from qdqbert.tasks.task import TaskOptions as TaskOptions
     from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "benchmark": "qdqbert.verbs.benchmark",
-    "BenchmarkReport": "qdqbert.evidence.record",
+    "BenchmarkReport": "qdqbert.evidence.reports",
     "calibrate": "qdqbert.models.calibrate",
     "Columns": "qdqbert.tasks.data",
     "Distillation": "qdqbert.training.losses",
     "engine": "qdqbert.verbs.engine",
     "EngineReport": "qdqbert.verbs.engine",
     "evaluate": "qdqbert.verbs.evaluate",
-    "EvaluateReport": "qdqbert.evidence.record",
+    "EvaluateReport": "qdqbert.evidence.reports",
     "prepare": "qdqbert.models.prepare",
     "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
@@ -66,12 +66,12 @@ _HOMES = {
     "QDQBertPreTrainedModel": "qdqbert.models.modeling",
     "QuantDescriptor": "qdqbert.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
-    "QuantizeReport": "qdqbert.evidence.record",
-    "Switches": "qdqbert.recipes",
+    "QuantizeReport": "qdqbert.evidence.reports",
+    "QuantizerOptions": "qdqbert.recipes",
     "TaskOptions": "qdqbert.tasks.task",
     "TensorQuantizer": "qdqbert.nn.tensor_quantizer",
     "train": "qdqbert.verbs.train",
-    "TrainReport": "qdqbert.evidence.record",
+    "TrainReport": "qdqbert.evidence.reports",
 }
 
 __all__ = sorted(_HOMES, key=str.casefold)

@@ -102,7 +102,7 @@ class Artifact:
                 f"{str(self.directory)!r} holds no graph for engine `{engine}`, only for target "
                 f"{', '.join(targets)}. Quantize with `--target {engine}` or `--target portable`."
             )
-        return min(usable, key=lambda name: (TARGETS[name].stand_in, len(TARGETS[name].engines)))
+        return min(usable, key=lambda name: (TARGETS[name].is_proxy, len(TARGETS[name].engines)))
 
     def model_for(self, engine: EngineName, target: str | None = None) -> Path:
         """The graph of `target_for`."""

@@ -283,7 +283,7 @@ def quantize(
             calibrator=None if calibrator is None else calibrator.value,
             percentile=percentile,
             recipe=recipe,
-            switches=qdqbert.Switches(
+            quantizer_options=qdqbert.QuantizerOptions(
                 wprec=wprec,
                 aprec=aprec,
                 quant_per_tensor=quant_per_tensor,
@@ -411,9 +411,9 @@ def train(
     columns = _columns(text_column, text_pair_column, label_column)
 
     def run() -> Any:
-        from qdqbert.recipes import trained_switches
+        from qdqbert.recipes import training_quantizer_options
 
-        switches = trained_switches(
+        quantizer_options = training_quantizer_options(
             calibrator=calibrator.value,
             percentile=percentile,
             wprec=wprec,
@@ -446,7 +446,7 @@ def train(
             max_eval_examples=max_eval_examples,
             qat=qat,
             recipe=recipe,
-            switches=switches,
+            quantizer_options=quantizer_options,
             ranges=ranges.value,
             calibration_samples=calibration_samples,
             distill_from=distill_from,
@@ -713,7 +713,7 @@ def _show(report: Any, as_json: bool, table: str) -> None:
     from qdqbert.evidence import tables
 
     if as_json:
-        from qdqbert.evidence.record import json_ready
+        from qdqbert.evidence.reports import json_ready
 
         typer.echo(json.dumps(json_ready(report), indent=2, ensure_ascii=False))
         return

@@ -1,51 +1,65 @@
-"""Everything this package raises on purpose.
+"""Exceptions that this package raises.
 
 * QdqBertError
-  - UserInputError          an argument, a path or a file that the user named cannot be used
-    · DataFileError         a data file is missing, empty or has other columns
-    · CheckpointError       the checkpoint cannot be loaded, or is no encoder that we know
-    · OutputExistsError     the output folder is there already
-    · MissingExtraError     the call needs a library that is not installed
-  - SpecError               a spec or recipe contradicts itself
-    · UnmatchedRuleError    a rule decided no site
+  - UserInputError          an argument, a path or a file cannot be used
+    · DataFileError         a data file is missing, empty or has the wrong columns
+    · CheckpointError       a checkpoint cannot be loaded, or its architecture is not supported
+    · OutputExistsError     the output folder already exists
+    · MissingExtraError     an optional dependency is not installed
+  - SpecError               a spec or a recipe contradicts itself
+    · UnmatchedRuleError    a rule or a pattern matches no site
   - CalibrationError        a quantizer has no usable range
-  - TrainingError           training cannot go on; what was saved stays
-  - GraphError              an exported graph is not what the next step needs
+    · UncalibratedError     a quantizer saw no data
+  - TrainingError           training cannot continue
+  - GraphError              an exported graph does not have the expected form
+
+Messages name options as Python does, in backticks: `max_length`, or `max_length=512` with a value.
+The command line prints the same message with its own names: `--max-length 512`.
 """
 
 from __future__ import annotations
 
 
 class QdqBertError(Exception):
-    """Base class: `except QdqBertError` catches what the user can fix."""
+    """Base class of all errors that this package raises.
+
+    Attributes:
+        argument: Name of the parameter that caused the error, as in the Python function. `None`
+            if no single parameter did.
+    """
+
+    def __init__(self, message: str = "", *, argument: str | None = None) -> None:
+        """Set the message and the parameter that it is about."""
+        super().__init__(message)
+        self.argument = argument
 
 
 class UserInputError(QdqBertError, ValueError):
-    """An argument, a path or a file that the user named cannot be used."""
+    """An argument, a path or a file cannot be used."""
 
 
 class DataFileError(UserInputError):
-    """A data file is missing, empty or has other columns."""
+    """A data file is missing, empty or has the wrong columns."""
 
 
 class CheckpointError(UserInputError):
-    """The checkpoint cannot be loaded, or is no encoder that we know."""
+    """A checkpoint cannot be loaded, or its architecture is not supported."""
 
 
 class OutputExistsError(UserInputError):
-    """The output folder is there already."""
+    """The output folder already exists."""
 
 
 class MissingExtraError(UserInputError):
-    """The call needs a library that is not installed."""
+    """An optional dependency is not installed."""
 
 
 class SpecError(QdqBertError, ValueError):
-    """A spec or recipe contradicts itself."""
+    """A spec or a recipe contradicts itself."""
 
 
 class UnmatchedRuleError(SpecError):
-    """A rule decided no site."""
+    """A rule or a pattern matches no site."""
 
 
 class CalibrationError(QdqBertError, RuntimeError):
@@ -53,12 +67,15 @@ class CalibrationError(QdqBertError, RuntimeError):
 
 
 class UncalibratedError(CalibrationError, AssertionError):
-    """A quantizer saw no data. An assertion in pytorch-quantization, so that both are caught."""
+    """A quantizer saw no data.
+
+    Also an `AssertionError`, which pytorch-quantization raises in this case.
+    """
 
 
 class TrainingError(QdqBertError, RuntimeError):
-    """Training cannot go on: a loss that is not finite, or no room for a checkpoint."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
 class GraphError(QdqBertError, RuntimeError):
-    """An exported graph is not what the next step needs."""
+    """An exported graph does not have the expected form."""

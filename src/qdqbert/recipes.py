@@ -75,7 +75,7 @@ _TABLE = (
         name="qdqbert",
         summary="linears, attention products and residual adds, symmetric: every site",
         rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=SYMMETRIC)),
-        clips_sums=True,
+        clips_residuals=True,
     ),
     # What `qdqbert` loses is lost at GELU's outputs, half of whose symmetric codes are never used,
     # and at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. It
@@ -143,7 +143,7 @@ def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None)
         summary="as the checkpoint's own quantizers",
         rules=(_embedding_rule(embeddings),),
         smoothing=None if placed is None else placed.smoothing,
-        clips_sums=placed is not None and placed.clips_sums,
+        clips_residuals=placed is not None and placed.clips_residuals,
     )
 
 
@@ -167,7 +167,7 @@ QKV_WEIGHTS = tuple(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Switches:
+class QuantizerOptions:
     """The quantization switches of QDQBERT's SQuAD example, as one value that is stored.
 
     Patterns are regular expressions, searched in the names of quantizers and of the linears that
@@ -257,7 +257,7 @@ class Switches:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Switches that are not at their default, as plain values."""
+        """QuantizerOptions that are not at their default, as plain values."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in dataclasses.fields(self)
@@ -327,7 +327,7 @@ class Switches:
         return found
 
 
-QAT_SWITCHES = Switches(calibrator="mse")
+QAT_QUANTIZER_OPTIONS = QuantizerOptions(calibrator="mse")
 """What training starts from. The paper and the SQuAD example take percentile 99.99, which is as
 good on some texts and loses 10 points on others: `benchmarks/calibrators.py`."""
 
@@ -336,13 +336,13 @@ PERCENTILE = 99.999
 `max` on every task and engine of `docs/benchmarks.md`, as one odd token sets no step any more."""
 
 
-def trained_switches(
+def training_quantizer_options(
     *, calibrator: CalibratorName, percentile: float | None, **changes: Any
-) -> Switches:
-    """Switches for QAT; a percentile that is not given is `PERCENTILE`."""
+) -> QuantizerOptions:
+    """QuantizerOptions for QAT; a percentile that is not given is `PERCENTILE`."""
     if calibrator == "percentile" and percentile is None:
         percentile = PERCENTILE
-    return Switches(calibrator=calibrator, percentile=percentile, **changes)
+    return QuantizerOptions(calibrator=calibrator, percentile=percentile, **changes)
 
 
 def fused_groups(names: Iterable[str], members: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:

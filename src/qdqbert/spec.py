@@ -42,9 +42,9 @@ class TensorSpec:
         symmetric: Zero point fixed at 0; otherwise the range may sit anywhere around zero.
         narrow: Drop the lowest code, so that int8 is [-127, 127].
         axis: Axis that keeps one scale per index (per channel); `None` for one scale in all.
-        pair_limit: For weights of linears: largest magnitude of the sum of two codes that are
-            multiplied with neighbouring inputs. x86 CPUs without VNNI add `u8 * s8` products in
-            pairs in 16 bits; 128 keeps every such sum within `255 * 128 = 32640 < 2^15`. `None`
+        adjacent_sum_limit: For weights of linear layers: largest magnitude of the sum of two codes
+            that are multiplied with neighbouring inputs. x86 CPUs without VNNI add `u8 * s8`
+            products in pairs in 16 bits; 128 keeps every such sum within `255 * 128 = 32640 < 2^15`. `None`
             sets no limit.
         dynamic: Take scale and zero point from each tensor when it comes, as ONNX's
             DynamicQuantizeLinear does; for unsigned affine codes of 8 bits.
@@ -55,7 +55,7 @@ class TensorSpec:
     symmetric: bool = True
     narrow: bool = False
     axis: int | None = None
-    pair_limit: int | None = None
+    adjacent_sum_limit: int | None = None
     dynamic: bool = False
 
     def __post_init__(self) -> None:
@@ -68,9 +68,12 @@ class TensorSpec:
             )
         # Rounding takes up to 1 of the limit, so that something has to be left.
         least = max(self.qmax, 2)
-        if self.pair_limit is not None and not (self.symmetric and self.pair_limit >= least):
+        if self.adjacent_sum_limit is not None and not (
+            self.symmetric and self.adjacent_sum_limit >= least
+        ):
             raise SpecError(
-                f"`pair_limit` needs symmetric codes and at least `qmax`, got {self.pair_limit}."
+                "`adjacent_sum_limit` needs symmetric codes and at least `qmax`, got "
+                f"{self.adjacent_sum_limit}."
             )
 
         if self.dynamic and (
@@ -95,7 +98,9 @@ class TensorSpec:
         sign = "int" if self.signed else "uint"
         kind = ("narrow symmetric" if self.narrow else "symmetric") if self.symmetric else "affine"
         place = "per-tensor" if self.axis is None else f"per-channel axis {self.axis}"
-        limit = "" if self.pair_limit is None else f" pair sums <= {self.pair_limit}"
+        limit = (
+            "" if self.adjacent_sum_limit is None else f" pair sums <= {self.adjacent_sum_limit}"
+        )
         dynamic = " dynamic" if self.dynamic else ""
         return f"{sign}{self.bits} {kind} {place}{limit}{dynamic}"
 
@@ -192,7 +197,7 @@ class Smoothing:
 
     def matches(self, site: Site) -> bool:
         """Whether a site is smoothed."""
-        if is_of_sum(site.name):
+        if is_residual_input(site.name):
             return self.sums
         named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
         return named and (self.sources is None or site.source in self.sources)
@@ -208,8 +213,8 @@ class Recipe:
         rules: Matched in order against the names of all sites.
         smoothing: Which inputs are smoothed first, if any.
         outputs: Whether its rules are about every output, see `insert_quantizers_`.
-        clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see, see
-            `calibration.sums`.
+        clips_residuals: Whether the ranges of residual adds are clipped by the error behind the
+            LayerNorm; see `calibration.residual_clipping`.
     """
 
     name: str
@@ -217,7 +222,7 @@ class Recipe:
     rules: tuple[Rule, ...]
     smoothing: Smoothing | None = None
     outputs: bool = False
-    clips_sums: bool = False
+    clips_residuals: bool = False
 
 
 def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:
@@ -261,6 +266,6 @@ LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
 """How the names of both sites of a residual add end."""
 
 
-def is_of_sum(name: str) -> bool:
+def is_residual_input(name: str) -> bool:
     """Whether a site is an input of a residual add."""
     return name.endswith((LOCAL, RESIDUAL))

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, distributed
 
 import qdqbert
-from qdqbert import Switches
+from qdqbert import QuantizerOptions
 from qdqbert.calibration.processes import is_shared, shared_amax, shared_statistics
 from qdqbert.calibration.statistics import merge_statistics
 from qdqbert.insert.sited import sited_model
@@ -21,14 +21,14 @@ from qdqbert.numerics import histogram
 
 WORLD = 2
 # Recipe and switches of each calibration, by its name.
-CASES: dict[str, tuple[str, Switches]] = {
-    "max": ("qdqbert", Switches()),
-    "percentile": ("qdqbert", Switches(calibrator="percentile", percentile=99.0)),
-    "mse": ("qdqbert", Switches(calibrator="mse")),
-    "entropy": ("qdqbert", Switches(calibrator="entropy")),
-    "smoothed": ("linear", Switches()),
-    "smoothed, percentile": ("linear", Switches(calibrator="percentile", percentile=99.0)),
-    "shared": ("linear", Switches(fuse_qkv=True, clip_gelu=0.3)),
+CASES: dict[str, tuple[str, QuantizerOptions]] = {
+    "max": ("qdqbert", QuantizerOptions()),
+    "percentile": ("qdqbert", QuantizerOptions(calibrator="percentile", percentile=99.0)),
+    "mse": ("qdqbert", QuantizerOptions(calibrator="mse")),
+    "entropy": ("qdqbert", QuantizerOptions(calibrator="entropy")),
+    "smoothed": ("linear", QuantizerOptions()),
+    "smoothed, percentile": ("linear", QuantizerOptions(calibrator="percentile", percentile=99.0)),
+    "shared": ("linear", QuantizerOptions(fuse_qkv=True, clip_gelu=0.3)),
 }
 
 
@@ -60,8 +60,10 @@ def make_batches() -> list[dict[str, Tensor]]:
 
 def calibrated(case: str, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """All that a calibration chose, as tensors by name."""
-    recipe, switches = CASES[case]
-    model = qdqbert.calibrate(qdqbert.prepare(make_model(), recipe, switches=switches), batches)
+    recipe, quantizer_options = CASES[case]
+    model = qdqbert.calibrate(
+        qdqbert.prepare(make_model(), recipe, quantizer_options=quantizer_options), batches
+    )
     chosen = stored_calibration(sited_model(model))
     ranges = {
         f"range {name}": torch.tensor([each.amax, each.low, each.high], dtype=torch.float64)

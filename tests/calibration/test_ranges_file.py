@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
-from qdqbert.calibration.session import Calibration
 from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from qdqbert.calibration.session import calibrate
-from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
+from qdqbert.calibration.calibration import calibrate
+from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
@@ -37,8 +37,8 @@ def hidden(seed: int = 0) -> Tensor:
     return randn(*MASK.shape, 6, seed=seed) * torch.tensor([1.0, 50.0, 1.0, 7.0, 2.0, 3.0])
 
 
-def collect(x: Tensor, *names: str) -> ChannelCollector:
-    channels = ChannelCollector(names)
+def collect(x: Tensor, *names: str) -> ChannelAmaxObserver:
+    channels = ChannelAmaxObserver(names)
     channels.start_batch(torch.ones(x.shape[:2]))
     for name in names:
         channels.observe(site(name), x)
@@ -49,7 +49,7 @@ def collect(x: Tensor, *names: str) -> ChannelCollector:
 
 
 def test_largest_magnitudes_of_channels_by_hand() -> None:
-    channels = ChannelCollector(["a"])
+    channels = ChannelAmaxObserver(["a"])
     for x in ([[[1.0, -5.0], [-3.0, 2.0]]], [[[2.0, 0.0], [0.0, -7.0]]]):
         channels.start_batch(torch.ones(1, 2))
         channels.observe(site("a"), torch.tensor(x))
@@ -60,14 +60,14 @@ def test_padding_does_not_count() -> None:
     x = hidden()
     expected = x[MASK.bool()].abs().amax(dim=0)
     x[~MASK.bool()] = 1e6
-    channels = ChannelCollector(["a"])
+    channels = ChannelAmaxObserver(["a"])
     channels.start_batch(MASK)
     channels.observe(site("a"), x)
     assert torch.equal(channels.amax["a"], expected)
 
 
 def test_site_that_nobody_wants_is_not_looked_at() -> None:
-    channels = ChannelCollector(["a"])
+    channels = ChannelAmaxObserver(["a"])
     channels.start_batch(MASK)
     channels.observe(site("b"), hidden())
     assert channels.amax == {}
@@ -75,7 +75,7 @@ def test_site_that_nobody_wants_is_not_looked_at() -> None:
 
 
 def test_sites_that_read_one_tensor_are_a_group() -> None:
-    channels = ChannelCollector(["query", "key", "value", "other"])
+    channels = ChannelAmaxObserver(["query", "key", "value", "other"])
     for seed in range(3):
         x = hidden(seed)
         channels.start_batch(MASK)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.statistics import (
-    Collector,
+    HistogramObserver,
     Statistics,
     choose_ranges,
     merge_statistics,
@@ -45,7 +45,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def collect(*batches: tuple[Site, Tensor], mask: Tensor = MASK) -> Statistics:
-    collector = Collector({where.name for where, _ in batches})
+    collector = HistogramObserver({where.name for where, _ in batches})
     for where, x in batches:
         collector.start_batch(mask)
         collector.observe(where, x)
@@ -86,7 +86,7 @@ def test_batch_without_padding_counts_whole(axes) -> None:
 
 
 def test_each_batch_has_its_own_padding() -> None:
-    collector = Collector({"a"})
+    collector = HistogramObserver({"a"})
     x = randn(BATCH, SEQ, 3)
     for mask in (torch.ones_like(MASK), MASK, torch.ones_like(MASK)):
         collector.start_batch(mask)
@@ -95,7 +95,7 @@ def test_each_batch_has_its_own_padding() -> None:
 
 
 def test_batch_of_padding_alone_changes_nothing_that_comes_after() -> None:
-    collector = Collector({"a"})
+    collector = HistogramObserver({"a"})
     x = randn(BATCH, SEQ, 3)
     for mask in (torch.zeros_like(MASK), torch.ones_like(MASK)):
         collector.start_batch(mask)
@@ -104,7 +104,7 @@ def test_batch_of_padding_alone_changes_nothing_that_comes_after() -> None:
 
 
 def test_site_that_nobody_wants_is_not_looked_at() -> None:
-    collector = Collector({"a"})
+    collector = HistogramObserver({"a"})
     collector.start_batch(MASK)
     collector.observe(site("b"), torch.full((BATCH, SEQ, 3), math.nan))
     assert set(collector.statistics) == {"a"}
@@ -142,7 +142,7 @@ def summarised(monkeypatch) -> list[Tensor]:
 
 
 def test_tensor_that_sites_share_is_counted_once(summarised) -> None:
-    collector = Collector({"query", "key", "value"})
+    collector = HistogramObserver({"query", "key", "value"})
     x = randn(BATCH, SEQ, 3)
     collector.start_batch(MASK)
     for name in ("query", "key", "value"):
@@ -155,7 +155,7 @@ def test_tensor_that_sites_share_is_counted_once(summarised) -> None:
 
 def test_equal_tensors_that_are_not_one_are_counted_each(summarised) -> None:
     x = randn(BATCH, SEQ, 3)
-    collector = Collector({"a", "b"})
+    collector = HistogramObserver({"a", "b"})
     collector.start_batch(MASK)
     collector.observe(site("a"), x)
     collector.observe(site("b"), x.clone())
@@ -164,7 +164,7 @@ def test_equal_tensors_that_are_not_one_are_counted_each(summarised) -> None:
 
 def test_one_tensor_with_other_axes_is_counted_anew() -> None:
     x = randn(BATCH, SEQ, SEQ)
-    collector = Collector({"a", "b"})
+    collector = HistogramObserver({"a", "b"})
     collector.start_batch(MASK)
     collector.observe(site("a", (1,)), x)
     collector.observe(site("b", (1, 2)), x)
@@ -185,7 +185,7 @@ def test_sites_that_share_all_tensors_are_searched_once(monkeypatch) -> None:
         searched.append(seen)
         return Range(amax=1.0, low=-1.0, high=1.0)
 
-    collector = Collector({"query", "key", "value", "other"})
+    collector = HistogramObserver({"query", "key", "value", "other"})
     for seed in range(2):
         x = randn(BATCH, SEQ, 3, seed=seed)
         collector.start_batch(MASK)
@@ -200,7 +200,7 @@ def test_sites_that_share_all_tensors_are_searched_once(monkeypatch) -> None:
 def test_sites_that_share_a_tensor_in_some_batches_keep_counts_of_their_own() -> None:
     together, apart = randn(BATCH, SEQ, 3), randn(BATCH, SEQ, 3, seed=1) * 10
     for batches in ((together, apart), (apart, together)):
-        collector = Collector({"a", "b"})
+        collector = HistogramObserver({"a", "b"})
         for x in batches:
             collector.start_batch(torch.ones_like(MASK))
             collector.observe(site("a"), x)
@@ -260,7 +260,7 @@ def test_range_of_each_site_is_its_own() -> None:
 
 @pytest.mark.parametrize("calibrator", [Max(), Percentile(), Mse(), Entropy()], ids=str)
 def test_site_that_saw_nothing_is_named(calibrator) -> None:
-    collector = Collector(["layer.0.query"])
+    collector = HistogramObserver(["layer.0.query"])
     with pytest.raises(CalibrationError, match=r"Quantizer `layer\.0\.query` saw no data"):
         choose_ranges(collector.statistics, calibrator)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqbert.evidence.saturation import SaturationCheck, overflow_percent
-from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.spec import Range, Site, TensorSpec
 
 INPUT, WEIGHT = "layer.0.dense._input_quantizer", "layer.0.dense._weight_quantizer"
@@ -54,7 +54,7 @@ def test_linears_whose_sums_overflow_are_named() -> None:
 
 
 def test_weights_with_a_pair_limit_never_overflow() -> None:
-    spec = TensorSpec(bits=8, narrow=True, axis=0, pair_limit=SAFE_PAIR_LIMIT)
+    spec = TensorSpec(bits=8, narrow=True, axis=0, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
     assert not checked(spec).overflows
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from rich.console import Console
 
-from qdqbert.evidence.record import TrainReport
+from qdqbert.evidence.reports import TrainReport
 from qdqbert.evidence.tables import train_table
 from qdqbert.tasks.task import Metric
 

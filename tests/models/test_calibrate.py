@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import qdqbert
-from qdqbert import Switches, TensorQuantizer
+from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.checkpoint.families import family_of
 from qdqbert.errors import CalibrationError, SpecError, UnmatchedRuleError
@@ -20,10 +20,10 @@ from qdqbert.numerics import histogram
 from qdqbert.numerics.ranges import choose_range
 
 CALIBRATORS = {
-    "max": Switches(),
-    "percentile": Switches(calibrator="percentile", percentile=99.0),
-    "mse": Switches(calibrator="mse"),
-    "entropy": Switches(calibrator="entropy"),
+    "max": QuantizerOptions(),
+    "percentile": QuantizerOptions(calibrator="percentile", percentile=99.0),
+    "mse": QuantizerOptions(calibrator="mse"),
+    "entropy": QuantizerOptions(calibrator="entropy"),
 }
 # Axes of tokens, by the end of a quantizer's name; axis 1 for all others.
 TOKEN_AXES = {
@@ -162,13 +162,13 @@ def test_ranges_are_those_of_the_float_model(folder, model) -> None:
 
 @pytest.mark.parametrize("name", list(CALIBRATORS))
 def test_each_calibrator_answers_for_what_was_seen(model, name) -> None:
-    switches = CALIBRATORS[name]
+    quantizer_options = CALIBRATORS[name]
     recording = Recording(model)
-    qdqbert.calibrate(model, make_batches(), recipe=switches)
+    qdqbert.calibrate(model, make_batches(), recipe=quantizer_options)
     seen = recording.stop()
     for site, amax in list(ranges_of(model).items())[::4]:  # each search takes a while
         values = torch.from_numpy(seen[site])
-        expected = choose_range(histogram.summarise(values), calibrator_of(switches)).amax
+        expected = choose_range(histogram.summarise(values), calibrator_of(quantizer_options)).amax
         assert amax == pytest.approx(expected, rel=1e-6), site
         assert 0 < amax <= float(values.abs().max())
 
@@ -186,7 +186,7 @@ def test_a_percentile_covers_that_share_and_little_more(model) -> None:
 
 def test_mse_errs_less_than_the_whole_range_does(model) -> None:
     recording = Recording(model)
-    qdqbert.calibrate(model, make_batches(), recipe=Switches(calibrator="mse", aprec=4))
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(calibrator="mse", aprec=4))
     seen = recording.stop()
 
     def error(x, amax):
@@ -205,7 +205,7 @@ def test_mse_chooses_a_narrower_range_for_fewer_bits(folder) -> None:
     sums = {}
     for bits in (8, 4):
         model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
-        recipe = Switches(calibrator="mse", aprec=bits)
+        recipe = QuantizerOptions(calibrator="mse", aprec=bits)
         sums[bits] = sum(
             ranges_of(qdqbert.calibrate(model, make_batches(), recipe=recipe)).values()
         )
@@ -283,7 +283,7 @@ def test_a_weights_range_is_the_largest_magnitude_of_each_row(recorded) -> None:
 
 
 def test_per_tensor_weights_have_one_range(model) -> None:
-    qdqbert.calibrate(model, make_batches(), recipe=Switches(quant_per_tensor=True))
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(quant_per_tensor=True))
     for name, (quantizer, weight) in weights_of(model).items():
         assert quantizer.axis is None
         assert quantizer.amax.shape == ()
@@ -291,8 +291,8 @@ def test_per_tensor_weights_have_one_range(model) -> None:
 
 
 def test_weights_go_back_to_a_range_per_row(model) -> None:
-    qdqbert.calibrate(model, make_batches(), recipe=Switches(quant_per_tensor=True))
-    qdqbert.calibrate(model, make_batches(), recipe=Switches())
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(quant_per_tensor=True))
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions())
     for quantizer, weight in weights_of(model).values():
         assert np.array_equal(quantizer.amax.numpy()[:, 0], np.abs(weight).max(axis=1))
 
@@ -330,7 +330,9 @@ def test_a_calibration_does_not_depend_on_an_earlier_one(folder, model, tmp_path
 def test_fuse_qkv_gives_the_three_products_inputs_the_widest_range(folder, recorded) -> None:
     apart = ranges_of(recorded[0])
     model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
-    fused = ranges_of(qdqbert.calibrate(model, make_batches(), recipe=Switches(fuse_qkv=True)))
+    fused = ranges_of(
+        qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(fuse_qkv=True))
+    )
     shared = set()
     for layer in range(2):
         group = [
@@ -345,7 +347,7 @@ def test_fuse_qkv_gives_the_three_products_inputs_the_widest_range(folder, recor
 
 @pytest.mark.parametrize("per_tensor", [False, True], ids=["per-row", "per-tensor"])
 def test_fuse_qkv_shares_the_weights_range_only_if_they_have_one(model, per_tensor) -> None:
-    recipe = Switches(fuse_qkv=True, quant_per_tensor=per_tensor)
+    recipe = QuantizerOptions(fuse_qkv=True, quant_per_tensor=per_tensor)
     qdqbert.calibrate(model, make_batches(), recipe=recipe)
     weights = weights_of(model)
     for layer in range(2):
@@ -367,7 +369,9 @@ def test_clip_gelu_bounds_only_the_inputs_behind_gelu(folder, recorded) -> None:
     free = ranges_of(recorded[0])
     model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
     limit = free[f"bert.encoder.{GELU_INPUT}"] / 2
-    clipped = ranges_of(qdqbert.calibrate(model, make_batches(), recipe=Switches(clip_gelu=limit)))
+    clipped = ranges_of(
+        qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(clip_gelu=limit))
+    )
     for name, amax in free.items():
         behind_gelu = name.endswith("output.dense._input_quantizer") and ".attention." not in name
         expected = min(amax, np.float32(limit)) if behind_gelu else amax
@@ -377,7 +381,7 @@ def test_clip_gelu_bounds_only_the_inputs_behind_gelu(folder, recorded) -> None:
 
 def test_a_generous_clip_changes_nothing(folder, recorded) -> None:
     model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
-    qdqbert.calibrate(model, make_batches(), recipe=Switches(clip_gelu=1e4))
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(clip_gelu=1e4))
     assert ranges_of(model) == ranges_of(recorded[0])
 
 
@@ -402,7 +406,7 @@ def test_quantizers_whose_rounding_was_off_quantize_afterwards(model) -> None:
 
 
 def test_what_the_recipe_leaves_in_float_is_disabled_and_has_no_range(model) -> None:
-    recipe = Switches(quant_disable_keyword=("matmul_", "layer.1"))
+    recipe = QuantizerOptions(quant_disable_keyword=("matmul_", "layer.1"))
     qdqbert.calibrate(model, make_batches(), recipe=recipe)
     for name, quantizer in quantizers_of(model).items():
         left_out = ".matmul_" in name or "layer.1" in name
@@ -411,9 +415,9 @@ def test_what_the_recipe_leaves_in_float_is_disabled_and_has_no_range(model) -> 
 
 
 def test_the_next_recipe_enables_what_the_last_one_disabled(model) -> None:
-    qdqbert.calibrate(model, make_batches(), recipe=Switches(quant_disable=True))
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(quant_disable=True))
     assert all(each._disabled for each in quantizers_of(model).values())
-    qdqbert.calibrate(model, make_batches(), recipe=Switches())
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions())
     assert all(each.amax is not None for each in quantizers_of(model).values())
     assert not any(each._disabled for each in quantizers_of(model).values())
 
@@ -428,12 +432,12 @@ def test_quantizers_disabled_by_hand_stay_so(model) -> None:
 
 
 def test_bits_are_set_and_kept_by_the_next_calibration(model) -> None:
-    qdqbert.calibrate(model, make_batches(), recipe=Switches(wprec=5, aprec=6))
+    qdqbert.calibrate(model, make_batches(), recipe=QuantizerOptions(wprec=5, aprec=6))
     first = ranges_of(model)
     qdqbert.calibrate(model, make_batches())
     assert {each.num_bits for each in inputs_of(model).values()} == {6}
     assert {each.num_bits for each, _ in weights_of(model).values()} == {5}
-    assert model.config.switches == Switches(wprec=5, aprec=6)
+    assert model.config.quantizer_options == QuantizerOptions(wprec=5, aprec=6)
     assert ranges_of(model) == first
 
 
@@ -466,7 +470,7 @@ def test_parameters_keep_their_values_and_get_no_gradient(folder, recorded) -> N
 
 def test_other_models_with_sited_quantizers_are_calibrated_too(make_model) -> None:
     sited = insert_quantizers_(make_model("roberta"), family_of("roberta"), tables=False)
-    qdqbert.calibrate(sited.model, make_batches(padding_id=1), recipe=Switches(aprec=7))
+    qdqbert.calibrate(sited.model, make_batches(padding_id=1), recipe=QuantizerOptions(aprec=7))
     assert len(sited.quantizers) == 20
     for quantizer in sited.quantizers.values():
         assert quantizer.amax is not None
@@ -527,7 +531,7 @@ def test_a_batch_of_nothing_but_padding_gives_no_range(model) -> None:
 
 
 def test_a_pattern_that_finds_nothing_is_refused_before_anything_changes(model) -> None:
-    recipe = Switches(aprec=4, quant_disable_keyword=("matmull",))
+    recipe = QuantizerOptions(aprec=4, quant_disable_keyword=("matmull",))
     with pytest.raises(UnmatchedRuleError, match=r"`quant_disable_keyword` 'matmull'"):
         qdqbert.calibrate(model, make_batches(), recipe=recipe)
     assert {each.num_bits for each in quantizers_of(model).values()} == {8}

@@ -14,7 +14,7 @@ from torch import nn
 
 import qdqbert
 import qdqbert.compat
-from qdqbert import QuantDescriptor, Switches, TensorQuantizer
+from qdqbert import QuantDescriptor, QuantizerOptions, TensorQuantizer
 from qdqbert.errors import CheckpointError
 from qdqbert.models.modeling import AUTO_CLASSES
 from qdqbert.nn import QuantLinear
@@ -484,7 +484,7 @@ def test_only_safetensors_and_json_are_written(calibrated_folder) -> None:
 
 
 def change_bits(model: nn.Module) -> None:
-    model.apply_recipe(Switches(wprec=5, aprec=4))
+    model.apply_recipe(QuantizerOptions(wprec=5, aprec=4))
 
 
 def disable_some(model: nn.Module) -> None:
@@ -494,7 +494,9 @@ def disable_some(model: nn.Module) -> None:
 
 
 def switch_some_off(model: nn.Module) -> None:
-    model.apply_recipe(Switches(quant_disable_keyword=("add_",), fuse_qkv=True, clip_gelu=0.5))
+    model.apply_recipe(
+        QuantizerOptions(quant_disable_keyword=("add_",), fuse_qkv=True, clip_gelu=0.5)
+    )
 
 
 def change_attributes(model: nn.Module) -> None:
@@ -529,27 +531,27 @@ def test_what_was_changed_after_calibration_is_saved(classifier, tmp_path, chang
 
 
 @pytest.mark.parametrize(
-    "switches",
+    "quantizer_options",
     [
-        Switches(quant_per_tensor=True),
-        Switches(quant_per_tensor=True, fuse_qkv=True, wprec=6),
-        Switches(quant_disable=True, quant_enable_layer_module="attention.self"),
-        Switches(calibrator="percentile", percentile=99.0),
+        QuantizerOptions(quant_per_tensor=True),
+        QuantizerOptions(quant_per_tensor=True, fuse_qkv=True, wprec=6),
+        QuantizerOptions(quant_disable=True, quant_enable_layer_module="attention.self"),
+        QuantizerOptions(calibrator="percentile", percentile=99.0),
     ],
     ids=["per-tensor", "fused-per-tensor", "enabled-alone", "percentile"],
 )
-def test_a_recipe_is_saved_with_the_model(classifier, tmp_path, switches) -> None:
+def test_a_recipe_is_saved_with_the_model(classifier, tmp_path, quantizer_options) -> None:
     inputs = inputs_for(CLASSIFIER)
-    qdqbert.calibrate(classifier, [inputs], recipe=switches)
+    qdqbert.calibrate(classifier, [inputs], recipe=quantizer_options)
     classifier.save_pretrained(tmp_path)
     loaded = type(classifier).from_pretrained(tmp_path)
-    assert loaded.config.switches == switches
+    assert loaded.config.quantizer_options == quantizer_options
     assert_equal_outputs(loaded, classifier, inputs)
 
 
 def test_a_saved_model_is_calibrated_anew_by_its_own_recipe(classifier, tmp_path) -> None:
     inputs = inputs_for(CLASSIFIER)
-    recipe = Switches(aprec=6, wprec=5, quant_disable_keyword=("intermediate",))
+    recipe = QuantizerOptions(aprec=6, wprec=5, quant_disable_keyword=("intermediate",))
     qdqbert.calibrate(classifier, [inputs], recipe=recipe)
     classifier.save_pretrained(tmp_path)
     loaded = type(classifier).from_pretrained(tmp_path)
@@ -558,7 +560,7 @@ def test_a_saved_model_is_calibrated_anew_by_its_own_recipe(classifier, tmp_path
 
 
 def test_a_config_with_a_recipe_makes_a_model_of_that_recipe() -> None:
-    recipe = Switches(aprec=4, quant_disable_keyword=("add_",))
+    recipe = QuantizerOptions(aprec=4, quant_disable_keyword=("add_",))
     config = tiny_config(recipe=recipe)
     assert config.recipe == {"aprec": 4, "quant_disable_keyword": ["add_"]}
     for name, quantizer in quantizers_of(qdqbert.QDQBertModel(config)).items():
@@ -569,10 +571,12 @@ def test_a_config_with_a_recipe_makes_a_model_of_that_recipe() -> None:
 
 
 def test_a_recipe_can_be_given_to_from_pretrained(floats) -> None:
-    model = qdqbert.QDQBertModel.from_pretrained(floats("AutoModel"), recipe=Switches(aprec=4))
+    model = qdqbert.QDQBertModel.from_pretrained(
+        floats("AutoModel"), recipe=QuantizerOptions(aprec=4)
+    )
     bits = Counter(quantizer.num_bits for quantizer in quantizers_of(model).values())
     assert bits == {4: 28, 8: 12}
-    assert model.config.switches == Switches(aprec=4)
+    assert model.config.quantizer_options == QuantizerOptions(aprec=4)
 
 
 def test_an_uncalibrated_model_comes_back_uncalibrated(classifier, tmp_path) -> None:

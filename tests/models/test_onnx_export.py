@@ -26,7 +26,7 @@ from torch import nn
 
 import qdqbert
 import qdqbert.compat
-from qdqbert import Switches, TensorQuantizer
+from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.compat.quant_modules import enable_onnx_export
 
 EXPORTERS = pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
@@ -266,7 +266,7 @@ def folders(tmp_path_factory, make_model):
 
 @pytest.fixture(scope="module")
 def calibrated(folders):
-    def make(head: str = "classifier", recipe: Switches | None = None) -> nn.Module:
+    def make(head: str = "classifier", recipe: QuantizerOptions | None = None) -> nn.Module:
         cls = CLASSES.get(head, CLASSES["classifier"])
         model = cls.from_pretrained(folders / head)
         return qdqbert.calibrate(model, [make_batch(4, 16, seed=0)], recipe=recipe)
@@ -329,7 +329,9 @@ def test_torchscripts_graph_agrees_with_the_model_at_each_opset(calibrated, opse
 @pytest.mark.parametrize("opset", [11, 12])
 def test_torchscript_below_opset_13_needs_weights_with_one_scale(calibrated, opset) -> None:
     # QuantizeLinear has an axis from opset 13 on.
-    exported = export(calibrated(recipe=Switches(quant_per_tensor=True)), dynamo=False, opset=opset)
+    exported = export(
+        calibrated(recipe=QuantizerOptions(quant_per_tensor=True)), dynamo=False, opset=opset
+    )
     check_opset(exported, opset, QUANTIZERS)
 
 
@@ -345,7 +347,7 @@ def test_two_layers_agree(calibrated) -> None:
 def test_question_answering_with_per_tensor_weights_agrees_on_both_outputs(
     calibrated, dynamo
 ) -> None:
-    model = calibrated("qa", Switches(quant_per_tensor=True))
+    model = calibrated("qa", QuantizerOptions(quant_per_tensor=True))
     exported = export(model, dynamo=dynamo, head="qa")
     assert {scale.shape for scale in scales_by_owner(exported).values()} == {()}
     assert [each.name for each in exported.graph.graph.output] == OUTPUTS["qa"]
@@ -398,7 +400,7 @@ def test_weights_of_linears_are_quantized_along_their_rows(plainly_exported, dyn
 
 
 def test_disabled_quantizers_leave_no_nodes(calibrated) -> None:
-    recipe = Switches(quant_disable_keyword=("matmul_", "add_"))
+    recipe = QuantizerOptions(quant_disable_keyword=("matmul_", "add_"))
     exported = export(calibrated(recipe=recipe), dynamo=False)
     owners = {owner_of(node) for node in exported.nodes("QuantizeLinear")}
     assert not any(".matmul_" in owner or ".add_" in owner for owner in owners)
@@ -549,7 +551,7 @@ def test_four_bits_are_clipped_to_their_own_codes(mixed, dynamo) -> None:
 
 @EXPORTERS
 def test_a_model_of_four_bits_gives_a_valid_graph_that_agrees(calibrated, dynamo) -> None:
-    exported = export(calibrated(recipe=Switches(wprec=4, aprec=4)), dynamo=dynamo)
+    exported = export(calibrated(recipe=QuantizerOptions(wprec=4, aprec=4)), dynamo=dynamo)
     onnx.checker.check_model(exported.graph, full_check=True)
     assert_pairs_are_constant(exported)
     for node in exported.nodes("QuantizeLinear"):
@@ -559,7 +561,7 @@ def test_a_model_of_four_bits_gives_a_valid_graph_that_agrees(calibrated, dynamo
 
 
 def test_e4m3_is_onnxs_own_from_opset_19_by_dynamo(calibrated) -> None:
-    model = calibrated(recipe=Switches(quant_per_tensor=True))
+    model = calibrated(recipe=QuantizerOptions(quant_per_tensor=True))
     for quantizer in quantizers_of(model).values():
         quantizer.num_bits = (4, 3)
     exported = export(model, dynamo=True, opset=19)
@@ -582,7 +584,7 @@ def test_e4m3_is_onnxs_own_from_opset_19_by_dynamo(calibrated) -> None:
 
 
 def test_e4m3_is_tensorrts_by_torchscript(calibrated) -> None:
-    model = calibrated(recipe=Switches(quant_per_tensor=True))
+    model = calibrated(recipe=QuantizerOptions(quant_per_tensor=True))
     quantizers_of(model)[f"bert.encoder.{ENDING}"].num_bits = (4, 3)
     exported = export(model, dynamo=False, opset=19)
     assert exported.counts["TRT_FP8QuantizeLinear"] == 1

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import qdqbert
-from qdqbert import Switches, TensorQuantizer
-from qdqbert.calibration.session import Calibration
-from qdqbert.calibration.session import calibrate as calibrate_floats
+from qdqbert import QuantizerOptions, TensorQuantizer
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import calibrate as calibrate_floats
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
@@ -158,7 +158,7 @@ def reference(make_model):
             sites=[s.name for s in sited.sites if s.kind == "activation" and specs[s.name]],
             calibrator=Max(),
             smoothing=built.smoothing,
-            clips_sums=built.clips_sums,
+            clips_residuals=built.clips_residuals,
         )
         return Reference(sited=sited, specs=specs, calibration=calibration)
 
@@ -476,14 +476,14 @@ def test_all_that_is_excluded_leaves_the_float_model(make_model) -> None:
 def test_what_is_excluded_stays_so_when_another_recipe_is_calibrated(bert) -> None:
     model = calibrated(bert, exclude=(r"layer\.0\.",))
     wanted = enabled(model).keys()
-    qdqbert.calibrate(model, inputs_for(model), recipe=Switches(calibrator="mse"))
+    qdqbert.calibrate(model, inputs_for(model), recipe=QuantizerOptions(calibrator="mse"))
     assert enabled(model).keys() == wanted
     assert len(wanted) == 20
 
 
 def test_switches_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
-    switches = Switches(aprec=6, wprec=4)
-    model = calibrated(make_model("bert"), "linear", switches=switches)
+    quantizer_options = QuantizerOptions(aprec=6, wprec=4)
+    model = calibrated(make_model("bert"), "linear", quantizer_options=quantizer_options)
     assert {q.num_bits for q in enabled(model).values()} == {4, 6}
     loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
     assert stored_specs(sited_model(loaded)) == stored_specs(sited_model(model))
@@ -497,8 +497,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[QdqBertError], str]] = {
     "second exclude": ({"exclude": ("query", "qerry")}, UnmatchedRuleError, "'qerry' matches no"),
     "regular expression": ({"exclude": ("(",)}, SpecError, "is no regular expression"),
     "recipe": ({"recipe": "lineal"}, UserInputError, "Recipe 'lineal' is unknown"),
-    "switches": (
-        {"switches": Switches(quant_disable_keyword=("qerry",))},
+    "quantizer_options": (
+        {"quantizer_options": QuantizerOptions(quant_disable_keyword=("qerry",))},
         UnmatchedRuleError,
         "`quant_disable_keyword` 'qerry' matches none",
     ),

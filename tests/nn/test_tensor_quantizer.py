@@ -403,7 +403,7 @@ def test_what_is_not_finite_is_refused_with_the_site(method) -> None:
         made(torch.tensor([1.0, float("nan")]))
 
 
-# Switches
+# QuantizerOptions
 
 
 def test_switches_start_as_asked() -> None:
@@ -674,8 +674,8 @@ def changed() -> TensorQuantizer:
 
 def settings_of(made: TensorQuantizer) -> dict[str, Any]:
     names = ("_num_bits", "_axis", "_unsigned", "_narrow_range", "_scale_amax", "_fake_quant")
-    switches = ("_disabled", "_if_quant", "_if_clip", "_if_calib")
-    return {name: getattr(made, name) for name in (*names, *switches)}
+    quantizer_options = ("_disabled", "_if_quant", "_if_clip", "_if_calib")
+    return {name: getattr(made, name) for name in (*names, *quantizer_options)}
 
 
 def assert_same(made: TensorQuantizer, other: TensorQuantizer) -> None:

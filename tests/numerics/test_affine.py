@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 from qdqbert.numerics.affine import (
-    SAFE_PAIR_LIMIT,
+    SAFE_ADJACENT_SUM_LIMIT,
     QuantizationParameters,
     affine_parameters,
     clipped,
@@ -36,7 +36,7 @@ NARROW = TensorSpec(bits=8, narrow=True)
 UINT8 = TensorSpec(bits=8, signed=False, symmetric=False)
 INT8_AFFINE = TensorSpec(bits=8, symmetric=False)
 WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
-PAIRED = TensorSpec(bits=8, narrow=True, axis=0, pair_limit=SAFE_PAIR_LIMIT)
+PAIRED = TensorSpec(bits=8, narrow=True, axis=0, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
 
 # Three float32 roundings (x / scale, its product with scale, the scale itself) of at most 255
 # codes: 3 * 255 * 2^-24 < 1e-4 of a step.
@@ -419,7 +419,7 @@ ADVERSARIAL_WEIGHTS = {
 @pytest.mark.parametrize("weight", ADVERSARIAL_WEIGHTS.values(), ids=ADVERSARIAL_WEIGHTS.keys())
 def test_codes_under_the_pair_limit_stay_in_16_bits(weight) -> None:
     pairs = code_pairs(weight, PAIRED)
-    assert pairs.sum(dim=2).abs().max() <= SAFE_PAIR_LIMIT
+    assert pairs.sum(dim=2).abs().max() <= SAFE_ADJACENT_SUM_LIMIT
     assert not leaves_int16(pairs)
 
 
@@ -443,23 +443,23 @@ def test_codes_without_the_pair_limit_leave_16_bits() -> None:
             narrow=st.booleans(),
             axis=st.sampled_from([0, None]),
             # From the least that a spec accepts to the most that two codes can sum to.
-            pair_limit=st.integers(max(2, 2 ** (bits - 1) - 1), 2**bits),
+            adjacent_sum_limit=st.integers(max(2, 2 ** (bits - 1) - 1), 2**bits),
         )
     ),
 )
 def test_no_pair_of_neighbouring_codes_sums_above_the_limit(weight, spec) -> None:
     weight = torch.from_numpy(weight)
     assume(weight.shape[1] % 2 == 0 or spec.axis == 0)  # one scale in all pairs across rows
-    assert code_pairs(weight, spec).sum(dim=2).abs().max() <= spec.pair_limit
-    free = TensorSpec(**{**vars(spec), "pair_limit": None})
+    assert code_pairs(weight, spec).sum(dim=2).abs().max() <= spec.adjacent_sum_limit
+    free = TensorSpec(**{**vars(spec), "adjacent_sum_limit": None})
     assert (weight_parameters(weight, spec).scale >= weight_parameters(weight, free).scale).all()
 
 
 def test_one_scale_in_all_keeps_the_limit_in_each_row_of_odd_width() -> None:
-    spec = TensorSpec(bits=8, narrow=True, pair_limit=SAFE_PAIR_LIMIT)
+    spec = TensorSpec(bits=8, narrow=True, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
     # Neighbours are those of a row: (1, 1) of the second, not the (-1, 1) that runs across both.
     weight = torch.tensor([[0.0, 0.0, -1.0], [1.0, 1.0, 0.0]])
-    assert code_pairs(weight, spec).sum(dim=2).abs().max() <= SAFE_PAIR_LIMIT
+    assert code_pairs(weight, spec).sum(dim=2).abs().max() <= SAFE_ADJACENT_SUM_LIMIT
 
 
 def test_pair_limit_costs_nothing_where_no_pair_reaches_it() -> None:
@@ -526,13 +526,17 @@ def test_a_given_range_that_is_no_range_is_refused() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 1.0, 1.7, 100.0])
 @pytest.mark.parametrize("per_channel", [True, False], ids=["channel", "tensor"])
 def test_the_pair_limit_holds_with_a_given_range(weight, share, per_channel) -> None:
-    spec = PAIRED if per_channel else TensorSpec(bits=8, narrow=True, pair_limit=SAFE_PAIR_LIMIT)
+    spec = (
+        PAIRED
+        if per_channel
+        else TensorSpec(bits=8, narrow=True, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
+    )
     own = weight.abs().amax(dim=1) if per_channel else weight.abs().amax()
     chosen = weight_parameters(weight, spec, amax=own * share)
     pairs = paired(quantize(clipped(weight, own * share, spec.axis), chosen, spec))
-    assert pairs.sum(dim=2).abs().max() <= SAFE_PAIR_LIMIT
+    assert pairs.sum(dim=2).abs().max() <= SAFE_ADJACENT_SUM_LIMIT
     assert not leaves_int16(pairs)
-    free = TensorSpec(**{**vars(spec), "pair_limit": None})
+    free = TensorSpec(**{**vars(spec), "adjacent_sum_limit": None})
     assert (chosen.scale >= weight_parameters(weight, free, amax=own * share).scale).all()
 
 
@@ -551,7 +555,7 @@ def test_the_pair_limit_holds_with_a_given_range(weight, share, per_channel) -> 
             bits=st.just(bits),
             narrow=st.booleans(),
             axis=st.sampled_from([0, None]),
-            pair_limit=st.integers(max(2, 2 ** (bits - 1) - 1), 2**bits),
+            adjacent_sum_limit=st.integers(max(2, 2 ** (bits - 1) - 1), 2**bits),
         )
     ),
 )
@@ -567,7 +571,7 @@ def test_no_pair_sums_above_the_limit_whatever_range_is_given(weight, data, spec
     weight, fixed = torch.from_numpy(weight), torch.from_numpy(np.asarray(amax))
     chosen = weight_parameters(weight, spec, amax=fixed)
     codes = quantize(clipped(weight, fixed, spec.axis), chosen, spec)
-    assert paired(codes).sum(dim=2).abs().max() <= spec.pair_limit
+    assert paired(codes).sum(dim=2).abs().max() <= spec.adjacent_sum_limit
 
 
 @pytest.mark.parametrize("axis", [0, 1, None], ids=str)

@@ -9,7 +9,7 @@ from qdqbert.engines.runner import open_runner
 from qdqbert.errors import SpecError
 from qdqbert.graph.check import save_graph
 from qdqbert.insert.sited import quantizing
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
@@ -77,4 +77,9 @@ def test_inputs_of_linears_are_dynamic_whatever_the_recipe_says_of_signs() -> No
 
 def test_fewer_bits_are_refused(bert) -> None:
     with pytest.raises(SpecError, match="`dynamic` needs unsigned affine codes of 8 bits"):
-        make_plan(DYNAMIC, bert.sited.sites, embeddings="int8", switches=Switches(aprec=4))
+        make_plan(
+            DYNAMIC,
+            bert.sited.sites,
+            embeddings="int8",
+            quantizer_options=QuantizerOptions(aprec=4),
+        )

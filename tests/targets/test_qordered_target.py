@@ -14,7 +14,7 @@ import qdqbert
 from qdqbert.cli import app
 from qdqbert.errors import UserInputError
 from qdqbert.graph.passes.qordered import LAYER_NODES
-from qdqbert.recipes import WEIGHT, Switches
+from qdqbert.recipes import WEIGHT, QuantizerOptions
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.qordered import QORDERED
@@ -143,11 +143,11 @@ def test_the_command_line_writes_it_and_says_so(classifier, tmp_path) -> None:
     [
         ({"recipe": "linear"}, "in float"),
         (
-            {"switches": Switches(quant_disable_keyword=("layer.1",))},
+            {"quantizer_options": QuantizerOptions(quant_disable_keyword=("layer.1",))},
             r"Site `bert\.encoder\.layer\.1",
         ),
     ],
-    ids=["recipe", "switches"],
+    ids=["recipe", "quantizer_options"],
 )
 def test_what_leaves_a_site_in_float_writes_nothing(classifier, tmp_path, options, message) -> None:
     with pytest.raises(UserInputError, match=message):

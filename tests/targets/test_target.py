@@ -49,11 +49,11 @@ def test_a_target_with_zero_points_at_linears_keeps_these_alone() -> None:
 
 
 def test_pairs_of_codes_are_limited_in_weights_of_linears_only() -> None:
-    target = Target(name="t", summary="", engines=(), recipe="linear", pair_limit=128)
+    target = Target(name="t", summary="", engines=(), recipe="linear", adjacent_sum_limit=128)
     narrow = TensorSpec(narrow=True, axis=0)
-    assert target.adapt(LINEAR, narrow).pair_limit == 128
-    assert target.adapt(TABLE, narrow).pair_limit is None
-    assert target.adapt(INPUT, TensorSpec()).pair_limit is None
+    assert target.adapt(LINEAR, narrow).adjacent_sum_limit == 128
+    assert target.adapt(TABLE, narrow).adjacent_sum_limit is None
+    assert target.adapt(INPUT, TensorSpec()).adjacent_sum_limit is None
     assert PLAIN.adapt(LINEAR, narrow) == narrow
 
 
@@ -65,7 +65,7 @@ def test_a_plan_resolves_the_recipe_of_its_target(prepared) -> None:
     assert len(plan.activations) == 6 * len(each.layers)
     assert plan.specs["embeddings.word_embeddings._weight_quantizer"].axis == 1
     weight = plan.specs["encoder.layer.0.output.dense._weight_quantizer"]
-    assert (weight.axis, weight.narrow, weight.pair_limit) == (0, WEIGHT.narrow, 128)
+    assert (weight.axis, weight.narrow, weight.adjacent_sum_limit) == (0, WEIGHT.narrow, 128)
 
 
 @pytest.mark.parametrize(("embeddings", "is_float"), [("float", True), ("int8", False)])

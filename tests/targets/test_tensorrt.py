@@ -13,7 +13,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
 from qdqbert.targets.tensorrt import trtexec_command
@@ -87,7 +87,7 @@ def test_inputs_of_linears_stay_affine_and_all_else_becomes_symmetric(bert) -> N
         for name in sorted(plan.activations)
     }
     assert kinds == {True: False, False: True}
-    assert all(plan.specs[name].pair_limit is None for name in plan.activations)
+    assert all(plan.specs[name].adjacent_sum_limit is None for name in plan.activations)
 
 
 def test_the_default_is_the_inputs_and_weights_of_linears(bert) -> None:
@@ -112,7 +112,7 @@ def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, na
 @pytest.mark.parametrize("bits", [6, 7])
 def test_fewer_bits_are_as_exact(bert, bits) -> None:
     plan = bert.plan("tensorrt")
-    specs = Switches(aprec=bits).apply(plan.specs, bert.sited.sites)
+    specs = QuantizerOptions(aprec=bits).apply(plan.specs, bert.sited.sites)
     plan = dataclasses.replace(plan, specs=specs)
     model = lower(bert.graph, plan, bert.calibration(plan).ranges, bert.scales(plan))
     assert check_lowering(model, bert.references(plan), "onnxruntime").is_exact

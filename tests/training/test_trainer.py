@@ -18,13 +18,13 @@ from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare
 from qdqbert.models.state import learn_ranges_
 from qdqbert.tasks.task import Metric
+from qdqbert.training.dataset import BucketSampler, TrainingDataset
 from qdqbert.training.losses import (
     Distillation,
     embedding_distance,
     logits_distance,
     states_distance,
 )
-from qdqbert.training.rows import BucketSampler, TrainingRows
 from qdqbert.training.teacher import Teacher
 from qdqbert.training.trainer import TaskTrainer
 
@@ -149,7 +149,7 @@ def test_evaluation_gives_the_metrics_of_the_task_and_leaves_the_mode(
 
 
 def test_the_order_is_the_bucket_samplers_of_the_seed(classifier, trainer_of) -> None:
-    rows = TrainingRows.__new__(TrainingRows)
+    rows = TrainingDataset.__new__(TrainingDataset)
     rows._items = [[{"input_ids": np.zeros(n)}] for n in (3, 5, 4, 9, 1, 2, 8)]
     rows._labels = [{}] * 7
     trainer = trainer_of(classifier(0), train_dataset=rows)

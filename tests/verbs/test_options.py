@@ -6,7 +6,7 @@ import pytest
 
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.options import QuantizeOptions
 
@@ -36,12 +36,16 @@ def test_each_word_makes_its_calibrator(name, expected) -> None:
 
 
 def test_a_calibrator_may_be_named_as_a_switch_but_not_as_another() -> None:
-    switches = Switches(calibrator="percentile", percentile=99.5)
-    assert QuantizeOptions(switches=switches).make_calibrator() == Percentile(99.5)
-    both = QuantizeOptions(switches=switches, calibrator="percentile", percentile=99.0)
+    quantizer_options = QuantizerOptions(calibrator="percentile", percentile=99.5)
+    assert QuantizeOptions(quantizer_options=quantizer_options).make_calibrator() == Percentile(
+        99.5
+    )
+    both = QuantizeOptions(
+        quantizer_options=quantizer_options, calibrator="percentile", percentile=99.0
+    )
     assert both.make_calibrator() == Percentile(99.0)
     with pytest.raises(UserInputError, match="'max', and 'percentile' in the switches"):
-        QuantizeOptions(switches=switches, calibrator="max")
+        QuantizeOptions(quantizer_options=quantizer_options, calibrator="max")
 
 
 def test_a_share_alone_is_of_the_percentile() -> None:

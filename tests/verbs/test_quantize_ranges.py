@@ -127,8 +127,8 @@ def test_scaled_ranges_are_not_taken_for_plain_ones(checkpoints, both, full, tmp
 
 def test_targets_of_both_kinds_are_the_same_again(checkpoints, texts, tmp_path) -> None:
     # Weights of q, k and v share a range, divided by scales for one target and not for the other.
-    switches = qdqbert.Switches(fuse_qkv=True, quant_per_tensor=True)
-    options = {"targets": ("onnxruntime", "tensorrt"), "switches": switches}
+    quantizer_options = qdqbert.QuantizerOptions(fuse_qkv=True, quant_per_tensor=True)
+    options = {"targets": ("onnxruntime", "tensorrt"), "quantizer_options": quantizer_options}
     first, again = tmp_path / "first", tmp_path / "again"
     make(checkpoints("bert"), first, calibration_data=texts, calibration_samples=24, **options)
     make(checkpoints("bert"), again, ranges=first, **options)

@@ -16,13 +16,13 @@ from onnx import numpy_helper
 
 import qdqbert
 from qdqbert import QuantizeReport
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges
-from qdqbert.calibration.session import Calibration
 from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
-from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.verbs.manifest import trained_source
 from qdqbert.verbs.options import QuantizeOptions
 
@@ -222,7 +222,7 @@ def test_codes_of_neighbours_sum_to_no_more_than_the_limit(made) -> None:
     for linear in made.weights:
         codes = constants[f"{linear}.weight_codes"].T.astype(np.int64)
         sums = np.abs(codes.reshape(len(codes), -1, 2).sum(axis=2))
-        assert sums.max() <= SAFE_PAIR_LIMIT, linear
+        assert sums.max() <= SAFE_ADJACENT_SUM_LIMIT, linear
 
 
 @pytest.mark.parametrize("made", [("roberta", "linear")], indirect=True, ids="-".join)

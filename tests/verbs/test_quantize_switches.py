@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import qdqbert
-from qdqbert import Switches
+from qdqbert import QuantizerOptions
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.cli import app
 from qdqbert.errors import UnmatchedRuleError
@@ -22,7 +22,7 @@ from qdqbert.verbs.options import QuantizeOptions
 
 runner = CliRunner()
 LAYER = "encoder.layer.0"
-SWITCHES = Switches(
+SWITCHES = QuantizerOptions(
     wprec=4,
     aprec=4,
     quant_disable_keyword=("add_", r"intermediate\.dense"),
@@ -66,14 +66,14 @@ def words(checkpoints, tmp_path_factory) -> list[str]:
     ]
 
 
-def quantized(words: list[str], output: Path, switches: Switches) -> Folder:
+def quantized(words: list[str], output: Path, quantizer_options: QuantizerOptions) -> Folder:
     qdqbert.quantize(
         words[1],
         output,
         recipe="qdqbert",
         calibration_data=words[words.index("--calibration-data") + 1],
         calibration_samples=8,
-        switches=switches,
+        quantizer_options=quantizer_options,
         benchmark=False,
     )
     return Folder(output)
@@ -86,7 +86,7 @@ def switched(words, tmp_path_factory) -> Folder:
 
 @pytest.fixture(scope="module")
 def plain(words, tmp_path_factory) -> Folder:
-    return quantized(words, tmp_path_factory.mktemp("plain") / "out", Switches())
+    return quantized(words, tmp_path_factory.mktemp("plain") / "out", QuantizerOptions())
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_clip_gelu_bounds_the_range_behind_gelu(switched, plain) -> None:
 def test_the_switches_stand_in_the_folder(switched, plain) -> None:
     calibrator = {"calibrator": "percentile", "percentile": 99.999}
     expected = dataclasses.replace(SWITCHES, **calibrator)
-    assert Switches.from_dict(switched.manifest["switches"]) == expected
+    assert QuantizerOptions.from_dict(switched.manifest["switches"]) == expected
     assert plain.manifest["switches"] == calibrator
 
 
@@ -203,18 +203,18 @@ def test_the_command_line_gives_the_same_graph_and_manifest(switched, by_command
 
 
 @pytest.mark.parametrize(
-    "switches",
+    "quantizer_options",
     [
         SWITCHES,
-        Switches(quant_per_tensor=True, recalibrate_weights=True),
-        Switches(quant_disable=True, quant_enable_layer_module="attention.self"),
-        Switches(quant_disable_layer_module="it's a pattern", calibrator="mse"),
-        Switches(calibrator="percentile", percentile=99.5),
+        QuantizerOptions(quant_per_tensor=True, recalibrate_weights=True),
+        QuantizerOptions(quant_disable=True, quant_enable_layer_module="attention.self"),
+        QuantizerOptions(quant_disable_layer_module="it's a pattern", calibrator="mse"),
+        QuantizerOptions(calibrator="percentile", percentile=99.5),
     ],
     ids=["many", "flags", "whitelist", "quoted", "percentile"],
 )
-def test_the_printed_command_parses_to_the_same_options(monkeypatch, switches) -> None:
-    options = QuantizeOptions(model="in", output="out", switches=switches)
+def test_the_printed_command_parses_to_the_same_options(monkeypatch, quantizer_options) -> None:
+    options = QuantizeOptions(model="in", output="out", quantizer_options=quantizer_options)
     asked = {}
 
     def note(model, output, progress, **rest):
@@ -226,12 +226,12 @@ def test_the_printed_command_parses_to_the_same_options(monkeypatch, switches) -
     assert "enough" in result.stderr
     again = QuantizeOptions(**asked)
     assert again.recipe_switches == options.recipe_switches
-    named = None if switches.calibrator == "max" else switches.calibrator
+    named = None if quantizer_options.calibrator == "max" else quantizer_options.calibrator
     assert again == dataclasses.replace(
         options,
         calibrator=named,
-        percentile=switches.percentile,
-        switches=dataclasses.replace(switches, calibrator="max", percentile=None),
+        percentile=quantizer_options.percentile,
+        quantizer_options=dataclasses.replace(quantizer_options, calibrator="max", percentile=None),
     )
 
 

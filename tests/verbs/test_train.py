@@ -190,7 +190,7 @@ def trained(files_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
         files, folder = files_of(task), tmp_path_factory.mktemp("trained") / task
         said: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train_module, "rows_of", recording(train_module.rows_of, said))
+            patch.setattr(train_module, "predict", recording(train_module.predict, said))
             report = qdqbert.train(
                 files.checkpoint,
                 folder,
@@ -213,9 +213,9 @@ def trained(files_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     return make
 
 
-def recording(rows_of: Callable[..., Any], said: list[Any]) -> Callable[..., Any]:
+def recording(predict: Callable[..., Any], said: list[Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        said.append(rows_of(*args, **kwargs))
+        said.append(predict(*args, **kwargs))
         return said[-1]
 
     return run
@@ -286,7 +286,7 @@ def test_the_folder_says_what_the_model_in_memory_said(
 ) -> None:
     made = trained(task, qat)
     said: list[Any] = []
-    monkeypatch.setattr(evaluate_module, "rows_of", recording(evaluate_module.rows_of, said))
+    monkeypatch.setattr(evaluate_module, "predict", recording(evaluate_module.predict, said))
     # Twice the batch of training, as in training: padding changes the last bits of sums.
     report = qdqbert.evaluate(made.folder, made.files.dev, batch_size=32)
     for ours, theirs in zip(said[-1], made.rows, strict=True):
@@ -426,7 +426,7 @@ def test_a_folder_of_sentence_transformers_stays_one(
 ) -> None:
     files, said = files_of("feature-extraction"), []
     for module in (train_module, evaluate_module):
-        monkeypatch.setattr(module, "rows_of", recording(module.rows_of, said))
+        monkeypatch.setattr(module, "predict", recording(module.predict, said))
     options = {**QUICK, "task": "feature-extraction", "train_data": files.train}
     report = qdqbert.train(checkpoints("sentence"), out, eval_data=files.dev, qat=True, **options)
     again = qdqbert.evaluate(out, files.dev, batch_size=8)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import qdqbert
 from qdqbert.cli import app
 from qdqbert.errors import UserInputError
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.losses import Distillation
@@ -60,7 +60,10 @@ def options(**changes: Any) -> TrainOptions:
         ({"recipe": "best", "qat": True}, "Recipe 'best' is unknown. Known: ffn, full"),
         ({"recipe": "linear"}, "`--recipe` says how quantizers train, and needs `--qat`"),
         ({"ranges": "learned"}, "`--ranges` says how quantizers train, and needs `--qat`"),
-        ({"switches": Switches(wprec=4)}, "`--wprec` says how quantizers train, and needs"),
+        (
+            {"quantizer_options": QuantizerOptions(wprec=4)},
+            "`--wprec` says how quantizers train, and needs",
+        ),
         ({"keep_best": True}, "`--keep-best` needs `--eval-data` to tell which is best"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
@@ -109,7 +112,7 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
         "recipe": "linear",
         "ranges": "learned",
         "calibration_samples": 20,
-        "switches": Switches(
+        "quantizer_options": QuantizerOptions(
             wprec=4,
             aprec=7,
             quant_per_tensor=True,
@@ -119,8 +122,11 @@ ROUND_TRIPS: dict[str, dict[str, Any]] = {
             calibrator="entropy",
         ),
     },
-    "calibrator-max": {"qat": True, "switches": Switches()},
-    "percentile": {"qat": True, "switches": Switches(calibrator="percentile", percentile=99.0)},
+    "calibrator-max": {"qat": True, "quantizer_options": QuantizerOptions()},
+    "percentile": {
+        "qat": True,
+        "quantizer_options": QuantizerOptions(calibrator="percentile", percentile=99.0),
+    },
     "teacher": {
         "distill_from": "a teacher",
         "distillation": Distillation(temperature=4.0, alpha=0.5, hidden_weight=0.1),

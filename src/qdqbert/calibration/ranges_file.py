@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qdqbert.calibration.session import Calibration
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from qdqbert.spec import Site
 
 
-class ChannelCollector:
+class ChannelAmaxObserver:
     """Takes tensors in, keeps the largest magnitude of each channel a site.
 
     Attributes:
@@ -65,7 +65,7 @@ class ChannelCollector:
 
 
 def choose_pre_quant_scales(
-    channels: ChannelCollector, weights: Mapping[str, Tensor], *, alpha: float
+    channels: ChannelAmaxObserver, weights: Mapping[str, Tensor], *, alpha: float
 ) -> dict[str, Tensor]:
     """What each input is multiplied by before it is quantized.
 

@@ -14,14 +14,14 @@ from qdqbert.errors import CalibrationError
 from qdqbert.numerics import histogram
 from qdqbert.numerics.histogram import Histogram
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile, choose_range
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Range, Site
 
 Statistics = Mapping[str, Histogram]
 """What each site saw, by its name."""
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """Something that is shown activations while a model runs."""
 
     def start_batch(self, attention_mask: Tensor) -> None:
@@ -31,24 +31,24 @@ class Watcher(Protocol):
         """Shows the value at a site."""
 
 
-class Together:
+class CombinedObserver:
     """Shows all to several watchers, in their order."""
 
-    def __init__(self, *watchers: Watcher) -> None:
+    def __init__(self, *watchers: Observer) -> None:
         self._watchers = watchers
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """See `Watcher`."""
-        for watcher in self._watchers:
-            watcher.start_batch(attention_mask)
+        """See `Observer`."""
+        for observer in self._watchers:
+            observer.start_batch(attention_mask)
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """See `Watcher`."""
-        for watcher in self._watchers:
-            watcher.observe(site, x)
+        """See `Observer`."""
+        for observer in self._watchers:
+            observer.observe(site, x)
 
 
-class Collector:
+class HistogramObserver:
     """Takes tensors in, keeps a histogram a site.
 
     Values at [PAD] positions are left out: they are no part of any answer, and how many there
@@ -117,9 +117,9 @@ def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:
     }
 
 
-def calibrator_of(switches: Switches) -> Calibrator:
+def calibrator_of(quantizer_options: QuantizerOptions) -> Calibrator:
     """The calibrator that switches name."""
-    match switches.calibrator:
+    match quantizer_options.calibrator:
         case "max":
             return Max()
         case "mse":
@@ -127,8 +127,8 @@ def calibrator_of(switches: Switches) -> Calibrator:
         case "entropy":
             return Entropy()
         case _:
-            assert switches.percentile is not None
-            return Percentile(switches.percentile)
+            assert quantizer_options.percentile is not None
+            return Percentile(quantizer_options.percentile)
 
 
 def choose_ranges(

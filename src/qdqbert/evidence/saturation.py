@@ -1,8 +1,8 @@
 """Where int8 products would overflow on x86 CPUs without VNNI.
 
 Such CPUs add the products of two neighbouring inputs, unsigned by signed, in 16 bits that saturate
-(`vpmaddubsw`). Weights with a `pair_limit` cannot overflow; those made for VNNI can, and where
-they do depends on the inputs.
+(`vpmaddubsw`). Weights with an `adjacent_sum_limit` cannot overflow; those made for VNNI can, and
+where they do depends on the inputs.
 """
 
 from __future__ import annotations

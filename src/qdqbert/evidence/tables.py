@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qdqbert.evidence.record import (
+from qdqbert.evidence.reports import (
     BenchmarkReport,
     EvaluateReport,
     QuantizeReport,

@@ -16,19 +16,19 @@ _EXTERNAL_OVER_BYTES = 1_500_000_000
 # Protocol buffers end at 2 GB; larger weights go to a file beside.
 
 
-def save_graph(model: ir.Model, path: Path, *, passing: bool = False) -> None:
+def save_graph(model: ir.Model, path: Path, *, temporary: bool = False) -> None:
     """Writes a graph and has onnx check the file.
 
     Args:
         model: The graph.
         path: The .onnx file.
-        passing: Whether it is only run and thrown away: weights go to a file beside, which takes
+        temporary: Whether it is only run and thrown away: weights go to a file beside, which takes
             no memory, and nothing is checked.
 
     Raises:
         GraphError: onnx finds it invalid.
     """
-    if passing:
+    if temporary:
         ir.save(model, path, external_data=f"{path.name}.data")
         return
     weights = sum(

@@ -119,7 +119,7 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
     Args:
         states: Token states `(batch, seq, hidden)`.
         attention_mask: `(batch, seq)`, 0 for [PAD].
-        head: Which pooling, and whether to normalise.
+        head: Which pooling, and whether to to_canonical_form.
 
     Returns:
         `(batch, hidden)`.

@@ -32,7 +32,7 @@ from qdqbert.numerics.affine import (
     quantize,
     weight_parameters,
 )
-from qdqbert.spec import Range, TensorSpec, input_site_of, is_of_sum
+from qdqbert.spec import Range, TensorSpec, input_site_of, is_residual_input
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def insert_qdq(
         else:
             if scale is not None:
                 _rescale(model.graph, node, name, scale, rescaled)
-                if is_of_sum(name):
+                if is_residual_input(name):
                     _restore(model.graph, node, name, scale)
             reader = node.attributes.get("reader")
             label = name if reader is None else f"{name}.{reader.as_int()}"

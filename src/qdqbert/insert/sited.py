@@ -42,7 +42,7 @@ from qdqbert.numerics.affine import (
     parameters_of,
     weight_parameters,
 )
-from qdqbert.spec import Range, Site, TensorSpec, input_site_of, is_of_sum
+from qdqbert.spec import Range, Site, TensorSpec, input_site_of, is_residual_input
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ def quantizing(
             actions[site.name] = functools.partial(_quantize_dynamic, scale=scale, spec=spec)
         elif site.name in ranges:
             parameters = parameters_of(ranges[site.name], spec)
-            restores = scale is not None and is_of_sum(site.name)
+            restores = scale is not None and is_residual_input(site.name)
             actions[site.name] = functools.partial(
                 _quantize, scale=scale, parameters=parameters, spec=spec, restores=restores
             )

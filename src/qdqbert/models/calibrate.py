@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from qdqbert.calibration.processes import shared_amax, shared_errors, shared_statistics
-from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
+from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
+from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import (
-    Collector,
-    Together,
-    Watcher,
+    CombinedObserver,
+    HistogramObserver,
+    Observer,
     calibrator_of,
     choose_ranges,
 )
-from qdqbert.calibration.sums import SumCollector, clip_to_sums
 from qdqbert.errors import CalibrationError, SpecError
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, sited_model
-from qdqbert.models.configuration import excluded_of, switches_of
+from qdqbert.models.configuration import excluded_of, quantizer_options_of
 from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
-from qdqbert.recipes import Switches, build_recipe
-from qdqbert.spec import Smoothing, is_of_sum
+from qdqbert.recipes import QuantizerOptions, build_recipe
+from qdqbert.spec import Smoothing, is_residual_input
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -32,7 +32,7 @@ def calibrate(
     model: _Model,
     batches: Iterable[Mapping[str, Tensor]],
     *,
-    recipe: Switches | None = None,
+    recipe: QuantizerOptions | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> _Model:
     """Finds and sets the range of every quantizer of a model; changes `model` in place.
@@ -72,25 +72,27 @@ def calibrate(
             place_(sited, placement, recipe, excluded_of(config))
         if hasattr(config, "recipe"):
             config.recipe = recipe.to_dict()  # type: ignore[union-attr]
-    switches = recipe or switches_of(config) or Switches()
+    quantizer_options = recipe or quantizer_options_of(config) or QuantizerOptions()
     scales: dict[str, Tensor] = {}
     placed = None if placement is None else build_recipe(placement)
     if placed is not None and placed.smoothing is not None:
         batches = list(batches)  # they are read twice
         scales = _smooth_(sited, batches, placed.smoothing, advance)
-    collector = Collector(_wanted(sited))
-    clips = placed is not None and placed.clips_sums
+    collector = HistogramObserver(_wanted(sited))
+    clips = placed is not None and placed.clips_residuals
     clipped = [name for name in _wanted(sited) if clips and name not in scales]
-    sums = SumCollector(clipped, bits=switches.aprec)
-    _run(sited, batches, Together(collector, sums), scales, advance)
+    sums = ResidualErrorObserver(clipped, bits=quantizer_options.aprec)
+    _run(sited, batches, CombinedObserver(collector, sums), scales, advance)
     statistics = shared_statistics(collector.statistics, _device(model))
-    ranges = choose_ranges(statistics, calibrator_of(switches), bits=switches.aprec)
-    ranges = clip_to_sums(ranges, shared_errors(sums.errors, _device(model)))
+    ranges = choose_ranges(
+        statistics, calibrator_of(quantizer_options), bits=quantizer_options.aprec
+    )
+    ranges = clip_residual_ranges(ranges, shared_errors(sums.errors, _device(model)))
     for name, chosen in ranges.items():
         set_range_(sited.quantizers[name], chosen)
         sited.quantizers[name].to(_device(model))
     calibrate_weights_(sited)
-    adjust_(sited, switches)
+    adjust_(sited, quantizer_options)
     return model
 
 
@@ -112,7 +114,7 @@ def _smooth_(
     for quantizer in sited.quantizers.values():
         if quantizer.pre_quant_scale is not None:
             del quantizer._pre_quant_scale
-    channels = ChannelCollector(
+    channels = ChannelAmaxObserver(
         [name for name in _wanted(sited) if smoothing.matches(site_of(sited.quantizers[name]))]
     )
     _run(sited, batches, channels, {}, advance)
@@ -120,7 +122,7 @@ def _smooth_(
     scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
     for name, scale in scales.items():
         sited.quantizers[name].pre_quant_scale = scale
-        if not is_of_sum(name):
+        if not is_residual_input(name):
             weight = name.replace("._input_quantizer", "._weight_quantizer")
             sited.quantizers[weight].pre_quant_scale = 1 / scale
     return scales
@@ -129,7 +131,7 @@ def _smooth_(
 def _run(
     sited: SitedModel,
     batches: Iterable[Mapping[str, Tensor]],
-    watcher: Watcher,
+    observer: Observer,
     scales: Mapping[str, Tensor],
     advance: Callable[[], None],
 ) -> None:
@@ -140,10 +142,10 @@ def _run(
 
     model.eval()
     try:
-        with observing(sited, watcher.observe, scales), torch.no_grad():
+        with observing(sited, observer.observe, scales), torch.no_grad():
             for batch in batches:
                 inputs = {name: _moved(value, device) for name, value in batch.items()}
-                watcher.start_batch(_mask_of(inputs))
+                observer.start_batch(_mask_of(inputs))
                 model(**inputs)
                 seen += 1
                 advance()

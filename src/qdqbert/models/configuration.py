@@ -7,7 +7,7 @@ from typing import Any
 from transformers import BertConfig
 
 from qdqbert.errors import CheckpointError
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 
 
 class QDQBertConfig(BertConfig):  # type: ignore[misc]
@@ -15,8 +15,8 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
 
     Attributes:
         placement: Name of the recipe that says which quantizers there are; QDQBERT's if `None`.
-        recipe: Switches that are not at their default (`qdqbert.Switches.to_dict`); `None` leaves
-            quantizers as `QuantLinear`'s default descriptors make them.
+        recipe: Options that differ from their defaults, see `QuantizerOptions.to_dict`; `None`
+            leaves quantizers as `QuantLinear`'s default descriptors make them.
         quantizers: What a saved model's quantizers were, as `qdqbert.models.state` writes it;
             `None` for a float checkpoint.
 
@@ -31,8 +31,8 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
     quantizers: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Accepts a `Switches` for `recipe` too."""
-        if isinstance(self.recipe, Switches):
+        """Accepts a `QuantizerOptions` for `recipe` too."""
+        if isinstance(self.recipe, QuantizerOptions):
             self.recipe = self.recipe.to_dict()
         super().__post_init__(**kwargs)
 
@@ -54,21 +54,21 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers; accepts a `Switches` for `recipe` too."""
-        if isinstance(kwargs.get("recipe"), Switches):
+        """As transformers; accepts a `QuantizerOptions` for `recipe` too."""
+        if isinstance(kwargs.get("recipe"), QuantizerOptions):
             kwargs["recipe"] = kwargs["recipe"].to_dict()
         return super().from_dict(config_dict, **kwargs)
 
     @property
-    def switches(self) -> Switches | None:
+    def quantizer_options(self) -> QuantizerOptions | None:
         """The recipe as a value."""
-        return switches_of(self)
+        return quantizer_options_of(self)
 
 
-def switches_of(config: Any) -> Switches | None:
+def quantizer_options_of(config: Any) -> QuantizerOptions | None:
     """The switches that a config stores; `None` if it stores none."""
     stored = getattr(config, "recipe", None)
-    return None if stored is None else Switches.from_dict(stored)
+    return None if stored is None else QuantizerOptions.from_dict(stored)
 
 
 def excluded_of(config: Any) -> list[str]:

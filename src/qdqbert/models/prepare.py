@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 
 _ENDS = (
     "",
@@ -31,7 +31,7 @@ def prepare(
     model: _Model,
     recipe: str = "qdqbert",
     *,
-    switches: Switches | None = None,
+    quantizer_options: QuantizerOptions | None = None,
     exclude: Sequence[str] = (),
 ) -> _Model:
     """Puts quantizers into a transformers model of any family; changes `model` in place.
@@ -42,7 +42,7 @@ def prepare(
     Args:
         model: A float model of transformers.
         recipe: A name of `qdqbert.recipes.RECIPES`; `qdqbert` has 20 quantizers a layer.
-        switches: Bits, patterns and calibrator.
+        quantizer_options: Bits, patterns and calibrator.
         exclude: Regular expressions: what they find in names of modules or quantizers stays in
             float. Heads, poolers and embeddings have no quantizers, and may be named all the same.
 
@@ -69,7 +69,7 @@ def prepare(
     settings = {
         "placement": recipe,
         "quantizers": None,
-        "recipe": None if switches is None else switches.to_dict(),
+        "recipe": None if quantizer_options is None else quantizer_options.to_dict(),
         "exclude": list(exclude) or None,
     }
     # What cannot be put in is found out on a model without weights.

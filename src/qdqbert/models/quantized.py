@@ -16,9 +16,9 @@ from qdqbert.checkpoint.load import check_positions
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_, sited_model
-from qdqbert.models.configuration import excluded_of, switches_of
+from qdqbert.models.configuration import excluded_of, quantizer_options_of
 from qdqbert.models.state import configure_, place_, restore_, stored_state
-from qdqbert.recipes import Switches, build_recipe
+from qdqbert.recipes import QuantizerOptions, build_recipe
 
 _RANGES = ("_quantizer._amax", "_quantizer._range", "_quantizer._pre_quant_scale")
 
@@ -41,7 +41,7 @@ class QuantizedModel:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         put_quantizers_in_(self)
 
-    def apply_recipe(self, recipe: Switches) -> None:
+    def apply_recipe(self, recipe: QuantizerOptions) -> None:
         """Sets bits and switches of all quantizers; they are saved with the model.
 
         Raises:
@@ -104,11 +104,11 @@ def put_quantizers_in_(model: Any) -> None:
     sited = insert_quantizers_(model, family_of(config.model_type), tables=False, outputs=outputs)
     for quantizer in sited.quantizers.values():
         quantizer.enable()
-    switches = switches_of(config)
+    quantizer_options = quantizer_options_of(config)
     if placement is not None:
-        place_(sited, placement, switches or Switches(), excluded_of(config))
-    elif switches is not None:
-        configure_(sited, switches)
+        place_(sited, placement, quantizer_options or QuantizerOptions(), excluded_of(config))
+    elif quantizer_options is not None:
+        configure_(sited, quantizer_options)
     stored = getattr(config, "quantizers", None)
     if stored is not None:
         restore_(sited, stored)

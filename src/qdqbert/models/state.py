@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.session import Calibration
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
 from qdqbert.nn import Clip, TensorQuantizer
@@ -20,7 +20,7 @@ from qdqbert.numerics.calibrators import (
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, Switches, build_recipe, fused_groups
+from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.spec import Range, TensorSpec, resolve
 
 _VERSION = 1
@@ -43,7 +43,7 @@ MOVING = 0.01
 """Share of a batch in moving ranges, that of torch's observers."""
 
 
-def configure_(sited: SitedModel, switches: Switches) -> None:
+def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
     """Sets bits, axes and switches of all quantizers, and gives them the calibrator asked for.
 
     What calibration gave is kept where it still fits.
@@ -55,7 +55,7 @@ def configure_(sited: SitedModel, switches: Switches) -> None:
         site.name: TensorSpec(axis=site.channel_axis if site.kind == "weight" else None)
         for site in sited.sites
     }
-    specs = switches.apply(base, sited.sites)
+    specs = quantizer_options.apply(base, sited.sites)
     for name, quantizer in sited.quantizers.items():
         spec = specs[name]
         if spec is None:
@@ -66,19 +66,21 @@ def configure_(sited: SitedModel, switches: Switches) -> None:
         if quantizer._axis != spec.axis:
             quantizer._axis = spec.axis
             forget_range_(quantizer)
-        quantizer._calibrator = _calibrator(quantizer, switches)
-    if switches.recalibrate_weights:
+        quantizer._calibrator = _calibrator(quantizer, quantizer_options)
+    if quantizer_options.recalibrate_weights:
         calibrate_weights_(sited)
-    adjust_(sited, switches)
+    adjust_(sited, quantizer_options)
 
 
-def place_(sited: SitedModel, recipe: str, switches: Switches, exclude: Sequence[str] = ()) -> None:
+def place_(
+    sited: SitedModel, recipe: str, quantizer_options: QuantizerOptions, exclude: Sequence[str] = ()
+) -> None:
     """Makes quantizers those of a named recipe; sites that it leaves in float are disabled.
 
     Args:
         sited: Any.
         recipe: Its name.
-        switches: What is changed of it.
+        quantizer_options: What is changed of it.
         exclude: Regular expressions: sites whose name they find are left in float.
 
     Raises:
@@ -87,7 +89,7 @@ def place_(sited: SitedModel, recipe: str, switches: Switches, exclude: Sequence
     """
     # Tables are quantized when a graph is written; no quantizer of training stands on them.
     rules = [rule for rule in build_recipe(recipe).rules if "embeddings" not in rule.site]
-    specs = switches.apply(resolve(rules, sited.sites), sited.sites)
+    specs = quantizer_options.apply(resolve(rules, sited.sites), sited.sites)
     for name, quantizer in sited.quantizers.items():
         spec = specs[name]
         if spec is None or any(re.search(pattern, name) for pattern in exclude):
@@ -99,8 +101,8 @@ def place_(sited: SitedModel, recipe: str, switches: Switches, exclude: Sequence
         quantizer._num_bits, quantizer._axis = spec.bits, spec.axis
         quantizer.symmetric, quantizer.narrow_range = spec.symmetric, spec.narrow
         quantizer._unsigned = spec.symmetric and not spec.signed
-        quantizer._calibrator = _calibrator(quantizer, switches)
-    adjust_(sited, switches)
+        quantizer._calibrator = _calibrator(quantizer, quantizer_options)
+    adjust_(sited, quantizer_options)
 
 
 def calibrate_weights_(sited: SitedModel) -> None:
@@ -114,23 +116,25 @@ def calibrate_weights_(sited: SitedModel) -> None:
             set_range_(quantizer, amax)
 
 
-def adjust_(sited: SitedModel, switches: Switches) -> None:
+def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
     """Clips and shares the ranges that are there, as `clip_gelu` and `fuse_qkv` say."""
     ranges = {
         name: quantizer.amax
         for name, quantizer in sited.quantizers.items()
         if quantizer.amax is not None
     }
-    if switches.clip_gelu is not None:
+    if quantizer_options.clip_gelu is not None:
         for site in sited.sites:
             quantizer = sited.quantizers[site.name]
             if site.source == "activation" and site.name in ranges:
-                ranges[site.name].clamp_(max=switches.clip_gelu)
+                ranges[site.name].clamp_(max=quantizer_options.clip_gelu)
             if site.source == "activation" and quantizer.range is not None:
-                quantizer.range = quantizer.range.clamp(-switches.clip_gelu, switches.clip_gelu)
-    if switches.fuse_qkv:
+                quantizer.range = quantizer.range.clamp(
+                    -quantizer_options.clip_gelu, quantizer_options.clip_gelu
+                )
+    if quantizer_options.fuse_qkv:
         groups = fused_groups(ranges, QKV_PRODUCTS)
-        if switches.quant_per_tensor:
+        if quantizer_options.quant_per_tensor:
             groups += fused_groups(ranges, QKV_WEIGHTS)
         for group in groups:
             shared = torch.stack([ranges[name] for name in group]).amax(dim=0)
@@ -303,8 +307,8 @@ def _base_of(sited: SitedModel) -> str:
     return f"{sited.model.base_model_prefix}."
 
 
-def _calibrator(quantizer: TensorQuantizer, switches: Switches) -> Calibrator:
+def _calibrator(quantizer: TensorQuantizer, quantizer_options: QuantizerOptions) -> Calibrator:
     kind = site_of(quantizer).kind
-    if kind == "weight" or switches.calibrator == "max":
+    if kind == "weight" or quantizer_options.calibrator == "max":
         return MaxCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)
     return HistogramCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)

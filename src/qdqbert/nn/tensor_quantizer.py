@@ -28,7 +28,7 @@ from qdqbert.numerics.calibrators import (
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.spec import Site, TensorSpec, is_of_sum
+from qdqbert.spec import Site, TensorSpec, is_residual_input
 from qdqbert.tensor_quant import (
     E4M3,
     E4M3_MAX,
@@ -442,7 +442,7 @@ class TensorQuantizer(nn.Module):
             return self._stages(inputs)
         made = self._stages(inputs * scale)
         # Where no weight is divided by it.
-        restores = self.site is not None and is_of_sum(self.site.name)
+        restores = self.site is not None and is_residual_input(self.site.name)
         # Scales are float32, whatever the model is.
         return (made * (1 / scale) if restores else made).to(inputs.dtype)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qdqbert.spec import Range, TensorSpec
 
-SAFE_PAIR_LIMIT = 128
+SAFE_ADJACENT_SUM_LIMIT = 128
 """Two products of a uint8 code and weights of pair sum 128 fit in 16 bits: 255 * 128 < 2^15."""
 
 
@@ -106,16 +106,16 @@ def weight_parameters(
 ) -> QuantizationParameters:
     """Scale and zero point of a constant, from its own largest magnitudes ("max" calibration).
 
-    With a `pair_limit` the scale of a channel is enlarged until no two codes that meet
+    With a `adjacent_sum_limit` the scale of a channel is enlarged until no two codes that meet
     neighbouring inputs sum to more. Halving all weights, as 7-bit codes do, is safe as well, and
     costs every channel a bit; this costs a channel only what its own largest pair asks for.
 
     Args:
-        weight: Any shape, floating point; `(out, in)` if the spec has a `pair_limit`.
+        weight: Any shape, floating point; `(out, in)` if the spec has a `adjacent_sum_limit`.
         spec: Symmetric; with an axis, one scale per index of it.
         amax: What to take instead of the weight's own, for weights that were trained with a fixed
-            range or share one. Shape `()` or `(channels,)`. A `pair_limit` enlarges it too, so that
-            the weight has to be `clipped` to it first.
+            range or share one. Shape `()` or `(channels,)`. An `adjacent_sum_limit` enlarges it
+            too, so that the weight has to be `clipped` to it first.
     """
     weight = weight.detach()
     rows = _rows(weight, spec.axis or 0)
@@ -123,10 +123,10 @@ def weight_parameters(
     if amax is not None:
         largest = amax.detach().to(largest).expand_as(largest)
         rows = _rows(clipped(weight, amax, spec.axis or 0), spec.axis or 0)
-    if spec.pair_limit is not None:
+    if spec.adjacent_sum_limit is not None:
         # Rounding adds up to half a step to each of the two codes.
-        pairs = _pair_sums(rows).amax(dim=1)
-        largest = torch.maximum(largest, pairs * spec.qmax / (spec.pair_limit - 1))
+        pairs = _adjacent_sums(rows).amax(dim=1)
+        largest = torch.maximum(largest, pairs * spec.qmax / (spec.adjacent_sum_limit - 1))
     return symmetric_parameters(largest.amax() if spec.axis is None else largest, spec)
 
 
@@ -287,7 +287,7 @@ def _rows(weight: Tensor, axis: int) -> Tensor:
     return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
 
 
-def _pair_sums(rows: Tensor) -> Tensor:
+def _adjacent_sums(rows: Tensor) -> Tensor:
     """Magnitudes of sums of neighbours 0 and 1, 2 and 3, ... Shape `(channels, pairs)`."""
     if rows.shape[1] % 2:
         rows = torch.nn.functional.pad(rows, (0, 1))

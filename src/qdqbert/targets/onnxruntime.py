@@ -11,7 +11,7 @@ from qdqbert.graph.passes.integer_attention import fuse_integer_attention
 from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
 from qdqbert.graph.passes.residual_sum import sum_residuals
 from qdqbert.graph.qdq import QdqStyle
-from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.targets.target import Target
 
 _REWRITES = (fuse_integer_matmul, fuse_integer_attention, sum_residuals)
@@ -22,7 +22,7 @@ ONNXRUNTIME = Target(
     engines=("onnxruntime",),
     recipe="linear",
     style=QdqStyle(unsigned_activations=True),
-    pair_limit=SAFE_PAIR_LIMIT,
+    adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
     rewrites=_REWRITES,
 )
 
@@ -32,7 +32,7 @@ DYNAMIC = Target(
     engines=("onnxruntime",),
     recipe="linear",
     dynamic=True,
-    pair_limit=SAFE_PAIR_LIMIT,
+    adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
     rewrites=_REWRITES,
 )
 """Weights and smoothing as in `onnxruntime`. An input's own range each time costs a pass over it,

@@ -6,7 +6,7 @@ Zero points cost it an extra pass over the sums, so biases take them.
 from __future__ import annotations
 
 from qdqbert.graph.passes.absorbed_zero_points import absorb_zero_points
-from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.targets.target import Target
 
 OPENVINO = Target(
@@ -14,6 +14,6 @@ OPENVINO = Target(
     summary="OpenVINO's CPU plugin, straight from the .onnx file",
     engines=("openvino",),
     recipe="linear",
-    pair_limit=SAFE_PAIR_LIMIT,
+    adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
     rewrites=(absorb_zero_points,),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.numerics.affine import SAFE_PAIR_LIMIT
+from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.targets.target import Target
 
 PORTABLE = Target(
@@ -10,5 +10,5 @@ PORTABLE = Target(
     summary="standard ONNX Q/DQ for any runtime",
     engines=("onnxruntime", "openvino"),
     recipe="linear",
-    pair_limit=SAFE_PAIR_LIMIT,
+    adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
 )

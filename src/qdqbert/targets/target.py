@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import EngineName
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
-from qdqbert.recipes import Embeddings, Switches, build_recipe, stored_recipe
+from qdqbert.recipes import Embeddings, QuantizerOptions, build_recipe, stored_recipe
 from qdqbert.spec import Range, Recipe, Site, TensorSpec, input_site_of, resolve
 
 Rewrite = Callable[[ir.Model], ir.Model]
@@ -31,13 +31,13 @@ class Target:
         recipe: Name of the recipe that measured best there.
         style: How Q/DQ pairs are written.
         zero_points: Where an activation's zero point may differ from the middle of its codes.
-        pair_limit: Limit for pairs of a linear's weights, see `TensorSpec.pair_limit`.
+        adjacent_sum_limit: Limit for adjacent codes of a weight; see `TensorSpec`.
         dynamic: Whether scales of activations are taken from each tensor as it comes, at the
             inputs of linears; other activations stay in float.
         rewrites: Applied in order once the pairs are in.
         checks: What the finished graph has to pass; each raises `GraphError`.
         last_bits: Relative rounding of the float type between int8 operators.
-        stand_in: Whether `engines` only stand in for the runtime itself: they prove the graph's
+        is_proxy: Whether `engines` only stand in for the runtime itself: they prove the graph's
             numbers and say nothing of its speed.
         calibration_cache: Name of the file of ranges that the runtime reads beside the graph, if
             any.
@@ -49,12 +49,12 @@ class Target:
     recipe: str
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linears", "nowhere"] = "everywhere"
-    pair_limit: int | None = None
+    adjacent_sum_limit: int | None = None
     dynamic: bool = False
     rewrites: tuple[Rewrite, ...] = ()
     checks: tuple[Check, ...] = ()
     last_bits: float = 1e-6
-    stand_in: bool = False
+    is_proxy: bool = False
     calibration_cache: str | None = None
 
     def adapt(self, site: Site, spec: TensorSpec | None) -> TensorSpec | None:
@@ -67,8 +67,8 @@ class Target:
             return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
         if not spec.symmetric and not self._takes_zero_point(site):
             return TensorSpec(bits=spec.bits, axis=spec.axis)
-        if site.kind == "weight" and site.channel_axis == 0 and self.pair_limit is not None:
-            return dataclasses.replace(spec, pair_limit=self.pair_limit)
+        if site.kind == "weight" and site.channel_axis == 0 and self.adjacent_sum_limit is not None:
+            return dataclasses.replace(spec, adjacent_sum_limit=self.adjacent_sum_limit)
         return spec
 
     def _takes_zero_point(self, site: Site) -> bool:
@@ -108,7 +108,7 @@ def make_plan(
     *,
     recipe: str | None = None,
     embeddings: Embeddings,
-    switches: Switches | None = None,
+    quantizer_options: QuantizerOptions | None = None,
     stored: Mapping[str, TensorSpec | None] | None = None,
     placement: str | None = None,
     dedicated_pairs: bool = False,
@@ -121,7 +121,7 @@ def make_plan(
         recipe: Name of the recipe. If `None`: how the checkpoint's own quantizers are, or the
             target's default for a checkpoint that has none.
         embeddings: How embedding tables are stored.
-        switches: What is changed of the recipe; `None` changes nothing.
+        quantizer_options: What is changed of the recipe; `None` changes nothing.
         stored: How the checkpoint's own quantizers are, by site name.
         placement: Which recipe placed those, if one did: it says how they are calibrated.
         dedicated_pairs: Give each reader of an activation a Q/DQ pair of its own.
@@ -138,8 +138,8 @@ def make_plan(
         # Others of a run may have asked for quantizers on outputs.
         meant = [site for site in sites if built.outputs or not site.of_output]
         resolved = dict.fromkeys((site.name for site in sites), None) | resolve(built.rules, meant)
-    if switches is not None:
-        resolved = switches.apply(resolved, sites)
+    if quantizer_options is not None:
+        resolved = quantizer_options.apply(resolved, sites)
     return Plan(
         target=target,
         recipe=built,

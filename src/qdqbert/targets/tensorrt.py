@@ -22,7 +22,7 @@ TENSORRT = Target(
     summary="TensorRT 10 and newer: strongly typed float16 with symmetric int8",
     # ONNX Runtime has no float16 products on most CPUs and casts around them: right, and slow.
     engines=("onnxruntime",),
-    stand_in=True,
+    is_proxy=True,
     # The most faithful. `full` has residual adds too, which TensorRT fuses into the product before
     # only if both sides are int8 (NVIDIA/TensorRT#3243, #1604); `ffn` was faster than that on one
     # GPU (NVIDIA/TensorRT-Model-Optimizer#159). So time them.

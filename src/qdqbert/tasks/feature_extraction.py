@@ -12,7 +12,7 @@ from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Example
 from qdqbert.tasks.scores import correlations
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import cut_notice, read_texts
 
 
@@ -38,7 +38,7 @@ def _encode(
 
 def _rows(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
+) -> list[Prediction]:
     """The sentence embedding; of a plain encoder, the mean of its token states."""
     del features
     if "sentence_embedding" in outputs:
@@ -48,7 +48,7 @@ def _rows(
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     """Spearman and Pearson correlation of cosine and score, x 100, as STS benchmarks report."""
     del id2label, options

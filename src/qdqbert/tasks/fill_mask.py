@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError
-from qdqbert.tasks.task import IGNORED, Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import (
+    IGNORED,
+    Features,
+    Labels,
+    Metric,
+    Prediction,
+    Predictions,
+    Task,
+    TaskOptions,
+)
 from qdqbert.tasks.texts import encode_together, read_texts
 from qdqbert.tasks.tokens import (
     keep_rows,
@@ -105,7 +114,7 @@ def mask_tokens(
 
 def _rows(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
+) -> list[Prediction]:
     places: list[Place] = [features.places[index] for index in batch.indices]
     return [
         score_tokens(logits[positions], ids)
@@ -114,7 +123,7 @@ def _rows(
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label, options
     return token_metrics(rows, [ids for _, ids in features.places])

@@ -18,7 +18,7 @@ from qdqbert.encoding import Encoded, encode, padding_of, stack_padded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example, open_table
 from qdqbert.tasks.logits import accuracy_of, largest, logit_rows
-from qdqbert.tasks.task import Features, Labels, Metric, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import cut_notice
 
 _LAYOUT = (
@@ -185,7 +185,7 @@ def _stack(
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label, options
     return [accuracy_of(rows, _right_ones(features))]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.logits import accuracy_of, largest, logit_rows
-from qdqbert.tasks.task import Features, Labels, Metric, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import encode_together, label_of, read_texts
 
 _CLASSES = {
@@ -32,7 +32,7 @@ def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Data
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label, options
     return [accuracy_of(rows, _classes(features))]

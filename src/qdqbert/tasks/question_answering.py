@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Batch, Encoded, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.tasks.questions import QuestionExample, read_questions
-from qdqbert.tasks.spans import NULL, Prediction, predict
+from qdqbert.tasks.spans import NULL, SpanPrediction, predict
 from qdqbert.tasks.squad import score_v1, score_v2
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
 
 _LONGEST_QUESTION = 64  # tokens; `max_query_length` of the usual scripts
 _CHUNK = 64  # questions tokenized at a time, see `encoding`
@@ -128,7 +128,7 @@ def _context_offsets(made: Any, index: int) -> NDArray[np.int32]:
 
 def _rows(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
+) -> list[Prediction]:
     """For each row its tokens' scores as start and as end, `(tokens, 2)`, without padding."""
     logits = np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
     lengths = [len(features.places[index].offsets) for index in batch.indices]
@@ -136,7 +136,7 @@ def _rows(
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label
     _check_answers(features.examples)
@@ -174,16 +174,16 @@ def _check_answers(examples: Sequence[QuestionExample]) -> None:
         )
 
 
-def _decisions(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable]:
+def _decisions(rows: Predictions, features: Features, options: TaskOptions) -> Sequence[Hashable]:
     """The answer to each question."""
     return list(_texts(rows, features, options).values())
 
 
-def _texts(rows: Rows, features: Features, options: TaskOptions) -> dict[str, str]:
+def _texts(rows: Predictions, features: Features, options: TaskOptions) -> dict[str, str]:
     return {id_: each.text for id_, each in _predictions(rows, features, options)}
 
 
-def _files(rows: Rows, features: Features, options: TaskOptions) -> dict[str, Any]:
+def _files(rows: Predictions, features: Features, options: TaskOptions) -> dict[str, Any]:
     """What the usual scripts write: answers, best spans and, as in v2.0, odds of no answer."""
     predictions = dict(_predictions(rows, features, options))
     files: dict[str, Any] = {
@@ -201,8 +201,8 @@ def _has_null(features: Features) -> bool:
 
 
 def _predictions(
-    rows: Rows, features: Features, options: TaskOptions
-) -> Iterator[tuple[str, Prediction]]:
+    rows: Predictions, features: Features, options: TaskOptions
+) -> Iterator[tuple[str, SpanPrediction]]:
     """Ids and what is answered, in the order of the examples."""
     has_null = _has_null(features)
     for example, indices in zip(features.examples, _rows_by_example(features), strict=True):

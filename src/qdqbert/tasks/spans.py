@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.tasks.task import Row, TaskOptions
+from qdqbert.tasks.task import Prediction, TaskOptions
 
 NULL = 0
 """The position of [CLS], which stands for "no answer"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prediction:
+class SpanPrediction:
     """What a model answers to one question.
 
     Attributes:
@@ -35,12 +35,12 @@ class Prediction:
 
 
 def predict(
-    shown: Sequence[tuple[Row, NDArray[np.int32]]],
+    shown: Sequence[tuple[Prediction, NDArray[np.int32]]],
     context: str,
     options: TaskOptions,
     *,
     has_null: bool,
-) -> Prediction:
+) -> SpanPrediction:
     """The answer that the windows of one context give, as rows and their offsets."""
     parts = [_spans(row, offsets, options) for row, offsets in shown]
     # "No answer" must suit all windows, so the one where it is least likely counts.
@@ -61,15 +61,15 @@ def predict(
         scores = np.append(0.0, scores)
     n_best = _n_best(texts, logits, scores)
     if not has_null:
-        return Prediction(text=texts[0], n_best=n_best, null_odds=None)
+        return SpanPrediction(text=texts[0], n_best=n_best, null_odds=None)
     first = next((index for index, text in enumerate(texts) if text), 0)
     odds = null[0] + null[1] - logits[first, 0] - logits[first, 1]
     text = "" if odds > options.null_score_diff_threshold else texts[first]
-    return Prediction(text=text, n_best=n_best, null_odds=float(odds))
+    return SpanPrediction(text=text, n_best=n_best, null_odds=float(odds))
 
 
 def _spans(
-    row: Row, offsets: NDArray[np.int32], options: TaskOptions
+    row: Prediction, offsets: NDArray[np.int32], options: TaskOptions
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Characters and start and end logit of the possible answers in one window, `(spans, 2)` each.
 

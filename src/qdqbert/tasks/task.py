@@ -13,10 +13,10 @@ from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.data import Columns, Dataset
 
-Row = NDArray[np.float32]
+Prediction = NDArray[np.float32]
 """What a model says of one input row: `(features,)`, or `(positions, features)` without padding."""
 
-Rows = Sequence[Row]
+Predictions = Sequence[Prediction]
 """One for each input row, in their order."""
 
 Labels = Mapping[str, int | float | NDArray[np.int64]]
@@ -119,7 +119,7 @@ IGNORED = -100
 """transformers' label of a position that no loss is taken of."""
 
 
-def whole(row: Row) -> Row:
+def whole(row: Prediction) -> Prediction:
     """The row itself."""
     return row
 
@@ -159,13 +159,13 @@ class Task:
     name: str
     read: Reader
     encode: Encoder
-    rows: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Row]]
-    metrics: Callable[[Rows, Features, Mapping[int, str], TaskOptions], list[Metric]]
-    decisions: Callable[[Rows, Features, TaskOptions], Sequence[Hashable] | None]
+    rows: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Prediction]]
+    metrics: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Metric]]
+    decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
     class_names: Callable[[Sequence[Any]], list[str] | None] = no_classes
     max_length: int | None = None
     reads_texts: bool = True
     is_embedding: bool = False
-    signal: Callable[[Row], Row] = whole
-    files: Callable[[Rows, Features, TaskOptions], dict[str, Any]] | None = None
+    signal: Callable[[Prediction], Prediction] = whole
+    files: Callable[[Predictions, Features, TaskOptions], dict[str, Any]] | None = None

@@ -11,12 +11,12 @@ from qdqbert.tasks.data import Example
 from qdqbert.tasks.logits import largest, logit_rows
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import correlations, scores_of
-from qdqbert.tasks.task import Features, Labels, Metric, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import class_of, encode_together, label_of, read_texts
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     """Accuracy first; `f1` is of class 1, as GLUE has it."""
     del options

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
-from qdqbert.tasks.task import Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import encode_together, read_texts
 from qdqbert.tasks.tokens import (
     keep_rows,
@@ -38,7 +38,7 @@ def _encode(
 
 def _rows(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
+) -> list[Prediction]:
     """For every token but the first; special ones are guessed too, as run_clm does."""
     ids = [features.encoded.rows[index]["input_ids"] for index in batch.indices]
     return [
@@ -48,7 +48,7 @@ def _rows(
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     del id2label, options
     return token_metrics(rows, [row["input_ids"][1:] for row in features.encoded.rows])

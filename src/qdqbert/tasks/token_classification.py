@@ -16,7 +16,16 @@ from qdqbert.errors import CheckpointError, DataFileError
 from qdqbert.tasks.conll import OUTSIDE, TAG_FIELDS, TokenExample, read_sentences
 from qdqbert.tasks.entities import count_entities, total
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import IGNORED, Features, Labels, Metric, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import (
+    IGNORED,
+    Features,
+    Labels,
+    Metric,
+    Prediction,
+    Predictions,
+    Task,
+    TaskOptions,
+)
 
 _CHUNK = 64  # sentences tokenized at a time
 _MOST_NAMES = 40  # how many classes an error lists
@@ -95,9 +104,9 @@ def _for_words(tokenizer: Any) -> Any:
 
 def _rows(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Row]:
+) -> list[Prediction]:
     """Logits of the first token of each word; zeros for a word that has none."""
-    rows: list[Row] = []
+    rows: list[Prediction] = []
     for index, logits in zip(batch.indices, outputs["logits"], strict=True):
         places = features.places[index]
         rows.append(np.where(places[:, None] < 0, np.float32(0), logits[places]))
@@ -105,7 +114,7 @@ def _rows(
 
 
 def _metrics(
-    rows: Rows, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
 ) -> list[Metric]:
     """F1, precision and recall of entities, and the accuracy of tags.
 
@@ -137,7 +146,7 @@ def _are_of_entities(names: Iterable[str]) -> bool:
     )
 
 
-def _decisions(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable]:
+def _decisions(rows: Predictions, features: Features, options: TaskOptions) -> Sequence[Hashable]:
     """The class of each word of all sentences that the model was shown."""
     del options
     return [

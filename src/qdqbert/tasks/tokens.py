@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Features, Metric, Row, Rows, TaskOptions
+from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, TaskOptions
 
 
-def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Row:
+def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Prediction:
     """Log-probability of the true tokens, and ids of the likeliest.
 
     Args:
@@ -34,18 +34,20 @@ def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Row:
     return np.stack([true, logits.argmax(axis=1)], axis=1).astype(np.float32)
 
 
-def log_probabilities(row: Row) -> Row:
+def log_probabilities(row: Prediction) -> Prediction:
     """The part of a row that is a measure: ids are names."""
     return row[:, :1]
 
 
-def likeliest(rows: Rows, features: Features, options: TaskOptions) -> Sequence[Hashable] | None:
+def likeliest(
+    rows: Predictions, features: Features, options: TaskOptions
+) -> Sequence[Hashable] | None:
     """The id that the model would fill in, of every guessed token of every row."""
     del features, options
     return [int(token) for row in rows for token in row[:, 1]]
 
 
-def token_metrics(rows: Rows, ids: Sequence[NDArray[np.int32]]) -> list[Metric]:
+def token_metrics(rows: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Metric]:
     """Perplexity and accuracy over all guessed tokens of all texts.
 
     Args:

@@ -16,6 +16,7 @@ from qdqbert.errors import TrainingError
 from qdqbert.nn.clip import Clip
 from qdqbert.tasks.task import Metric
 from qdqbert.training.checkpoints import last_checkpoint
+from qdqbert.training.dataset import BucketSampler, TrainingDataset
 from qdqbert.training.losses import (
     Distillation,
     embed,
@@ -24,7 +25,6 @@ from qdqbert.training.losses import (
     similarity_loss,
     states_distance,
 )
-from qdqbert.training.rows import BucketSampler, TrainingRows
 from qdqbert.training.teacher import Teacher
 
 _PAIR_SCORE = "scores"
@@ -142,7 +142,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         rows = train_dataset or self.train_dataset
-        assert isinstance(rows, TrainingRows)
+        assert isinstance(rows, TrainingDataset)
         self.sampler = BucketSampler(rows.lengths, self.args.train_batch_size, seed=self.args.seed)
         return self.sampler
 

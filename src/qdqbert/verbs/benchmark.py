@@ -14,7 +14,7 @@ from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
-from qdqbert.evidence.record import BenchmarkReport
+from qdqbert.evidence.reports import BenchmarkReport
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, choices_of, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph

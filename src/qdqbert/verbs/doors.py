@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes, watch
-from qdqbert.calibration.statistics import Watcher
+from qdqbert.calibration.calibration import Calibration, calibrate, calibrate_passes, run_observed
+from qdqbert.calibration.statistics import Observer
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
@@ -25,9 +25,9 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_graph_references, make_references
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.imported.imported_model import import_onnx
+from qdqbert.graph.imported.observed_graph import ObservedGraph
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.graph.ready.opening import open_graph
-from qdqbert.graph.ready.watching import WatchedGraph
 from qdqbert.insert.sited import (
     encoder_layers,
     insert_quantizers_,
@@ -37,7 +37,7 @@ from qdqbert.insert.sited import (
 )
 from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, Smoothing, TensorSpec
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.graph_files import GraphRunner, check_task, check_words, read_companions, running
@@ -106,11 +106,11 @@ class Door(Protocol):
         calibrator: Calibrator,
         smoothing: Smoothing | None,
         plain_sites: Collection[str],
-        clips_sums: bool,
-        switches: Switches,
+        clips_residuals: bool,
+        quantizer_options: QuantizerOptions,
         advance: Advance,
     ) -> Calibration:
-        """Chooses ranges, see `calibration.session.calibrate`."""
+        """Chooses ranges, see `calibration.calibration.calibrate`."""
         ...
 
     def graph(self) -> ir.Model:
@@ -184,7 +184,7 @@ class CheckpointDoor:
 
     def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
         """See `Door`."""
-        watch(
+        run_observed(
             self._sited,
             lambda inputs: self._body(**inputs),
             batches,
@@ -250,7 +250,7 @@ class GraphDoor:
             UserInputError: It cannot be read, is not of BERT's shape, or something is missing.
         """
         self.name, self.task = str(path), check_task(task)
-        opened = open_graph(path, task=self.task, input_names=input_names, scratch=scratch)
+        opened = import_onnx(path, task=self.task, input_names=input_names, scratch=scratch)
         self._path = path
         self._float = GraphRunner(opened.runner, path, vocabulary=opened.vocabulary)
         beside = read_companions(path, task=self.task, tokenizer=tokenizer, runner=self._float)
@@ -288,13 +288,15 @@ class GraphDoor:
         **settings: Any,
     ) -> Calibration:
         """See `Door`."""
-        watched = WatchedGraph(self._ready, self._scratch / "watched.onnx", sites=frozenset(sites))
+        observed = ObservedGraph(
+            self._ready, self._scratch / "watched.onnx", sites=frozenset(sites)
+        )
         for batch in batches:
             check_words(batch.inputs, self._path, self._float.vocabulary)
 
-        def show(watcher: Watcher, scales: Mapping[str, Tensor]) -> None:
+        def show(observer: Observer, scales: Mapping[str, Tensor]) -> None:
             with running(self._path):
-                watched.run(batches, watcher, scales, advance)
+                observed.run(batches, observer, scales, advance)
 
         return calibrate_passes(
             show,
@@ -311,8 +313,8 @@ class GraphDoor:
     def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
         """See `Door`."""
         path = self._scratch / "checked.onnx"
-        watched = WatchedGraph(self._ready, path, sites=frozenset(self._ready.weights))
-        watched.run(batches, check, check.scales)
+        observed = ObservedGraph(self._ready, path, sites=frozenset(self._ready.weights))
+        observed.run(batches, check, check.scales)
 
     def graph(self) -> ir.Model:
         """See `Door`."""

@@ -10,15 +10,15 @@ from typing import Any
 from qdqbert.artifact import is_artifact, open_artifact, read_training, write_json
 from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.record import EvaluateReport
+from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.graph.export import GraphBody
-from qdqbert.graph.ready.ports import INPUTS
+from qdqbert.graph.imported.input_output_names import INPUTS
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.targets import target_named
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
-from qdqbert.tasks.task import Metric, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
 from qdqbert.verbs.graph_files import (
     check_task,
     is_graph_file,
@@ -30,7 +30,7 @@ from qdqbert.verbs.inference import (
     TorchRunner,
     encode_examples,
     fidelity_of,
-    rows_of,
+    predict,
 )
 
 
@@ -175,7 +175,7 @@ def evaluate(
     check_leakage(leaked, len(dataset), str(data), allowed=allow_leakage)
     encoded, rows = _run(subject, dataset.examples, batch_size, settings, progress)
     notices = [*subject.notices, *cut, *dataset.notices, *encoded.features.notices]
-    if subject.target is not None and target_named(subject.target).stand_in:
+    if subject.target is not None and target_named(subject.target).is_proxy:
         notices.append(f"{subject.engine} stands in for what {subject.target} is made for.")
     if leaked:
         notices.append(
@@ -242,7 +242,7 @@ def _run(
     batch_size: int,
     options: TaskOptions,
     progress: Progress,
-) -> tuple[EncodedExamples, Rows]:
+) -> tuple[EncodedExamples, Predictions]:
     with progress.stage("Tokenizing"):
         encoded = encode_examples(
             subject.task,
@@ -254,7 +254,7 @@ def _run(
             options=options,
         )
     with progress.stage("Evaluating", len(encoded.batches)) as advance:
-        return encoded, rows_of(subject.task, subject.runner, encoded, advance)
+        return encoded, predict(subject.task, subject.runner, encoded, advance)
 
 
 def _options_of(model: Path) -> TaskOptions:
@@ -264,7 +264,7 @@ def _options_of(model: Path) -> TaskOptions:
 
 
 def _write_files(
-    task: Task, rows: Rows, encoded: EncodedExamples, options: TaskOptions, output: Path
+    task: Task, rows: Predictions, encoded: EncodedExamples, options: TaskOptions, output: Path
 ) -> None:
     if task.files is None:
         raise UserInputError(f"`--output`: task `{task.name}` has no files to write. Leave it out.")

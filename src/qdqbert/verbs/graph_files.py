@@ -17,7 +17,7 @@ from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.engines.runner import EngineName, Outputs, Runner, open_runner
 from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
-from qdqbert.graph.ready.running import port_graph
+from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 from qdqbert.tasks import TASKS
 
 _PREDICTS_WORDS = ("fill-mask", "text-generation")
@@ -150,14 +150,14 @@ def open_any_graph(
         task: What it is for.
         engine: What runs it.
         provider: Of ONNX Runtime.
-        input_names: As in `port_graph`.
-        others: As in `port_graph`.
+        input_names: As in `write_renamed_copy`.
+        others: As in `write_renamed_copy`.
 
     Raises:
         UserInputError: It cannot be read, is another task's, or does not run on the engine.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        graph = port_graph(
+        graph = write_renamed_copy(
             path, task=task, input_names=input_names, scratch=Path(scratch), others=others
         )
         try:

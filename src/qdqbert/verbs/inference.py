@@ -12,7 +12,7 @@ from qdqbert.encoding import Batch, make_batches
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import Fidelity, compare
 from qdqbert.graph.export import GraphBody, to_numpy
-from qdqbert.tasks.task import Features, Row, Rows, Task, TaskOptions
+from qdqbert.tasks.task import Features, Prediction, Predictions, Task, TaskOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,14 @@ class TorchRunner:
         return to_numpy(outputs, self.output_names)
 
 
-def rows_of(
+def predict(
     task: Task,
     runner: Runner,
     encoded: EncodedExamples,
     advance: Callable[[], None] = lambda: None,
-) -> Rows:
+) -> Predictions:
     """What the model says, one row for each of the features'."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, Prediction] = {}
     for batch in encoded.batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
         made = task.rows(runner.run(inputs), batch, encoded.features)
@@ -87,7 +87,11 @@ def rows_of(
 
 
 def fidelity_of(
-    task: Task, reference: Rows, candidate: Rows, features: Features, options: TaskOptions
+    task: Task,
+    reference: Predictions,
+    candidate: Predictions,
+    features: Features,
+    options: TaskOptions,
 ) -> Fidelity:
     """How near one model's rows are to another's, by what counts in the task."""
     answers = [task.decisions(rows, features, options) for rows in (reference, candidate)]

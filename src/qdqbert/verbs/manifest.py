@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qdqbert.artifact import read_training
-from qdqbert.calibration.session import Calibration
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.numerics.affine import parameters_of
 from qdqbert.targets.target import Plan
@@ -137,7 +137,7 @@ def _recipe_json(plan: Plan) -> Mapping[str, Any]:
 def _sites_json(plan: Plan, calibration: Calibration) -> Mapping[str, Any]:
     """What each quantized site became; weights' scales are in the graph."""
     sites: dict[str, Any] = {}
-    ranges = calibration.under(plan.recipe).ranges
+    ranges = calibration.for_recipe(plan.recipe).ranges
     for name, spec in plan.specs.items():
         if spec is None:
             continue

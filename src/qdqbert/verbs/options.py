@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, Switches, build_recipe
+from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, QuantizerOptions, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.graph_files import is_graph_file
@@ -19,7 +19,7 @@ Isa = Literal["any", "vnni"]
 """Instructions of the CPU that a graph is for: `vnni` lets weights have all of 8 bits."""
 
 _OWN_WORDS = (
-    *("model", "targets", "columns", "benchmark", "overwrite", "switches", "task_options"),
+    *("model", "targets", "columns", "benchmark", "overwrite", "quantizer_options", "task_options"),
     "input_names",
 )
 # Options that are no `--name value` of a command line.
@@ -47,7 +47,7 @@ class QuantizeOptions:
     recalibrate: bool = False
     isa: Isa = "any"
     dedicated_qdq_pairs: bool = False
-    switches: Switches = dataclasses.field(default_factory=Switches)
+    quantizer_options: QuantizerOptions = dataclasses.field(default_factory=QuantizerOptions)
     targets: tuple[str, ...] = ()
     embeddings: Embeddings = "int8"
     seed: int = 0
@@ -131,10 +131,10 @@ class QuantizeOptions:
         )
 
     @property
-    def recipe_switches(self) -> Switches:
+    def recipe_switches(self) -> QuantizerOptions:
         """The switches, with the calibrator in force."""
         return dataclasses.replace(
-            self.switches, calibrator=self.calibrator_used, percentile=self.percentile_used
+            self.quantizer_options, calibrator=self.calibrator_used, percentile=self.percentile_used
         )
 
     def command(self) -> str:
@@ -158,7 +158,7 @@ class QuantizeOptions:
         for role_name, graph_name in self.input_names.items():
             words += ["--input-names", f"{role_name}={graph_name}"]
         words += [word for name in self.targets for word in ("--target", name)]
-        for name, value in self.switches.to_dict().items():
+        for name, value in self.quantizer_options.to_dict().items():
             flag = f"--{name.replace('_', '-')}"
             if getattr(self, name, None) is not None:
                 continue  # named above as an option
@@ -176,12 +176,16 @@ class QuantizeOptions:
         """The percentile in force; `None` for the other calibrators."""
         if self.calibrator_used != "percentile":
             return None
-        return self.percentile or self.switches.percentile or PERCENTILE
+        return self.percentile or self.quantizer_options.percentile or PERCENTILE
 
     @property
     def _switched(self) -> CalibratorName | None:
         """What the switches name; `max` is what they have at rest."""
-        return None if self.switches.calibrator == "max" else self.switches.calibrator
+        return (
+            None
+            if self.quantizer_options.calibrator == "max"
+            else self.quantizer_options.calibrator
+        )
 
     def make_calibrator(self) -> Calibrator:
         """The calibrator that was asked for."""

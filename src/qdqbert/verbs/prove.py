@@ -9,18 +9,18 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqbert.artifact import size_bytes
-from qdqbert.calibration.session import Calibration
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.engines.runner import ENGINES, EngineName, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
-from qdqbert.evidence.record import LatencyReport, TargetReport
+from qdqbert.evidence.reports import LatencyReport, TargetReport
 from qdqbert.graph.export import choices_of
 from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.task import Rows, TaskOptions
+from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.doors import Door
-from qdqbert.verbs.inference import EncodedExamples, fidelity_of, rows_of
+from qdqbert.verbs.inference import EncodedExamples, fidelity_of, predict
 
 _SHAPES = ((1, 32), (8, 128))
 _ROUNDS = 3
@@ -61,7 +61,7 @@ class Evidence:
     door: Door
     calibration: Calibration
     heldout: EncodedExamples
-    float_rows: Rows
+    float_rows: Predictions
     float_model: Path
     max_length: int
     options: TaskOptions
@@ -85,7 +85,7 @@ def prove(
         notices: Is added to.
     """
     jobs = [(each, engine) for each in written for engine in _engines(each.plan, notices)]
-    timed = [job for job in jobs if not job[0].plan.target.stand_in]
+    timed = [job for job in jobs if not job[0].plan.target.is_proxy]
     timings = _time(timed, evidence, progress) if benchmark and timed else []
     references: dict[str, list[Reference]] = {}
     reports = []
@@ -96,7 +96,7 @@ def prove(
             task = TASKS[evidence.door.task]
             if target not in references:  # the same on every engine
                 references[target] = _references(each.plan, evidence)
-            rows = rows_of(task, open_runner(engine, each.path), evidence.heldout, advance)
+            rows = predict(task, open_runner(engine, each.path), evidence.heldout, advance)
             report = TargetReport(
                 target=target,
                 engine=engine,
@@ -125,7 +125,7 @@ def _engines(plan: Plan, notices: list[str]) -> list[EngineName]:
             f"Nothing was measured for target {plan.target.name}, whose graph no engine here runs: "
             f"it is for {plan.target.summary}."
         )
-    if plan.target.engines and plan.target.stand_in:
+    if plan.target.engines and plan.target.is_proxy:
         notices.append(
             f"{', '.join(plan.target.engines)} stands in for {plan.target.name}: it tells what the "
             "graph computes, not how fast. Time it where it will run."
@@ -169,7 +169,7 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
         name: [each for each in timings if each.name == name and each.engine == engine]
         for name in ("float", plan.target.name)
     }
-    if plan.target.stand_in:
+    if plan.target.is_proxy:
         return []
     return [
         LatencyReport(
@@ -187,7 +187,7 @@ def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     """What the float model computes under a plan, on batches of different lengths."""
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    return evidence.door.references(plan, evidence.calibration.under(plan.recipe), chosen)
+    return evidence.door.references(plan, evidence.calibration.for_recipe(plan.recipe), chosen)
 
 
 def _warnings(report: TargetReport) -> list[str]:

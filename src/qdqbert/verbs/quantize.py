@@ -26,26 +26,26 @@ from qdqbert.artifact import (
     write_json,
     writing,
 )
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
-from qdqbert.calibration.session import Calibration
 from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.evidence.record import QuantizeReport, json_ready
+from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph, value_names
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
-from qdqbert.recipes import Switches, build_recipe
+from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.spec import Site
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, lower, make_plan
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
-from qdqbert.tasks.task import Rows, Task
+from qdqbert.tasks.task import Predictions, Task
 from qdqbert.verbs.doors import CheckpointDoor, Door, GraphDoor
-from qdqbert.verbs.inference import EncodedExamples, encode_examples, rows_of
+from qdqbert.verbs.inference import EncodedExamples, encode_examples, predict
 from qdqbert.verbs.manifest import digest_weights, quantization_json, trained_source
 from qdqbert.verbs.options import QuantizeOptions
 from qdqbert.verbs.prove import Evidence, Written, prove
@@ -102,7 +102,7 @@ class _Run:
         names = options.targets or (("onnxruntime", "openvino") if is_demo else ("portable",))
         targets = [target_named(name) for name in dict.fromkeys(names)]
         if options.isa == "vnni":
-            targets = [dataclasses.replace(target, pair_limit=None) for target in targets]
+            targets = [dataclasses.replace(target, adjacent_sum_limit=None) for target in targets]
         output = Path(options.output or f"qdqbert-{DEMO_NAME}")
         if options.model is not None and is_artifact(Path(options.model)):
             raise UserInputError(
@@ -135,8 +135,10 @@ class _Run:
                     door.sites,
                     recipe=options.recipe,
                     embeddings=options.embeddings,
-                    # Switches at rest would say 8 bits to quantizers that have fewer.
-                    switches=options.switches if options.switches != Switches() else None,
+                    # QuantizerOptions at rest would say 8 bits to quantizers that have fewer.
+                    quantizer_options=options.quantizer_options
+                    if options.quantizer_options != QuantizerOptions()
+                    else None,
                     stored=None if door.stored is None else door.stored.specs,
                     placement=getattr(door.config, "placement", None),
                     dedicated_pairs=options.dedicated_qdq_pairs,
@@ -316,9 +318,9 @@ class _Run:
         usual = task.max_length or door.max_length
         return min(asked or usual, door.max_length)
 
-    def _float_rows(self, task: Task, door: Door, encoded: EncodedExamples) -> Rows:
+    def _float_rows(self, task: Task, door: Door, encoded: EncodedExamples) -> Predictions:
         with self.progress.stage("Running the float model", len(encoded.batches)) as advance:
-            return rows_of(task, door.runner(), encoded, advance)
+            return predict(task, door.runner(), encoded, advance)
 
     def _calibrate(
         self, door: Door, encoded: EncodedExamples, plans: Sequence[Plan]
@@ -359,8 +361,8 @@ class _Run:
                 calibrator=self.options.make_calibrator(),
                 smoothing=smoothing,
                 plain_sites=frozenset().union(*plain),
-                clips_sums=any(plan.recipe.clips_sums for plan in plans),
-                switches=self.options.recipe_switches,
+                clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
+                quantizer_options=self.options.recipe_switches,
                 advance=advance,
             )
 
@@ -372,9 +374,9 @@ class _Run:
         plan: Plan,
     ) -> None:
         """Says which layers would not survive on a CPU without VNNI."""
-        if target_named(plan.target.name).pair_limit is None:
+        if target_named(plan.target.name).adjacent_sum_limit is None:
             return  # it is for no CPU
-        chosen = calibration.under(plan.recipe)
+        chosen = calibration.for_recipe(plan.recipe)
         check = SaturationCheck(plan.specs, chosen.ranges, door.weights(), chosen.scales)
         with self.progress.stage(f"Checking {plan.target.name} for saturation"):
             door.check_saturation(check, encoded.batches[:: max(1, len(encoded.batches) // 8)])
@@ -389,10 +391,12 @@ class _Run:
     def _stored_calibration(
         self, stored: Calibration, sites: Sequence[Site], wanted: Collection[str]
     ) -> Calibration:
-        switches = self.options.switches
-        ranges = switches.adjust(stored.ranges, sites)
+        quantizer_options = self.options.quantizer_options
+        ranges = quantizer_options.adjust(stored.ranges, sites)
         # Ranges of a weight that was trained with them, unless bits or axes are others now.
-        same_weights = not (switches.quant_per_tensor or switches.recalibrate_weights)
+        same_weights = not (
+            quantizer_options.quant_per_tensor or quantizer_options.recalibrate_weights
+        )
         return Calibration(
             ranges={name: ranges[name] for name in sorted(wanted)},
             scales={name: stored.scales[name] for name in sorted(set(stored.scales) & set(wanted))},
@@ -418,7 +422,7 @@ class _Run:
         _check_switches(earlier, self.options)
         calibration = read_ranges(earlier.directory / RANGES)
         for plan in plans:
-            chosen, smoothing = calibration.under(plan.recipe), plan.recipe.smoothing
+            chosen, smoothing = calibration.for_recipe(plan.recipe), plan.recipe.smoothing
             smoothed = {
                 site.name
                 for site in door.sites
@@ -453,7 +457,7 @@ class _Run:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with self.progress.stage(f"Lowering for {plan.target.name}"):
-            chosen = calibration.under(plan.recipe)
+            chosen = calibration.for_recipe(plan.recipe)
             scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
             model = lower(graph, plan, chosen.ranges, scales, chosen.weight_amax)
             save_graph(model, path)
@@ -506,7 +510,7 @@ def _check_switches(earlier: Artifact, options: QuantizeOptions) -> None:
     theirs, ours = earlier.quantization["switches"], options.recipe_switches.to_dict()
     for name in ("aprec", "fuse_qkv", "clip_gelu", "quant_per_tensor", "recalibrate_weights"):
         if theirs.get(name) != ours.get(name):
-            default = getattr(Switches(), name)
+            default = getattr(QuantizerOptions(), name)
             raise UserInputError(
                 f"`--{name.replace('_', '-')}` shapes ranges: it is {ours.get(name, default)} now, "
                 f"and was {theirs.get(name, default)} for `--ranges {options.ranges}`. Give it as "

@@ -19,7 +19,7 @@ from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.encoding import make_batches
 from qdqbert.errors import MissingExtraError
-from qdqbert.evidence.record import TrainReport, json_ready
+from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.graph.export import GraphBody
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.calibrate import calibrate
@@ -30,10 +30,10 @@ from qdqbert.progress import Progress, Silent
 from qdqbert.tasks.task import Features, Metric, Task
 from qdqbert.training.checkpoints import checkpoint_folder, step_of
 from qdqbert.training.curves import plot_curves
-from qdqbert.training.rows import collator
+from qdqbert.training.dataset import collator
 from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
 from qdqbert.training.trainer import TaskTrainer
-from qdqbert.verbs.inference import EncodedExamples, TorchRunner, rows_of
+from qdqbert.verbs.inference import EncodedExamples, TorchRunner, predict
 from qdqbert.verbs.manifest import versions
 from qdqbert.verbs.training_data import (
     Examples,
@@ -150,7 +150,7 @@ class _Run:
         options = self.options
         model: Any = checkpoint.model
         if not sited_model(model).quantizers:
-            prepare(model, options.recipe, switches=options.switches)
+            prepare(model, options.recipe, quantizer_options=options.quantizer_options)
         sample = calibration_sample(
             task,
             data.features,
@@ -299,7 +299,7 @@ class _Scorer:
         training = self.body.training
         self.body.eval()
         runner = TorchRunner(self.body, self._checkpoint.input_names)
-        rows = rows_of(self.task, runner, self._encoded)
+        rows = predict(self.task, runner, self._encoded)
         self.body.train(training)
         id2label: Mapping[int, str] = self._checkpoint.config.id2label
         options = self._options.task_options

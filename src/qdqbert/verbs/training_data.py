@@ -22,7 +22,7 @@ from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.scores import scores_of
 from qdqbert.tasks.task import Features, Labels, Task
-from qdqbert.training.rows import TrainingRows
+from qdqbert.training.dataset import TrainingDataset
 from qdqbert.verbs.training_options import TrainOptions
 
 _UNANNOTATED = ("fill-mask", "text-generation")
@@ -111,7 +111,7 @@ class TrainingData:
     """
 
     features: Features
-    rows: TrainingRows
+    rows: TrainingDataset
     held: Features | None
     max_length: int
     notices: tuple[str, ...]
@@ -232,7 +232,7 @@ def _task_of(model: str) -> str:
 
 def _training_rows(
     task: Task, features: Features, config: Any, options: TrainOptions
-) -> tuple[TrainingRows, list[str]]:
+) -> tuple[TrainingDataset, list[str]]:
     """Rows with what a model of that config is trained with, and notices on classes without any."""
     is_led_only = bool(options.distill_from) and options.distillation.alpha == 1
     notices: list[str] = []
@@ -245,7 +245,7 @@ def _training_rows(
         labels = task.labels(features, config.id2label)
         if task.class_names(features.examples) is not None and config.num_labels > 1:
             notices = _absent_classes(labels, config.id2label)
-    return TrainingRows(features, labels, pairs=task.is_embedding), notices
+    return TrainingDataset(features, labels, pairs=task.is_embedding), notices
 
 
 def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]) -> list[str]:

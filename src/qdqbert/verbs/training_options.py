@@ -18,7 +18,7 @@ import torch
 from transformers import SchedulerType, TrainingArguments
 
 from qdqbert.errors import MissingExtraError, UserInputError
-from qdqbert.recipes import QAT_SWITCHES, Switches, build_recipe
+from qdqbert.recipes import QAT_QUANTIZER_OPTIONS, QuantizerOptions, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.losses import Distillation
@@ -44,7 +44,15 @@ _LARGEST_SEED = 2**32 - 1  # numpy's
 _EVALUATIONS = 4
 _LOGGED = 50
 
-_NOT_WORDS = ("model", "output", "columns", "task_options", "distillation", "switches", "resume")
+_NOT_WORDS = (
+    "model",
+    "output",
+    "columns",
+    "task_options",
+    "distillation",
+    "quantizer_options",
+    "resume",
+)
 # What may be another in a run that goes on.
 _FREE = ("resume", "overwrite", "keep_checkpoints", "tensorboard")
 _FOLLOWING = ("task_options", "epochs", "learning_rate", "lr_scheduler")
@@ -69,7 +77,7 @@ class TrainOptions:
     max_eval_examples: int | None = None
     qat: bool = False
     recipe: str = "qdqbert"
-    switches: Switches = QAT_SWITCHES
+    quantizer_options: QuantizerOptions = QAT_QUANTIZER_OPTIONS
     ranges: Ranges = "fixed"
     calibration_samples: int = 300
     distill_from: str | None = None
@@ -111,11 +119,15 @@ class TrainOptions:
         if not self.qat:
             changed = [
                 name
-                for name in ("recipe", "ranges", "switches")
+                for name in ("recipe", "ranges", "quantizer_options")
                 if getattr(self, name) != _default(name)
             ]
             if changed:
-                name = _changed_switch(self.switches) if changed[0] == "switches" else changed[0]
+                name = (
+                    _changed_switch(self.quantizer_options)
+                    if changed[0] == "quantizer_options"
+                    else changed[0]
+                )
                 raise UserInputError(
                     f"`--{name.replace('_', '-')}` says how quantizers train, and needs `--qat`. "
                     "Add it, or leave the option out."
@@ -180,10 +192,13 @@ class TrainOptions:
             column = getattr(self.columns, role.name)
             if column is not None:
                 words += [f"--{role.name.replace('_', '-')}-column", column]
-        switches: dict[str, Any] = {}
-        if self.switches != QAT_SWITCHES:  # which the command starts from
-            switches = {"calibrator": self.switches.calibrator, **self.switches.to_dict()}
-        for name, value in switches.items():
+        quantizer_options: dict[str, Any] = {}
+        if self.quantizer_options != QAT_QUANTIZER_OPTIONS:  # which the command starts from
+            quantizer_options = {
+                "calibrator": self.quantizer_options.calibrator,
+                **self.quantizer_options.to_dict(),
+            }
+        for name, value in quantizer_options.items():
             for each in value if isinstance(value, list) else [value]:
                 words += _words(name, each)
         return shlex.join(words)
@@ -201,9 +216,11 @@ def _words(name: str, value: object) -> list[str]:
     return [flag] if value is True else [flag, str(value)]
 
 
-def _changed_switch(switches: Switches) -> str:
-    names = [field.name for field in dataclasses.fields(switches)]
-    return next(n for n in names if getattr(switches, n) != getattr(QAT_SWITCHES, n))
+def _changed_switch(quantizer_options: QuantizerOptions) -> str:
+    names = [field.name for field in dataclasses.fields(quantizer_options)]
+    return next(
+        n for n in names if getattr(quantizer_options, n) != getattr(QAT_QUANTIZER_OPTIONS, n)
+    )
 
 
 def _default(name: str) -> Any:

@@ -11,7 +11,7 @@ from qdqbert.graph.passes.absorbed_zero_points import (
     absorb_zero_points_in_half,
 )
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 
 # Beyond both ends of the codes, and all between; no value is near a tie.
 STEPS = np.random.default_rng(0).uniform(-0.4, 0.4, (5, 60)) + np.arange(-20, 280).reshape(5, 60)
@@ -125,7 +125,7 @@ def test_a_zero_point_that_no_bias_can_take_stays(run_plainly, body, outputs) ->
 def test_fewer_bits_need_no_shift(prepared, run_plainly, bits) -> None:
     each = prepared("bert")
     plan = each.plan("portable", "linear")
-    specs = Switches(aprec=bits).apply(plan.specs, each.sited.sites)
+    specs = QuantizerOptions(aprec=bits).apply(plan.specs, each.sited.sites)
     chosen = each.calibration(plan)
     model = insert_qdq(each.graph, specs, chosen.ranges, scales=each.scales(plan))
     inputs = each.batches[0].inputs

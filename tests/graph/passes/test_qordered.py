@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.session import Calibration, calibrate
+from qdqbert.calibration.calibration import Calibration, calibrate
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.errors import GraphError, UserInputError
@@ -25,7 +25,7 @@ from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
 from qdqbert.graph.qdq import QdqStyle, insert_qdq
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import Switches
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
@@ -50,14 +50,14 @@ class Model:
     calibration: Calibration
 
     def specs(
-        self, recipe: str | None = None, switches: Switches | None = None
+        self, recipe: str | None = None, quantizer_options: QuantizerOptions | None = None
     ) -> dict[str, TensorSpec | None]:
         plan = make_plan(
             TARGETS["qordered"],
             self.sited.sites,
             recipe=recipe,
             embeddings="int8",
-            switches=switches,
+            quantizer_options=quantizer_options,
         )
         return dict(plan.specs)
 
@@ -307,14 +307,18 @@ def test_weights_are_stored_column_by_column(make) -> None:
 
 
 @pytest.mark.parametrize(
-    "switches",
-    [Switches(quant_per_tensor=True), Switches(fuse_qkv=True), Switches(clip_gelu=1.0)],
+    "quantizer_options",
+    [
+        QuantizerOptions(quant_per_tensor=True),
+        QuantizerOptions(fuse_qkv=True),
+        QuantizerOptions(clip_gelu=1.0),
+    ],
     ids=["weights-per-tensor", "one-range-for-qkv", "clipped-gelu"],
 )
-def test_switches_that_leave_all_in_int8_are_fused(make, run_plainly, switches) -> None:
+def test_switches_that_leave_all_in_int8_are_fused(make, run_plainly, quantizer_options) -> None:
     made = make()
-    ranges = switches.adjust(made.calibration.ranges, made.sited.sites)
-    pairs = insert_qdq(made.graph, made.specs(switches=switches), ranges)
+    ranges = quantizer_options.adjust(made.calibration.ranges, made.sited.sites)
+    pairs = insert_qdq(made.graph, made.specs(quantizer_options=quantizer_options), ranges)
     inputs = made.inputs(16)
     expected = run_plainly(pairs, inputs)["last_hidden_state"]
     found = run_reference(fuse_qordered(pairs), inputs)["last_hidden_state"]
@@ -334,7 +338,7 @@ def test_pairs_of_each_reader_are_fused_as_the_one_they_are(make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("switches", "site"),
+    ("quantizer_options", "site"),
     [
         ({"quant_disable": True}, "0.attention.self.softmax_input_quantizer"),
         ({"quant_disable_keyword": ("_q_input",)}, "0.attention.self.matmul_q_input_quantizer"),
@@ -357,8 +361,8 @@ def test_pairs_of_each_reader_are_fused_as_the_one_they_are(make) -> None:
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_the_first_site_in_float_is_named(make, switches, site) -> None:
-    model = make().pairs(switches=Switches(**switches))
+def test_the_first_site_in_float_is_named(make, quantizer_options, site) -> None:
+    model = make().pairs(quantizer_options=QuantizerOptions(**quantizer_options))
     with pytest.raises(UserInputError, match=rf"Site `encoder\.layer\.{site}.*--recipe qordered"):
         fuse_qordered(model)
 
@@ -382,7 +386,7 @@ def test_sums_of_rounded_branches_are_refused(make) -> None:
 
 
 def test_fewer_bits_are_refused(make) -> None:
-    model = make().pairs(switches=Switches(aprec=4))
+    model = make().pairs(quantizer_options=QuantizerOptions(aprec=4))
     with pytest.raises(
         UserInputError, match=r"Site `encoder\.layer\.0\.[a-z_.]+` has fewer than 8"
     ):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qdqbert.graph.ready.reading import load_graph
-from qdqbert.graph.ready.vocabulary import vocabulary_size
+from qdqbert.graph.imported.onnx_file import load_graph
+from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
 def graph_of(body: str, tables: str) -> ir.Model:

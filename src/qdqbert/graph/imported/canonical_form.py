@@ -21,8 +21,8 @@ from qdqbert.graph.edit import (
     replace,
     tidy,
 )
-from qdqbert.graph.ready.fused import take_apart
-from qdqbert.graph.ready.recognition import name_gelus, name_layer_norms
+from qdqbert.graph.imported.fused_operators import decompose_fused_operators
+from qdqbert.graph.imported.layer_norm_and_gelu import name_gelus, name_layer_norms
 
 _WIDENED = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
@@ -137,7 +137,7 @@ def fold_transposes(model: ir.Model) -> ir.Model:
     return tidy(model)
 
 
-def mend_bool_masks(model: ir.Model) -> ir.Model:
+def convert_bool_masks(model: ir.Model) -> ir.Model:
     """Writes a bool mask that is added to scores as what it stands for; returns `model`.
 
     torch 2.13's dynamo exporter adds it as it is at opset 23, which no runtime accepts.
@@ -191,8 +191,8 @@ def unflatten_softmaxes(model: ir.Model) -> ir.Model:
 
 REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
     lift_constants,
-    mend_bool_masks,
-    take_apart,
+    convert_bool_masks,
+    decompose_fused_operators,
     unflatten_softmaxes,
     widen_floats,
     drop_dropout,
@@ -215,7 +215,7 @@ def find_shapes(model: ir.Model) -> ir.Model:
     return model
 
 
-def normalise(model: ir.Model) -> ir.Model:
+def to_canonical_form(model: ir.Model) -> ir.Model:
     """All rewrites in order; changes and returns `model`."""
     for rewrite in REWRITES:
         model = rewrite(model)

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qdqbert.calibration.session import calibrate
-from qdqbert.calibration.statistics import Together
+from qdqbert.calibration.calibration import calibrate
+from qdqbert.calibration.statistics import CombinedObserver
 from qdqbert.numerics.ranges import Entropy, Max, Percentile
-from qdqbert.recipes import WIDE_INPUTS, Switches, build_recipe
-from qdqbert.spec import is_of_sum
+from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe
+from qdqbert.spec import is_residual_input
 from qdqbert.targets import TARGETS
 
-FUSED = Switches(fuse_qkv=True, quant_per_tensor=True)
+FUSED = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True)
 
 
 def calibrated(
@@ -19,8 +19,8 @@ def calibrated(
     smoothing=WIDE_INPUTS,
     plain_sites=None,
     calibrator=None,
-    switches=None,
-    clips_sums=False,
+    quantizer_options=None,
+    clips_residuals=False,
 ):
     names = [site.name for site in each.sited.sites if site.kind == "activation"]
     seen = []
@@ -32,8 +32,8 @@ def calibrated(
         calibrator=calibrator or Max(),
         smoothing=smoothing,
         plain_sites=names if plain_sites is None else plain_sites,
-        switches=switches,
-        clips_sums=clips_sums,
+        quantizer_options=quantizer_options,
+        clips_residuals=clips_residuals,
         advance=lambda: seen.append(1),
     )
     return calibration, len(seen) // len(each.batches)
@@ -48,23 +48,27 @@ def test_targets_that_smooth_do_it_alike() -> None:
 def test_sums_of_smoothed_channels_are_not_clipped(prepared) -> None:
     each = prepared("bert")
     smoothing = build_recipe("qdqbert-smoothed").smoothing
-    clipped, _ = calibrated(each, smoothing=smoothing, plain_sites=(), clips_sums=True)
+    clipped, _ = calibrated(each, smoothing=smoothing, plain_sites=(), clips_residuals=True)
     whole, _ = calibrated(each, smoothing=smoothing, plain_sites=())
-    adds = {site.name for site in each.sited.sites if is_of_sum(site.name)}
+    adds = {site.name for site in each.sited.sites if is_residual_input(site.name)}
     assert len(adds) == 4 * len(each.layers)
     assert adds <= set(whole.scales)
     assert dict(clipped.ranges) == dict(whole.ranges)
 
 
-@pytest.mark.parametrize("switches", [None, FUSED], ids=["own", "fused"])
+@pytest.mark.parametrize("quantizer_options", [None, FUSED], ids=["own", "fused"])
 @pytest.mark.parametrize("calibrator", [Max(), Percentile(99.0), Entropy()], ids=str)
 def test_ranges_without_scales_are_those_of_a_calibration_without_any(
-    prepared, calibrator, switches
+    prepared, calibrator, quantizer_options
 ) -> None:
     each = prepared("bert")
-    both, passes = calibrated(each, calibrator=calibrator, switches=switches)
-    smooth, _ = calibrated(each, plain_sites=(), calibrator=calibrator, switches=switches)
-    plain, _ = calibrated(each, smoothing=None, calibrator=calibrator, switches=switches)
+    both, passes = calibrated(each, calibrator=calibrator, quantizer_options=quantizer_options)
+    smooth, _ = calibrated(
+        each, plain_sites=(), calibrator=calibrator, quantizer_options=quantizer_options
+    )
+    plain, _ = calibrated(
+        each, smoothing=None, calibrator=calibrator, quantizer_options=quantizer_options
+    )
     assert passes == 2
     assert both.plain is not None
     assert dict(both.ranges) == dict(smooth.ranges)
@@ -72,7 +76,7 @@ def test_ranges_without_scales_are_those_of_a_calibration_without_any(
     assert both.plain.scales == {}
     for mine, theirs in ((both, smooth), (both.plain, plain)):
         assert set(mine.weight_amax) == set(theirs.weight_amax)
-        assert bool(mine.weight_amax) is (switches is FUSED)
+        assert bool(mine.weight_amax) is (quantizer_options is FUSED)
         assert all(
             torch.equal(mine.weight_amax[n], theirs.weight_amax[n]) for n in mine.weight_amax
         )
@@ -80,11 +84,11 @@ def test_ranges_without_scales_are_those_of_a_calibration_without_any(
 
 def test_a_recipe_is_given_the_ranges_that_it_wants(prepared) -> None:
     both, _ = calibrated(prepared("bert"))
-    assert both.under(build_recipe("linear")) is both
-    assert both.under(build_recipe("qdqbert")) is both.plain
+    assert both.for_recipe(build_recipe("linear")) is both
+    assert both.for_recipe(build_recipe("qdqbert")) is both.plain
     smooth, _ = calibrated(prepared("bert"), plain_sites=())
     assert smooth.plain is None
-    assert smooth.under(build_recipe("linear")) is smooth
+    assert smooth.for_recipe(build_recipe("linear")) is smooth
 
 
 def test_only_wanted_sites_have_ranges_without_scales(prepared) -> None:
@@ -102,7 +106,7 @@ def test_only_wanted_sites_have_ranges_without_scales(prepared) -> None:
 def test_watchers_are_shown_the_same_in_their_order() -> None:
     calls = []
 
-    class Watcher:
+    class Observer:
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -112,7 +116,7 @@ def test_watchers_are_shown_the_same_in_their_order() -> None:
         def observe(self, site, x) -> None:
             calls.append((self.name, site, x))
 
-    together = Together(Watcher("a"), Watcher("b"))
+    together = CombinedObserver(Observer("a"), Observer("b"))
     together.start_batch("mask")
     together.observe("site", "x")
     assert calls == [

@@ -8,17 +8,17 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.session import Calibration, calibrate, calibrate_passes
+from qdqbert.calibration.calibration import Calibration, calibrate, calibrate_passes
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch
 from qdqbert.graph.export import GraphBody
-from qdqbert.graph.ready import watching
-from qdqbert.graph.ready.normal import normalise
-from qdqbert.graph.ready.ports import name_inputs, name_outputs
-from qdqbert.graph.ready.reading import read_graph
-from qdqbert.graph.ready.roles import find_roles
-from qdqbert.graph.ready.sites import SitedGraph, mark_sites
-from qdqbert.graph.ready.watching import WatchedGraph
+from qdqbert.graph.imported import observed_graph
+from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
+from qdqbert.graph.imported.observed_graph import ObservedGraph
+from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.roles import find_roles
+from qdqbert.graph.imported.sites import SitedGraph, mark_sites
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
@@ -47,7 +47,7 @@ BATCHES = [make_batches(4, 12, seed=1), make_batches(3, 9, seed=2, padding=2)]
 
 @pytest.fixture(scope="module")
 def graph(exported) -> SitedGraph:
-    model = normalise(read_graph(exported("bert")))
+    model = to_canonical_form(read_graph(exported("bert")))
     name_inputs(model, {})
     name_outputs(model, "text-classification")
     return mark_sites(model, find_roles(model))
@@ -71,7 +71,7 @@ def ours(make_model, checkpoints, tmp_path_factory):
 
 
 def by_pytorch(
-    ours, smoothing: Smoothing | None = None, *, clips_sums: bool = False
+    ours, smoothing: Smoothing | None = None, *, clips_residuals: bool = False
 ) -> Calibration:
     sited, body = ours
     return calibrate(
@@ -81,7 +81,7 @@ def by_pytorch(
         sites=[site.name for site in sited.sites if site.kind == "activation"],
         calibrator=Max(),
         smoothing=smoothing,
-        clips_sums=clips_sums,
+        clips_residuals=clips_residuals,
     )
 
 
@@ -90,18 +90,18 @@ def by_graph(
     path,
     batches=BATCHES,
     smoothing: Smoothing | None = None,
-    clips_sums: bool = False,
+    clips_residuals: bool = False,
 ) -> Calibration:
     sites = [site for site in graph.sites if site.kind == "activation"]
-    watched = WatchedGraph(graph, path / "watched.onnx", sites=[site.name for site in sites])
+    observed = ObservedGraph(graph, path / "watched.onnx", sites=[site.name for site in sites])
     return calibrate_passes(
-        lambda watcher, scales: watched.run(batches, watcher, scales),
+        lambda observer, scales: observed.run(batches, observer, scales),
         sites=sites,
         all_sites=graph.sites,
         weights={name: torch.from_numpy(weight) for name, weight in graph.weights.items()},
         calibrator=Max(),
         smoothing=smoothing,
-        clips_sums=clips_sums,
+        clips_residuals=clips_residuals,
     )
 
 
@@ -131,8 +131,8 @@ def test_ranges_and_scales_are_those_of_pytorch(graph, ours, tmp_path, smoothing
 
 
 def test_what_is_added_is_clipped_as_in_pytorch(graph, ours, tmp_path) -> None:
-    found = by_graph(graph, tmp_path, clips_sums=True)
-    assert_same(found, by_pytorch(ours, clips_sums=True))
+    found = by_graph(graph, tmp_path, clips_residuals=True)
+    assert_same(found, by_pytorch(ours, clips_residuals=True))
 
 
 def test_padding_is_left_out(graph, tmp_path) -> None:
@@ -147,16 +147,16 @@ def test_padding_is_left_out(graph, tmp_path) -> None:
 @pytest.mark.parametrize("elements", [1, 3000, 30_000])
 def test_ranges_are_the_same_however_a_batch_is_cut(graph, tmp_path, monkeypatch, elements) -> None:
     expected = by_graph(graph, tmp_path, smoothing=WIDE_INPUTS)
-    monkeypatch.setattr(watching, "_ELEMENTS_AT_ONCE", elements)
+    monkeypatch.setattr(observed_graph, "_ELEMENTS_AT_ONCE", elements)
     assert_same(by_graph(graph, tmp_path, smoothing=WIDE_INPUTS), expected)
 
 
 def test_a_batch_advances_once_however_it_is_cut(graph, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(watching, "_ELEMENTS_AT_ONCE", 1)
+    monkeypatch.setattr(observed_graph, "_ELEMENTS_AT_ONCE", 1)
     names = [site.name for site in graph.sites]
     advanced: list[int] = []
     rows: list[int] = []
-    WatchedGraph(graph, tmp_path / "watched.onnx", sites=names).run(
+    ObservedGraph(graph, tmp_path / "watched.onnx", sites=names).run(
         BATCHES,
         Seen(start_batch=lambda mask: rows.append(len(mask))),
         {},
@@ -170,7 +170,7 @@ def test_masks_and_values_come_in_pairs_and_in_the_order_of_the_texts(graph, tmp
     # The engine is a part ahead of what is looked at.
     name = "encoder.layer.0.intermediate.dense._input_quantizer"
     order: list[tuple[str, int]] = []
-    WatchedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
+    ObservedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
         BATCHES,
         Seen(
             start_batch=lambda mask: order.append(("mask", mask.numel())),
@@ -187,16 +187,16 @@ def test_masks_and_values_come_in_pairs_and_in_the_order_of_the_texts(graph, tmp
 
 
 def test_an_engine_that_fails_says_so(graph, tmp_path) -> None:
-    watched = WatchedGraph(graph, tmp_path / "watched.onnx", sites=[])
+    observed = ObservedGraph(graph, tmp_path / "watched.onnx", sites=[])
     broken = {**BATCHES[0].inputs, "input_ids": BATCHES[0].inputs["input_ids"] + 10**6}
     with pytest.raises(Exception, match=r"out of data bounds|indices element"):
-        watched.run([Batch(inputs=broken, indices=(0,))], Seen(), {})
+        observed.run([Batch(inputs=broken, indices=(0,))], Seen(), {})
 
 
 def test_what_no_site_asks_for_is_not_shown(graph, tmp_path) -> None:
     wanted = "encoder.layer.0.intermediate.dense._input_quantizer"
     seen: set[str] = set()
-    WatchedGraph(graph, tmp_path / "watched.onnx", sites=[wanted]).run(
+    ObservedGraph(graph, tmp_path / "watched.onnx", sites=[wanted]).run(
         BATCHES, Seen(observe=lambda site, x: seen.add(site.name)), {}
     )
     assert wanted in seen
@@ -210,7 +210,7 @@ def test_a_smoothed_site_is_shown_its_input_times_its_scale(graph, tmp_path) -> 
     shown = []
     for scales in ({}, {name: scale}):
         values = []
-        WatchedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
+        ObservedGraph(graph, tmp_path / "watched.onnx", sites=[name]).run(
             BATCHES[:1],
             Seen(
                 observe=lambda site, x, values=values: (
@@ -225,6 +225,6 @@ def test_a_smoothed_site_is_shown_its_input_times_its_scale(graph, tmp_path) -> 
 
 def test_flat_states_are_given_their_batch_back() -> None:
     values = np.arange(24, dtype=np.float32).reshape(6, 4)
-    made = watching._as_states(values, torch.ones((2, 3)))
+    made = observed_graph._as_states(values, torch.ones((2, 3)))
     assert made.shape == (2, 3, 4)
     np.testing.assert_array_equal(made.numpy().reshape(6, 4), values)

@@ -27,7 +27,7 @@ _TOKENS_IN_ALL = 5000
 # Of an add: the error's lowest place does not move any more.
 
 
-class SumCollector:
+class ResidualErrorObserver:
     """Takes both inputs of residual adds in, keeps each candidate's error a site.
 
     Attributes:
@@ -82,7 +82,9 @@ class SumCollector:
         return torch.stack(found).cpu()
 
 
-def clip_to_sums(ranges: Mapping[str, Range], errors: Mapping[str, Tensor]) -> dict[str, Range]:
+def clip_residual_ranges(
+    ranges: Mapping[str, Range], errors: Mapping[str, Tensor]
+) -> dict[str, Range]:
     """The ranges, with those of measured sites clipped to the candidate of the least error.
 
     A range that is within the best candidate stays as it is.

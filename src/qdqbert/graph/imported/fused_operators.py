@@ -307,7 +307,7 @@ _APART: Mapping[tuple[str, str], Callable[[Builder], dict[int, ir.Value]]] = {
 }
 
 
-def take_apart(model: ir.Model) -> ir.Model:
+def decompose_fused_operators(model: ir.Model) -> ir.Model:
     """Rebuilds fused operators of plain ones; changes and returns `model`.
 
     Raises:

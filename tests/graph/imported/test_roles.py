@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.ready.normal import normalise
-from qdqbert.graph.ready.reading import read_graph
-from qdqbert.graph.ready.roles import find_roles, is_linear
+from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.roles import find_roles, is_linear
 
 LINEARS = (
     "attention.self.query",
@@ -90,14 +90,14 @@ def graph_of(tmp_path):
             opset_version=14,
             dynamo=False,
         )
-        return normalise(read_graph(path))
+        return to_canonical_form(read_graph(path))
 
     return make
 
 
 @pytest.mark.parametrize("which", EXPORTS, ids=["-".join(map(str, each)) for each in EXPORTS])
 def test_every_part_of_every_layer_is_found(exported, which) -> None:
-    roles = find_roles(normalise(read_graph(exported(*which))))
+    roles = find_roles(to_canonical_form(read_graph(exported(*which))))
     tables, head = REST[which[0]]
     assert roles.counts() == {
         "layers": 2,
@@ -112,7 +112,7 @@ def test_every_part_of_every_layer_is_found(exported, which) -> None:
 
 @pytest.mark.parametrize("family", REST)
 def test_each_linear_has_the_size_that_it_must_have(exported, family) -> None:
-    roles = find_roles(normalise(read_graph(exported(family))))
+    roles = find_roles(to_canonical_form(read_graph(exported(family))))
     sizes = {"intermediate.dense": (32, 64), "output.dense": (64, 32)}
     for layer in roles.layers:
         for linear in layer.linears:
@@ -128,7 +128,7 @@ def test_query_key_and_value_are_told_apart(exported, make_model) -> None:
         vocab_size=128,
     )
     weights = dict(model.named_parameters())
-    roles = find_roles(normalise(read_graph(exported("bert"))))
+    roles = find_roles(to_canonical_form(read_graph(exported("bert"))))
     for index, layer in enumerate(roles.layers):
         for linear in layer.linears:
             expected = weights[f"bert.encoder.layer.{index}.{linear.name}.weight"]
@@ -138,7 +138,7 @@ def test_query_key_and_value_are_told_apart(exported, make_model) -> None:
 
 @pytest.mark.parametrize("family", REST)
 def test_the_local_side_of_each_sum_is_the_linears(exported, family) -> None:
-    roles = find_roles(normalise(read_graph(exported(family))))
+    roles = find_roles(to_canonical_form(read_graph(exported(family))))
     for layer in roles.layers:
         for total, name in zip(layer.sums, ("attention.output.dense", "output.dense"), strict=True):
             linear = next(each for each in layer.linears if each.name == name).product
@@ -149,7 +149,7 @@ def test_the_local_side_of_each_sum_is_the_linears(exported, family) -> None:
 
 
 def test_layers_are_in_the_order_of_the_model(exported) -> None:
-    roles = find_roles(normalise(read_graph(exported("bert"))))
+    roles = find_roles(to_canonical_form(read_graph(exported("bert"))))
     first, second = roles.layers
     assert first.start.producer().op_type == "LayerNormalization"
     assert second.start is not first.start
@@ -224,7 +224,7 @@ def test_an_attention_to_something_else_is_refused(graph_of) -> None:
 
 
 def test_linears_of_the_head_are_no_part_of_a_layer(exported) -> None:
-    roles = find_roles(normalise(read_graph(exported("bert"))))
+    roles = find_roles(to_canonical_form(read_graph(exported("bert"))))
     inside = {linear.product for layer in roles.layers for linear in layer.linears}
     assert len(roles.head) == 2
     assert not inside & set(roles.head)

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qdqbert.calibration.statistics import Watcher
+from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import add_outputs
+from qdqbert.graph.imported.sites import SitedGraph
 from qdqbert.graph.qdq import float_graph
-from qdqbert.graph.ready.sites import SitedGraph
 from qdqbert.spec import RESIDUAL, Site
 
 _ELEMENTS_AT_ONCE = 25_000_000
@@ -34,7 +34,7 @@ _Seen = tuple[Tensor, Mapping[str, NDArray[np.float32]]]
 # A part's mask and what was watched, by name of value.
 
 
-class WatchedGraph:
+class ObservedGraph:
     """The float graph, with every tensor that a site reads as an output.
 
     Attributes:
@@ -51,14 +51,14 @@ class WatchedGraph:
                 self._sites.setdefault(sited.sources[site.name], []).append(site)
         model = float_graph(sited.graph)
         add_outputs(model, list(self._sites))
-        save_graph(model, path, passing=True)
+        save_graph(model, path, temporary=True)
         self._session = _session(path)
         self._elements_a_token = 0
 
     def run(
         self,
         batches: Sequence[Batch],
-        watcher: Watcher,
+        observer: Observer,
         scales: Mapping[str, Tensor],
         advance: Callable[[], None] = lambda: None,
     ) -> None:
@@ -68,7 +68,7 @@ class WatchedGraph:
 
         Args:
             batches: Inputs by name, each `(batch, seq)`.
-            watcher: Is told each part's mask, then shown each site and its values, float32. Sites
+            observer: Is told each part's mask, then shown each site and its values, float32. Sites
                 that read one tensor by one scale are given one object.
             scales: `pre_quant_scale` by name of site, `(channels,)`.
             advance: Called after each batch.
@@ -80,10 +80,10 @@ class WatchedGraph:
                 for inputs in self._parts(batch.inputs):
                     running.append(engine.submit(self._run, inputs))
                     if len(running) > _IN_FLIGHT:
-                        self._show_all(running.popleft().result(), watcher, scales)
+                        self._show_all(running.popleft().result(), observer, scales)
                 advance()
             while running:
-                self._show_all(running.popleft().result(), watcher, scales)
+                self._show_all(running.popleft().result(), observer, scales)
 
     def _run(self, inputs: Mapping[str, NDArray[Any]]) -> _Seen:
         mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
@@ -93,11 +93,11 @@ class WatchedGraph:
         self._elements_a_token = max(self._elements_a_token, size // mask.numel())
         return mask, dict(zip(names, outputs, strict=True))
 
-    def _show_all(self, seen: _Seen, watcher: Watcher, scales: Mapping[str, Tensor]) -> None:
+    def _show_all(self, seen: _Seen, observer: Observer, scales: Mapping[str, Tensor]) -> None:
         mask, outputs = seen
-        watcher.start_batch(mask.flatten(0, -2))
+        observer.start_batch(mask.flatten(0, -2))
         for name, values in outputs.items():
-            _show(self._sites[name], _as_states(values, mask), watcher, scales)
+            _show(self._sites[name], _as_states(values, mask), observer, scales)
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         wanted = {each.name for each in self._session.get_inputs()}
@@ -123,17 +123,17 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 def _show(
-    sites: Sequence[Site], values: Tensor, watcher: Watcher, scales: Mapping[str, Tensor]
+    sites: Sequence[Site], values: Tensor, observer: Observer, scales: Mapping[str, Tensor]
 ) -> None:
     last: tuple[Tensor, Tensor] | None = None
     for site in sites:
         scale = scales.get(site.name)
         if scale is None:
-            watcher.observe(site, values)
+            observer.observe(site, values)
             continue
         if last is None or not torch.equal(last[0], scale):
             last = (scale, values * scale)
-        watcher.observe(site, last[1])
+        observer.observe(site, last[1])
 
 
 def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ from pathlib import Path
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.ready.normal import normalise
-from qdqbert.graph.ready.ports import name_inputs, name_outputs
-from qdqbert.graph.ready.reading import read_graph
-from qdqbert.graph.ready.roles import find_roles
-from qdqbert.graph.ready.sites import SitedGraph, mark_sites
-from qdqbert.graph.ready.vocabulary import vocabulary_size
+from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
+from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.roles import find_roles
+from qdqbert.graph.imported.sites import SitedGraph, mark_sites
+from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OpenedGraph:
+class ImportedModel:
     """A ready graph that can be run, watched and quantized.
 
     Attributes:
@@ -37,9 +37,9 @@ class OpenedGraph:
     vocabulary: int | None
 
 
-def open_graph(
+def import_onnx(
     path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path
-) -> OpenedGraph:
+) -> ImportedModel:
     """Reads, normalises, names and marks a graph.
 
     Args:
@@ -79,17 +79,17 @@ def refusing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _opened(path: Path, task: str, input_names: Mapping[str, str], scratch: Path) -> OpenedGraph:
-    model = normalise(read_graph(path))
+def _opened(path: Path, task: str, input_names: Mapping[str, str], scratch: Path) -> ImportedModel:
+    model = to_canonical_form(read_graph(path))
     inputs = name_inputs(model, input_names)
     outputs = name_outputs(model, task)
-    save_graph(model, scratch / "float.onnx", passing=True)
+    save_graph(model, scratch / "float.onnx", temporary=True)
     try:
         runner = OnnxRuntimeRunner(scratch / "float.onnx")
     except Exception as error:  # onnxruntime's have no common class
         reason = " ".join(str(error).split()).rpartition(" failed:")[2][:200]
         raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
-    return OpenedGraph(
+    return ImportedModel(
         sited=mark_sites(model, find_roles(model)),
         runner=runner,
         input_names=inputs,

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.ready.reading import OLDEST_OPSET, read_graph
+from qdqbert.graph.imported.onnx_file import OLDEST_OPSET, read_graph
 
 X = np.array([[1, -2, 3], [0.5, 0, -4]], np.float32)
 WEIGHT = np.arange(1200, dtype=np.float32).reshape(3, 400)  # large enough to stay in its file

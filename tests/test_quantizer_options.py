@@ -12,7 +12,7 @@ import qdqbert
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import QKV_WEIGHTS, Switches, build_recipe, fused_groups
+from qdqbert.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.spec import Range, Site, TensorSpec, resolve
 
 LINEARS = (
@@ -48,14 +48,21 @@ def twelve_layers() -> tuple[Site, ...]:
 
 
 def applied(
-    switches: Switches, sites: tuple[Site, ...], recipe: str = "qdqbert", embeddings: str = "int8"
+    quantizer_options: QuantizerOptions,
+    sites: tuple[Site, ...],
+    recipe: str = "qdqbert",
+    embeddings: str = "int8",
 ) -> dict[str, TensorSpec | None]:
     specs = resolve(build_recipe(recipe, embeddings=embeddings).rules, sites)
-    return switches.apply(specs, sites)
+    return quantizer_options.apply(specs, sites)
 
 
-def left_float(switches: Switches, sites: tuple[Site, ...], recipe: str = "qdqbert") -> set[str]:
-    return {name for name, spec in applied(switches, sites, recipe).items() if spec is None}
+def left_float(
+    quantizer_options: QuantizerOptions, sites: tuple[Site, ...], recipe: str = "qdqbert"
+) -> set[str]:
+    return {
+        name for name, spec in applied(quantizer_options, sites, recipe).items() if spec is None
+    }
 
 
 def names_with(sites: tuple[Site, ...], *parts: str) -> set[str]:
@@ -76,15 +83,15 @@ def ranges_for(sites: tuple[Site, ...]) -> dict[str, Range]:
 
 def test_the_default_switches_change_nothing(two_layers) -> None:
     specs = resolve(build_recipe("qdqbert").rules, two_layers)
-    assert Switches().apply(specs, two_layers) == specs
+    assert QuantizerOptions().apply(specs, two_layers) == specs
     ranges = ranges_for(two_layers)
-    assert Switches().adjust(ranges, two_layers) == ranges
+    assert QuantizerOptions().adjust(ranges, two_layers) == ranges
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_wprec_sets_the_bits_of_weights_alone(two_layers, bits) -> None:
     kinds = {site.name: site.kind for site in two_layers}
-    for name, spec in applied(Switches(wprec=bits), two_layers).items():
+    for name, spec in applied(QuantizerOptions(wprec=bits), two_layers).items():
         assert spec.bits == (bits if kinds[name] == "weight" else 8)
         if kinds[name] == "weight":
             assert (spec.qmin, spec.qmax) == (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
@@ -93,9 +100,9 @@ def test_wprec_sets_the_bits_of_weights_alone(two_layers, bits) -> None:
 @pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_aprec_sets_the_bits_of_activations_alone(two_layers, recipe, bits) -> None:
-    before = applied(Switches(), two_layers, recipe)
+    before = applied(QuantizerOptions(), two_layers, recipe)
     kinds = {site.name: site.kind for site in two_layers}
-    for name, spec in applied(Switches(aprec=bits), two_layers, recipe).items():
+    for name, spec in applied(QuantizerOptions(aprec=bits), two_layers, recipe).items():
         if before[name] is None:
             assert spec is None
         elif kinds[name] == "activation":
@@ -107,13 +114,16 @@ def test_aprec_sets_the_bits_of_activations_alone(two_layers, recipe, bits) -> N
 def test_quant_per_tensor_takes_the_axis_from_linears_weights_and_not_from_tables(
     two_layers,
 ) -> None:
-    specs = applied(Switches(quant_per_tensor=True), two_layers)
+    specs = applied(QuantizerOptions(quant_per_tensor=True), two_layers)
     for site in two_layers:
         if site.kind == "weight":
             table = site.name.startswith("embeddings.")
             assert specs[site.name].axis == (1 if table else None), site.name
     assert (
-        applied(Switches(), two_layers)["encoder.layer.0.output.dense._weight_quantizer"].axis == 0
+        applied(QuantizerOptions(), two_layers)[
+            "encoder.layer.0.output.dense._weight_quantizer"
+        ].axis
+        == 0
     )
 
 
@@ -121,7 +131,7 @@ def test_quant_per_tensor_takes_the_axis_from_linears_weights_and_not_from_table
 
 
 def test_quant_disable_leaves_everything_in_float(two_layers) -> None:
-    assert left_float(Switches(quant_disable=True), two_layers) == {
+    assert left_float(QuantizerOptions(quant_disable=True), two_layers) == {
         site.name for site in two_layers
     }
 
@@ -156,7 +166,7 @@ def test_quant_disable_leaves_everything_in_float(two_layers) -> None:
     ],
 )
 def test_a_keyword_is_searched_as_a_regular_expression(two_layers, pattern, parts) -> None:
-    found = left_float(Switches(quant_disable_keyword=(pattern,)), two_layers)
+    found = left_float(QuantizerOptions(quant_disable_keyword=(pattern,)), two_layers)
     assert found == names_with(two_layers, *parts)
     assert found
 
@@ -164,29 +174,33 @@ def test_a_keyword_is_searched_as_a_regular_expression(two_layers, pattern, part
 def test_the_end_of_an_attentions_name_finds_no_quantizer_that_stands_alone(two_layers) -> None:
     # `attention.self` is no linear: its four quantizers have names of their own.
     with pytest.raises(UnmatchedRuleError, match=r"attention\\\\.self\$"):
-        left_float(Switches(quant_disable_keyword=(r"attention\.self$",)), two_layers)
+        left_float(QuantizerOptions(quant_disable_keyword=(r"attention\.self$",)), two_layers)
 
 
 def test_a_digit_matches_all_layers_with_that_digit(twelve_layers) -> None:
-    found = left_float(Switches(quant_disable_keyword=("1",)), twelve_layers)
+    found = left_float(QuantizerOptions(quant_disable_keyword=("1",)), twelve_layers)
     assert found == names_with(twelve_layers, "layer.1.", "layer.10.", "layer.11.")
     assert len(found) == 60
 
 
 def test_several_keywords_add_up(two_layers) -> None:
-    switches = Switches(quant_disable_keyword=("query", "add_local"))
-    assert left_float(switches, two_layers) == names_with(two_layers, "query._", "add_local")
+    quantizer_options = QuantizerOptions(quant_disable_keyword=("query", "add_local"))
+    assert left_float(quantizer_options, two_layers) == names_with(
+        two_layers, "query._", "add_local"
+    )
 
 
 def test_a_keyword_may_be_a_plain_string() -> None:
-    assert Switches(quant_disable_keyword="query") == Switches(quant_disable_keyword=("query",))
-    assert Switches(quant_disable_keyword=["a", "b"]).quant_disable_keyword == ("a", "b")
+    assert QuantizerOptions(quant_disable_keyword="query") == QuantizerOptions(
+        quant_disable_keyword=("query",)
+    )
+    assert QuantizerOptions(quant_disable_keyword=["a", "b"]).quant_disable_keyword == ("a", "b")
 
 
 @pytest.mark.parametrize("linear", LINEARS)
 def test_a_layer_module_is_disabled_in_every_layer(twelve_layers, linear) -> None:
     found = left_float(
-        Switches(quant_disable_layer_module=linear.replace(".", r"\.")), twelve_layers
+        QuantizerOptions(quant_disable_layer_module=linear.replace(".", r"\.")), twelve_layers
     )
     names = (f".{linear}._input_quantizer", f".{linear}._weight_quantizer")
     assert found == {f"encoder.layer.{layer}{name}" for layer in range(12) for name in names}
@@ -194,23 +208,27 @@ def test_a_layer_module_is_disabled_in_every_layer(twelve_layers, linear) -> Non
 
 def test_a_layer_module_follows_the_layers_number(two_layers) -> None:
     # `output.dense` alone would also find `attention.output.dense`.
-    found = left_float(Switches(quant_disable_layer_module="output.dense"), two_layers)
+    found = left_float(QuantizerOptions(quant_disable_layer_module="output.dense"), two_layers)
     assert len(found) == 4
     assert not any("attention" in name for name in found)
-    keyword = left_float(Switches(quant_disable_keyword=("output.dense",)), two_layers)
+    keyword = left_float(QuantizerOptions(quant_disable_keyword=("output.dense",)), two_layers)
     assert len(keyword) == 8
 
 
 def test_a_layer_module_can_be_a_product_or_a_whole_block(two_layers) -> None:
-    block = left_float(Switches(quant_disable_layer_module="attention"), two_layers)
+    block = left_float(QuantizerOptions(quant_disable_layer_module="attention"), two_layers)
     assert block == names_with(two_layers, ".attention.")
-    product = left_float(Switches(quant_disable_layer_module="attention.self.matmul"), two_layers)
+    product = left_float(
+        QuantizerOptions(quant_disable_layer_module="attention.self.matmul"), two_layers
+    )
     assert product == names_with(two_layers, ".matmul_")
 
 
 def test_what_is_enabled_after_a_disable_is_quantized_alone(two_layers) -> None:
-    switches = Switches(quant_disable=True, quant_enable_layer_module="attention.self")
-    quantized = {site.name for site in two_layers} - left_float(switches, two_layers)
+    quantizer_options = QuantizerOptions(
+        quant_disable=True, quant_enable_layer_module="attention.self"
+    )
+    quantized = {site.name for site in two_layers} - left_float(quantizer_options, two_layers)
     assert quantized == names_with(two_layers, "attention.self.")
 
 
@@ -220,14 +238,14 @@ def test_what_is_enabled_after_a_disable_is_quantized_alone(two_layers) -> None:
     ids=["keyword", "layer-module"],
 )
 def test_enabling_comes_after_each_kind_of_disabling(two_layers, disable) -> None:
-    switches = Switches(**disable, quant_enable_layer_module="attention.self.key")
+    quantizer_options = QuantizerOptions(**disable, quant_enable_layer_module="attention.self.key")
     expected = names_with(two_layers, ".attention.") - names_with(two_layers, ".key._")
-    assert left_float(switches, two_layers) == expected
+    assert left_float(quantizer_options, two_layers) == expected
 
 
 def test_enabling_quantizes_nothing_that_the_recipe_has_not(two_layers) -> None:
-    switches = Switches(quant_disable=True, quant_enable_layer_module="attention")
-    specs = applied(switches, two_layers, "linear")
+    quantizer_options = QuantizerOptions(quant_disable=True, quant_enable_layer_module="attention")
+    specs = applied(quantizer_options, two_layers, "linear")
     assert {name for name, spec in specs.items() if spec} == {
         name
         for name in names_with(two_layers, ".attention.")
@@ -236,8 +254,10 @@ def test_enabling_quantizes_nothing_that_the_recipe_has_not(two_layers) -> None:
 
 
 def test_what_stays_on_keeps_its_precision(two_layers) -> None:
-    switches = Switches(wprec=4, aprec=5, quant_disable=True, quant_enable_layer_module="output")
-    specs = applied(switches, two_layers)
+    quantizer_options = QuantizerOptions(
+        wprec=4, aprec=5, quant_disable=True, quant_enable_layer_module="output"
+    )
+    specs = applied(quantizer_options, two_layers)
     assert specs["encoder.layer.1.output.dense._input_quantizer"].bits == 5
     assert specs["encoder.layer.1.output.dense._weight_quantizer"].bits == 4
     assert specs["encoder.layer.1.attention.output.dense._weight_quantizer"] is None
@@ -249,7 +269,7 @@ def test_what_stays_on_keeps_its_precision(two_layers) -> None:
 def test_a_pattern_that_finds_nothing_is_an_error_that_names_it(two_layers, switch) -> None:
     value = ("qeury",) if switch == "quant_disable_keyword" else "qeury"
     with pytest.raises(UnmatchedRuleError) as caught:
-        applied(Switches(**{switch: value}), two_layers)
+        applied(QuantizerOptions(**{switch: value}), two_layers)
     message = str(caught.value)
     assert f"`{switch}`" in message
     assert "qeury" in message
@@ -259,12 +279,12 @@ def test_a_pattern_that_finds_nothing_is_an_error_that_names_it(two_layers, swit
 
 def test_one_of_several_keywords_that_finds_nothing_is_an_error(two_layers) -> None:
     with pytest.raises(UnmatchedRuleError, match="'no_such'"):
-        applied(Switches(quant_disable_keyword=("query", "no_such")), two_layers)
+        applied(QuantizerOptions(quant_disable_keyword=("query", "no_such")), two_layers)
 
 
 def test_a_pattern_for_sites_that_the_recipe_leaves_in_float_is_an_error(two_layers) -> None:
     with pytest.raises(UnmatchedRuleError, match="matmul_"):
-        applied(Switches(quant_disable_keyword=("matmul_",)), two_layers, "linear")
+        applied(QuantizerOptions(quant_disable_keyword=("matmul_",)), two_layers, "linear")
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -272,7 +292,7 @@ def test_layer_modules_are_found_in_each_family(family) -> None:
     sizes = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
     config = AutoConfig.for_model(family, **sizes, pad_token_id=0)
     sites = insert_quantizers_(AutoModel.from_config(config), family_of(family)).sites
-    found = left_float(Switches(quant_disable_layer_module="att"), sites)
+    found = left_float(QuantizerOptions(quant_disable_layer_module="att"), sites)
     expected = {site.name for site in sites if ".att" in site.name and "embed" not in site.name}
     assert found == expected
     assert found
@@ -283,7 +303,7 @@ def test_layer_modules_are_found_in_each_family(family) -> None:
 
 def test_clip_gelu_bounds_all_ends_behind_gelu_and_nothing_else(two_layers) -> None:
     ranges = ranges_for(two_layers)
-    adjusted = Switches(clip_gelu=1.5).adjust(ranges, two_layers)
+    adjusted = QuantizerOptions(clip_gelu=1.5).adjust(ranges, two_layers)
     behind = {site.name for site in two_layers if site.source == "activation"}
     assert behind == {f"encoder.layer.{layer}.output.dense._input_quantizer" for layer in range(2)}
     for name, chosen in adjusted.items():
@@ -296,12 +316,12 @@ def test_clip_gelu_bounds_all_ends_behind_gelu_and_nothing_else(two_layers) -> N
 
 def test_clip_gelu_widens_no_range(two_layers) -> None:
     ranges = ranges_for(two_layers)
-    assert Switches(clip_gelu=1000.0).adjust(ranges, two_layers) == ranges
+    assert QuantizerOptions(clip_gelu=1000.0).adjust(ranges, two_layers) == ranges
 
 
 def test_fuse_qkv_gives_the_hull_of_the_three_ranges_in_each_layer(two_layers) -> None:
     ranges = ranges_for(two_layers)
-    adjusted = Switches(fuse_qkv=True).adjust(ranges, two_layers)
+    adjusted = QuantizerOptions(fuse_qkv=True).adjust(ranges, two_layers)
     for layer in range(2):
         path = f"encoder.layer.{layer}.attention.self"
         group = [f"{path}.matmul_{letter}_input_quantizer" for letter in "qkv"]
@@ -320,7 +340,7 @@ def test_fuse_qkv_gives_the_hull_of_the_three_ranges_in_each_layer(two_layers) -
 def test_fuse_qkv_leaves_a_group_alone_that_is_not_all_there(two_layers) -> None:
     ranges = ranges_for(two_layers)
     del ranges["encoder.layer.0.attention.self.matmul_k_input_quantizer"]
-    adjusted = Switches(fuse_qkv=True).adjust(ranges, two_layers)
+    adjusted = QuantizerOptions(fuse_qkv=True).adjust(ranges, two_layers)
     path = "encoder.layer.0.attention.self.matmul_q_input_quantizer"
     assert adjusted[path] == ranges[path]
 
@@ -328,7 +348,7 @@ def test_fuse_qkv_leaves_a_group_alone_that_is_not_all_there(two_layers) -> None
 def test_adjusting_does_not_change_the_ranges_it_is_given(two_layers) -> None:
     ranges = ranges_for(two_layers)
     before = dict(ranges)
-    Switches(fuse_qkv=True, clip_gelu=0.5).adjust(ranges, two_layers)
+    QuantizerOptions(fuse_qkv=True, clip_gelu=0.5).adjust(ranges, two_layers)
     assert ranges == before
 
 
@@ -370,34 +390,34 @@ def test_weights_of_query_key_and_value_form_groups(two_layers) -> None:
 )
 def test_a_wrong_value_is_refused_with_its_name(arguments, message) -> None:
     with pytest.raises(SpecError) as caught:
-        Switches(**arguments)
+        QuantizerOptions(**arguments)
     assert message in str(caught.value)
     assert isinstance(caught.value, QdqBertError)
 
 
 def test_an_unknown_switch_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SpecError, match=r"Unknown switches \['wprecision'\]\. Known: aprec, cali"):
-        Switches.from_dict({"wprecision": 4})
+        QuantizerOptions.from_dict({"wprecision": 4})
 
 
 def test_switches_are_a_value() -> None:
-    assert Switches(aprec=4) == Switches(aprec=4) != Switches(aprec=5)
-    assert hash(Switches(quant_disable_keyword=("a",))) == hash(
-        Switches(quant_disable_keyword=("a",))
+    assert QuantizerOptions(aprec=4) == QuantizerOptions(aprec=4) != QuantizerOptions(aprec=5)
+    assert hash(QuantizerOptions(quant_disable_keyword=("a",))) == hash(
+        QuantizerOptions(quant_disable_keyword=("a",))
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Switches().aprec = 4
+        QuantizerOptions().aprec = 4
     with pytest.raises(TypeError):
-        Switches(4)
-    assert qdqbert.Switches is Switches
+        QuantizerOptions(4)
+    assert qdqbert.QuantizerOptions is QuantizerOptions
 
 
 # Storing
 
 
 def test_only_what_is_not_default_is_stored() -> None:
-    assert Switches().to_dict() == {}
-    assert Switches(aprec=4, fuse_qkv=True, quant_disable_keyword=("a", "b")).to_dict() == {
+    assert QuantizerOptions().to_dict() == {}
+    assert QuantizerOptions(aprec=4, fuse_qkv=True, quant_disable_keyword=("a", "b")).to_dict() == {
         "aprec": 4,
         "fuse_qkv": True,
         "quant_disable_keyword": ["a", "b"],
@@ -406,7 +426,7 @@ def test_only_what_is_not_default_is_stored() -> None:
 
 PATTERNS = st.sampled_from(["query", "", r"layer\.\d+", "matmul_[qk]", "ä"])
 ANY_SWITCHES = st.builds(
-    lambda calibrator, percentile, **others: Switches(
+    lambda calibrator, percentile, **others: QuantizerOptions(
         calibrator=calibrator,
         percentile=percentile if calibrator == "percentile" else None,
         **others,
@@ -426,14 +446,17 @@ ANY_SWITCHES = st.builds(
 )
 
 
-@given(switches=ANY_SWITCHES)
-def test_switches_come_back_from_json(switches) -> None:
-    text = json.dumps(switches.to_dict())
-    assert Switches.from_dict(json.loads(text)) == switches
+@given(quantizer_options=ANY_SWITCHES)
+def test_switches_come_back_from_json(quantizer_options) -> None:
+    text = json.dumps(quantizer_options.to_dict())
+    assert QuantizerOptions.from_dict(json.loads(text)) == quantizer_options
 
 
-@given(switches=ANY_SWITCHES)
-def test_a_config_holds_switches(switches) -> None:
-    config = qdqbert.QDQBertConfig(recipe=switches)
-    assert config.switches == switches
-    assert qdqbert.QDQBertConfig(**json.loads(config.to_json_string())).switches == switches
+@given(quantizer_options=ANY_SWITCHES)
+def test_a_config_holds_switches(quantizer_options) -> None:
+    config = qdqbert.QDQBertConfig(recipe=quantizer_options)
+    assert config.quantizer_options == quantizer_options
+    assert (
+        qdqbert.QDQBertConfig(**json.loads(config.to_json_string())).quantizer_options
+        == quantizer_options
+    )

@@ -9,7 +9,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.ready.fused import take_apart
+from qdqbert.graph.imported.fused_operators import decompose_fused_operators
 
 BATCH, TOKENS, HEADS, HIDDEN = 3, 5, 2, 8
 RNG = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def ops(model: ir.Model) -> collections.Counter[str]:
 
 def agrees(before: ir.Model, run, inputs: dict[str, np.ndarray], *, atol: float = 1e-5) -> ir.Model:
     """The graph taken apart, which answers as onnxruntime's own operator does."""
-    after = take_apart(before.clone())
+    after = decompose_fused_operators(before.clone())
     assert {node.domain for node in after.graph} <= {""}
     assert [value.name for value in after.graph.outputs] == [
         value.name for value in before.graph.outputs
@@ -114,7 +114,7 @@ def test_the_mean_of_skip_layer_normalization_is_refused() -> None:
         g=random(HIDDEN),
     )
     with pytest.raises(UserInputError, match=r"Output 1 of node .*SkipLayerNormalization"):
-        take_apart(model)
+        decompose_fused_operators(model)
 
 
 EMBEDDED = {
@@ -219,7 +219,8 @@ def test_attention_without_a_bias(run_plainly) -> None:
     )
     # onnxruntime's own operator ends the process without one.
     expected, result = (
-        run_plainly(each, {"x": STATES, "m": MASK})["y"] for each in (same, take_apart(model))
+        run_plainly(each, {"x": STATES, "m": MASK})["y"]
+        for each in (same, decompose_fused_operators(model))
     )
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
@@ -238,7 +239,7 @@ def test_attention_without_a_bias(run_plainly) -> None:
 def test_attention_of_another_form_is_refused(mask, attributes, inputs, message) -> None:
     model = attention_model(mask, attributes, inputs)
     with pytest.raises(UserInputError, match=message):
-        take_apart(model)
+        decompose_fused_operators(model)
 
 
 def test_attention_whose_weight_is_computed_is_refused() -> None:
@@ -248,7 +249,7 @@ def test_attention_whose_weight_is_computed_is_refused() -> None:
         b=random(3 * HIDDEN),
     )
     with pytest.raises(UserInputError, match="a constant weight"):
-        take_apart(model)
+        decompose_fused_operators(model)
 
 
 def multi_head_model(inputs: str, more: str = "", attributes: str = "", **constants) -> ir.Model:
@@ -295,15 +296,15 @@ def test_multi_head_attention_of_another_form_is_refused() -> None:
         f"float[{BATCH}, {TOKENS}, {HEADS}, 3, {HIDDEN // HEADS}] q",
     )
     with pytest.raises(UserInputError, match="packed"):
-        take_apart(packed)
+        decompose_fused_operators(packed)
     cached = multi_head_model(
         'q, k, v, "", "", "", p, p',
         f", float[{BATCH}, {HEADS}, 3, {HIDDEN // HEADS}] p",
     )
     with pytest.raises(UserInputError, match="input number 6"):
-        take_apart(cached)
+        decompose_fused_operators(cached)
     with pytest.raises(UserInputError, match="encoder"):
-        take_apart(multi_head_model("q, k, v", "", ", unidirectional = 1"))
+        decompose_fused_operators(multi_head_model("q, k, v", "", ", unidirectional = 1"))
 
 
 @pytest.mark.parametrize("alpha", ["", ", alpha = 0.25"])
@@ -326,7 +327,7 @@ def test_fused_mat_mul_that_transposes_a_batch_is_refused() -> None:
         "float[2, 3, 5] y",
     )
     with pytest.raises(UserInputError, match="FusedMatMul"):
-        take_apart(model)
+        decompose_fused_operators(model)
 
 
 @pytest.mark.parametrize("kind", ["", "float", "bool"])
@@ -345,7 +346,7 @@ def test_attention_of_onnx(kind, attributes) -> None:
         inputs["m"] = np.repeat(MASK[:, None, None, :], TOKENS, axis=2).astype(bool)
     elif kind:
         inputs["m"] = random(BATCH, 1, TOKENS, TOKENS)
-    after = take_apart(model.clone())
+    after = decompose_fused_operators(model.clone())
     assert "Attention" not in ops(after)
     expected, result = (
         ReferenceEvaluator(ir.to_proto(each)).run(None, inputs)[0] for each in (model, after)
@@ -372,16 +373,16 @@ def test_attention_of_onnx_in_another_form_is_refused(attributes, inputs, messag
         opset=23,
     )
     with pytest.raises(UserInputError, match=message):
-        take_apart(model)
+        decompose_fused_operators(model)
 
 
 def test_another_operator_of_onnxruntime_is_refused() -> None:
     model = model_of("y = com.microsoft.QuickGelu (x)", f"{STATE} x")
     with pytest.raises(UserInputError, match=r"onnxruntime's QuickGelu.*before onnxruntime's opt"):
-        take_apart(model)
+        decompose_fused_operators(model)
 
 
 def test_plain_operators_stay() -> None:
     model = model_of("z = Abs (x) y = Softmax (z)", f"{STATE} x")
-    assert ops(take_apart(model)) == {"Abs": 1, "Softmax": 1}
+    assert ops(decompose_fused_operators(model)) == {"Abs": 1, "Softmax": 1}
     assert onnx.checker.check_model(ir.to_proto(model)) is None

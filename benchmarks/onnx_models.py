@@ -1,6 +1,6 @@
 r"""What is found in graphs of every exporter, and what each target makes of them.
 
-    python benchmarks/ready_graphs.py [--only bert] [--targets portable openvino ...]
+    python benchmarks/onnx_models.py [--only bert] [--targets portable openvino ...]
 
 Two-layer models with random weights, exported by TorchScript and dynamo at several opsets with
 eager and sdpa attention, and fused by onnxruntime's transformer optimizer. Each graph is opened,
@@ -30,14 +30,14 @@ import torch
 import transformers
 from torch import nn
 
-from qdqbert.calibration.session import Calibration, calibrate_passes
+from qdqbert.calibration.calibration import Calibration, calibrate_passes
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import EngineName, open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering, make_graph_references
 from qdqbert.graph.check import save_graph
+from qdqbert.graph.imported.imported_model import ImportedModel, import_onnx
+from qdqbert.graph.imported.observed_graph import ObservedGraph
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.graph.ready.opening import OpenedGraph, open_graph
-from qdqbert.graph.ready.watching import WatchedGraph
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.targets import TARGETS
@@ -199,28 +199,28 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
     """How many sites a graph has, and each target's cell, from one calibration."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        opened = open_graph(path, task="token-classification", input_names={}, scratch=scratch)
+        opened = import_onnx(path, task="token-classification", input_names={}, scratch=scratch)
         sites = opened.sited.sites
         plans = [make_plan(TARGETS[name], sites, embeddings="int8") for name in targets]
         wanted = frozenset().union(*(plan.activations for plan in plans))
         batches = tokens(opened.input_names, 4)
-        watched = WatchedGraph(opened.sited, scratch / "watched.onnx", sites=wanted)
+        observed = ObservedGraph(opened.sited, scratch / "watched.onnx", sites=wanted)
         calibration = calibrate_passes(
-            lambda watcher, scales: watched.run(batches, watcher, scales),
+            lambda observer, scales: observed.run(batches, observer, scales),
             sites=[site for site in sites if site.name in wanted],
             all_sites=sites,
             weights={key: torch.from_numpy(each) for key, each in opened.sited.weights.items()},
             calibrator=Max(),
             smoothing=WIDE_INPUTS,
             plain_sites=wanted,
-            clips_sums=True,
+            clips_residuals=True,
         )
         return len(sites), [
-            cell_of(opened, plan, calibration.under(plan.recipe), batches) for plan in plans
+            cell_of(opened, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans
         ]
 
 
-def cell_of(opened: OpenedGraph, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
+def cell_of(opened: ImportedModel, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
     scales = {key: value.numpy() for key, value in chosen.scales.items()}
     pairs = insert_qdq(opened.sited.graph, plan.specs, chosen.ranges, scales=scales)
     model = lower(opened.sited.graph, plan, chosen.ranges, scales)

@@ -9,7 +9,7 @@ import torch
 
 from qdqbert.encoding import Encoded
 from qdqbert.tasks.task import IGNORED, Features
-from qdqbert.training.rows import BucketSampler, TrainingRows, collator
+from qdqbert.training.dataset import BucketSampler, TrainingDataset, collator
 
 PADDING = {"input_ids": 9, "attention_mask": 0}
 LENGTHS = [3 + (7 * index) % 31 for index in range(203)]
@@ -30,11 +30,11 @@ def features_of(*lengths: int) -> Features:
     )
 
 
-def first_ids(rows: TrainingRows) -> list[list[int]]:
+def first_ids(rows: TrainingDataset) -> list[list[int]]:
     return [[int(row["input_ids"][0]) for row in item["rows"]] for item in _items(rows)]
 
 
-def _items(rows: TrainingRows) -> list[dict[str, Any]]:
+def _items(rows: TrainingDataset) -> list[dict[str, Any]]:
     return [rows[index] for index in range(len(rows))]
 
 
@@ -44,7 +44,7 @@ def batches_of(sampler: BucketSampler, size: int) -> list[list[int]]:
 
 
 def test_rows_without_labels_are_left_out() -> None:
-    rows = TrainingRows(features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False)
+    rows = TrainingDataset(features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False)
     assert first_ids(rows) == [[0], [200]]
     assert [item["labels"] for item in _items(rows)] == [{"labels": 1}, {"labels": 0}]
     assert rows.lengths == [4, 3]
@@ -52,24 +52,24 @@ def test_rows_without_labels_are_left_out() -> None:
 
 def test_a_pair_is_a_first_row_and_a_second_one_and_as_long_as_the_longer() -> None:
     labels = [{"scores": 0.5}, None, {"scores": 1.0}]
-    rows = TrainingRows(features_of(4, 2, 3, 5, 6, 1), labels, pairs=True)
+    rows = TrainingDataset(features_of(4, 2, 3, 5, 6, 1), labels, pairs=True)
     assert first_ids(rows) == [[0, 300], [200, 500]]
     assert rows.lengths == [5, 3]
 
 
 def test_texts_of_an_embedder_without_a_second_one_stand_alone() -> None:
-    rows = TrainingRows(features_of(4, 2), [{}, {}], pairs=True)
+    rows = TrainingDataset(features_of(4, 2), [{}, {}], pairs=True)
     assert first_ids(rows) == [[0], [100]]
 
 
 def test_two_rows_of_other_tasks_are_no_pair() -> None:
-    rows = TrainingRows(features_of(4, 2), [{"labels": 1}], pairs=False)
+    rows = TrainingDataset(features_of(4, 2), [{"labels": 1}], pairs=False)
     assert first_ids(rows) == [[0]]
 
 
 def test_a_batch_is_padded_to_its_longest_row_and_labels_too() -> None:
     labels = [{"labels": np.array(row, dtype=np.int64)} for row in ([1, 2, 0], [IGNORED])]
-    rows = TrainingRows(features_of(3, 1), labels, pairs=False)
+    rows = TrainingDataset(features_of(3, 1), labels, pairs=False)
     batch = collator(PADDING)(_items(rows))
     assert batch["input_ids"].tolist() == [[0, 1, 2], [100, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -78,7 +78,7 @@ def test_a_batch_is_padded_to_its_longest_row_and_labels_too() -> None:
 
 
 def test_all_first_rows_come_before_all_second_ones() -> None:
-    rows = TrainingRows(features_of(2, 1, 1, 2), [{"scores": 0.0}, {"scores": 1.0}], pairs=True)
+    rows = TrainingDataset(features_of(2, 1, 1, 2), [{"scores": 0.0}, {"scores": 1.0}], pairs=True)
     batch = collator(PADDING)(_items(rows))
     assert batch["input_ids"].tolist() == [[0, 1], [100, 9], [200, 9], [300, 301]]
     assert batch["scores"].tolist() == [0.0, 1.0]
@@ -91,7 +91,7 @@ def test_a_row_of_choices_keeps_them_together() -> None:
     features = Features(
         examples=("a", "b"), encoded=Encoded(rows=(row, other), padding=PADDING, truncated=0)
     )
-    rows = TrainingRows(features, [{"labels": 1}, {"labels": 0}], pairs=False)
+    rows = TrainingDataset(features, [{"labels": 1}, {"labels": 0}], pairs=False)
     batch = collator(PADDING)(_items(rows))
     assert rows.lengths == [3, 2]
     assert batch["input_ids"].tolist() == [[[1, 2, 3], [4, 5, 9]], [[1, 2, 9], [4, 5, 9]]]
@@ -103,7 +103,7 @@ def test_a_row_of_choices_keeps_them_together() -> None:
     ids=["classes", "scores"],
 )
 def test_classes_stay_integers_and_scores_become_float32(values, dtype) -> None:
-    rows = TrainingRows(features_of(1, 1), [{"labels": each} for each in values], pairs=False)
+    rows = TrainingDataset(features_of(1, 1), [{"labels": each} for each in values], pairs=False)
     labels = collator(PADDING)(_items(rows))["labels"]
     assert (labels.tolist(), labels.dtype) == (values, dtype)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import add_constant, constant_array, tidy
-from qdqbert.graph.ready.roles import LayerRoles, Roles, TableRole
+from qdqbert.graph.imported.roles import LayerRoles, Roles, TableRole
 from qdqbert.spec import Site
 
 DOMAIN = "qdqbert"

@@ -9,18 +9,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.smoothing import ChannelCollector, choose_pre_quant_scales
-from qdqbert.calibration.statistics import Collector, Together, Watcher, choose_ranges
-from qdqbert.calibration.sums import SumCollector, clip_to_sums
+from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
+from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
+from qdqbert.calibration.statistics import (
+    CombinedObserver,
+    HistogramObserver,
+    Observer,
+    choose_ranges,
+)
 from qdqbert.encoding import Batch
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import QKV_WEIGHTS, Switches, fused_groups
+from qdqbert.recipes import QKV_WEIGHTS, QuantizerOptions, fused_groups
 from qdqbert.spec import Range, Recipe, Site, Smoothing
 
 Forward = Callable[[Mapping[str, Tensor]], object]
 
-Pass = Callable[[Watcher, Mapping[str, Tensor]], None]
+Pass = Callable[[Observer, Mapping[str, Tensor]], None]
 """One run over all batches: tells a watcher each batch's mask `(batch, seq)`, then shows it each
 activation, multiplied by its scale where one is given."""
 
@@ -43,7 +48,7 @@ class Calibration:
     weight_amax: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     plain: Calibration | None = None
 
-    def under(self, recipe: Recipe) -> Calibration:
+    def for_recipe(self, recipe: Recipe) -> Calibration:
         """What of it a recipe wants."""
         return self.plain if self.plain is not None and recipe.smoothing is None else self
 
@@ -57,8 +62,8 @@ def calibrate(
     calibrator: Calibrator,
     smoothing: Smoothing | None = None,
     plain_sites: Collection[str] = (),
-    clips_sums: bool = False,
-    switches: Switches | None = None,
+    clips_residuals: bool = False,
+    quantizer_options: QuantizerOptions | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Runs the float model over all batches, twice if inputs are smoothed.
@@ -71,41 +76,41 @@ def calibrate(
         calibrator: How ranges are chosen.
         smoothing: Which inputs get a `pre_quant_scale`.
         plain_sites: Names of those that need a range without one too.
-        clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see.
-        switches: How ranges are clipped and shared afterwards, and how many bits they are for.
+        clips_residuals: Whether what is added to a residual is clipped to what LayerNorm can see.
+        quantizer_options: How ranges are clipped and shared afterwards, and their bits.
         advance: Called after each batch of each pass.
 
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
     """
     return calibrate_passes(
-        functools.partial(watch, sited, forward, batches, advance=advance),
+        functools.partial(run_observed, sited, forward, batches, advance=advance),
         sites=[site_of(sited.quantizers[name]) for name in sites],
         all_sites=sited.sites,
         weights=linear_weights(sited),
         calibrator=calibrator,
         smoothing=smoothing,
         plain_sites=plain_sites,
-        clips_sums=clips_sums,
-        switches=switches,
+        clips_residuals=clips_residuals,
+        quantizer_options=quantizer_options,
     )
 
 
-def watch(
+def run_observed(
     sited: SitedModel,
     forward: Forward,
     batches: Sequence[Batch],
-    watcher: Watcher,
+    observer: Observer,
     scales: Mapping[str, Tensor],
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs a model over all batches and shows its activations; see `Pass`."""
-    with observing(sited, watcher.observe, scales), torch.inference_mode():
+    with observing(sited, observer.observe, scales), torch.inference_mode():
         for batch in batches:
             inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
             # Choices are folded into the batch by their model.
-            watcher.start_batch(inputs["attention_mask"].flatten(0, -2))
+            observer.start_batch(inputs["attention_mask"].flatten(0, -2))
             forward(inputs)
             advance()
 
@@ -119,8 +124,8 @@ def calibrate_passes(
     calibrator: Calibrator,
     smoothing: Smoothing | None = None,
     plain_sites: Collection[str] = (),
-    clips_sums: bool = False,
-    switches: Switches | None = None,
+    clips_residuals: bool = False,
+    quantizer_options: QuantizerOptions | None = None,
 ) -> Calibration:
     """The same of anything that can be run and watched.
 
@@ -132,35 +137,35 @@ def calibrate_passes(
         calibrator: How ranges are chosen.
         smoothing: Which inputs get a `pre_quant_scale`.
         plain_sites: Names of those that need a range without one too.
-        clips_sums: Whether what is added to a residual is clipped to what LayerNorm can see.
-        switches: How ranges are clipped and shared afterwards, and how many bits they are for.
+        clips_residuals: Whether what is added to a residual is clipped to what LayerNorm can see.
+        quantizer_options: How ranges are clipped and shared afterwards, and their bits.
 
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
     """
-    switches = switches or Switches()
+    quantizer_options = quantizer_options or QuantizerOptions()
     smoothed = [site.name for site in sites if smoothing is not None and smoothing.matches(site)]
     scales: dict[str, Tensor] = {}
-    unscaled = Collector(set(smoothed).intersection(plain_sites))
+    unscaled = HistogramObserver(set(smoothed).intersection(plain_sites))
     if smoothing is not None:
-        channels = ChannelCollector(smoothed)
-        run(Together(channels, unscaled), {})
+        channels = ChannelAmaxObserver(smoothed)
+        run(CombinedObserver(channels, unscaled), {})
         scales = choose_pre_quant_scales(channels, weights, alpha=smoothing.alpha)
     names = [site.name for site in sites]
-    collector = Collector(names)
+    collector = HistogramObserver(names)
     # Sums are measured as they are: with channels of a like range there is nothing to clip.
-    clipped = [name for name in names if clips_sums and name not in scales]
-    sums = SumCollector(clipped, bits=switches.aprec)
-    run(Together(collector, sums), scales)
-    ranges = choose_ranges(collector.statistics, calibrator, bits=switches.aprec)
-    ranges = clip_to_sums(ranges, sums.errors)
+    clipped = [name for name in names if clips_residuals and name not in scales]
+    sums = ResidualErrorObserver(clipped, bits=quantizer_options.aprec)
+    run(CombinedObserver(collector, sums), scales)
+    ranges = choose_ranges(collector.statistics, calibrator, bits=quantizer_options.aprec)
+    ranges = clip_residual_ranges(ranges, sums.errors)
 
     def finished(
         ranges: Mapping[str, Range], scales: Mapping[str, Tensor], plain: Calibration | None = None
     ) -> Calibration:
-        shares = switches.fuse_qkv and switches.quant_per_tensor
+        shares = quantizer_options.fuse_qkv and quantizer_options.quant_per_tensor
         return Calibration(
-            ranges=switches.adjust(ranges, all_sites),
+            ranges=quantizer_options.adjust(ranges, all_sites),
             scales=scales,
             weight_amax=_shared_weight_amax(weights, scales) if shares else {},
             plain=plain,
@@ -168,7 +173,7 @@ def calibrate_passes(
 
     plain = None
     if scales and plain_sites:
-        without = choose_ranges(unscaled.statistics, calibrator, bits=switches.aprec)
+        without = choose_ranges(unscaled.statistics, calibrator, bits=quantizer_options.aprec)
         wanted = set(plain_sites)
         plain = finished(
             {name: chosen for name, chosen in {**ranges, **without}.items() if name in wanted}, {}

@@ -5,17 +5,17 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.errors import UserInputError
+from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.roles import find_roles
+from qdqbert.graph.imported.sites import SitedGraph, mark_sites
 from qdqbert.graph.qdq import float_graph, sites_of
-from qdqbert.graph.ready.normal import normalise
-from qdqbert.graph.ready.reading import read_graph
-from qdqbert.graph.ready.roles import find_roles
-from qdqbert.graph.ready.sites import SitedGraph, mark_sites
 
 TABLES = {"bert": 3, "roberta": 2, "distilbert": 2, "electra": 3}
 
 
 def sited(path) -> SitedGraph:
-    model = normalise(read_graph(path))
+    model = to_canonical_form(read_graph(path))
     return mark_sites(model, find_roles(model))
 
 
@@ -48,7 +48,7 @@ def test_sites_are_named_as_those_of_the_checkpoint(exported, prepared) -> None:
 
 @pytest.mark.parametrize("family", TABLES)
 def test_sites_change_nothing(exported, padded_inputs, run_plainly, family) -> None:
-    before = normalise(read_graph(exported(family)))
+    before = to_canonical_form(read_graph(exported(family)))
     expected = run_plainly(before, padded_inputs)
     graph = mark_sites(before, find_roles(before))
     result = run_plainly(float_graph(graph.graph), padded_inputs)
@@ -82,7 +82,7 @@ def test_layers_begin_where_the_reference_takes_them_over(exported) -> None:
 
 
 def test_a_product_of_folded_heads_is_refused(exported) -> None:
-    model = normalise(read_graph(exported("bert")))
+    model = to_canonical_form(read_graph(exported("bert")))
     roles = find_roles(model)
     roles.layers[0].scores.inputs[0].shape = ir.Shape(["n", "s", 8])
     with pytest.raises(UserInputError, match="multiplies tensors of 3 dimensions"):

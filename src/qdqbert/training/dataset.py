@@ -18,7 +18,7 @@ _MEGABATCH = 50
 # Batches that are sorted by length together: enough to save padding, few enough to stay random.
 
 
-class TrainingRows(Dataset[dict[str, Any]]):
+class TrainingDataset(Dataset[dict[str, Any]]):
     """Each item is what one step is made of: inputs `(..., tokens)` of a row, and its labels.
 
     Embedders are trained on pairs: an item of theirs holds two rows as `first` and `second`.

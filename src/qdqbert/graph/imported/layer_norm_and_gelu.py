@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqbert.graph.edit import add_constant, only_consumer, replace, tidy
-from qdqbert.graph.ready.arithmetic import KNOWN, Array, compute, constant, region
+from qdqbert.graph.imported.arithmetic import KNOWN, Array, compute, constant, region
 
 _WIDTH = 64
 # Of the probe where the graph does not tell its width.

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from qdqbert.calibration.sums import CANDIDATES, SumCollector, clip_to_sums
+from qdqbert.calibration.residual_clipping import (
+    CANDIDATES,
+    ResidualErrorObserver,
+    clip_residual_ranges,
+)
 from qdqbert.spec import Range, Site
 
 LOCAL = "layer.0.output.add_local_input_quantizer"
@@ -29,7 +33,7 @@ def with_wide_channel(x: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def errors_of(local, residual, *, mask=None, bits: int = 8) -> torch.Tensor:
-    collector = SumCollector([LOCAL, RESIDUAL], bits=bits)
+    collector = ResidualErrorObserver([LOCAL, RESIDUAL], bits=bits)
     collector.start_batch(torch.ones(local.shape[:2]) if mask is None else mask)
     collector.observe(site(LOCAL), local)
     collector.observe(site(RESIDUAL), residual)
@@ -60,7 +64,7 @@ def test_errors_are_those_of_the_formula(bits) -> None:
 def test_a_channel_that_layer_norm_flattens_does_not_set_the_range() -> None:
     local, residual = with_wide_channel(states(0), WIDE), with_wide_channel(states(1), 28.0)
     own = own_range(local)
-    clipped = clip_to_sums({LOCAL: own}, {LOCAL: errors_of(local, residual)})[LOCAL]
+    clipped = clip_residual_ranges({LOCAL: own}, {LOCAL: errors_of(local, residual)})[LOCAL]
     assert own.amax == WIDE
     assert 2 < clipped.amax < WIDE / 5
     assert (clipped.low, clipped.high) == (own.low, clipped.amax)
@@ -70,13 +74,13 @@ def test_a_range_within_the_best_candidate_stays() -> None:
     own = Range(amax=0.5, low=-0.5, high=0.25)
     errors = torch.ones(len(CANDIDATES))
     errors[-1] = 0.0
-    assert clip_to_sums({LOCAL: own}, {LOCAL: errors}) == {LOCAL: own}
+    assert clip_residual_ranges({LOCAL: own}, {LOCAL: errors}) == {LOCAL: own}
 
 
 def test_ordinary_values_keep_nearly_all_of_their_range() -> None:
     local, residual = states(0), states(1)
     own = own_range(local)
-    clipped = clip_to_sums({LOCAL: own}, {LOCAL: errors_of(local, residual)})[LOCAL]
+    clipped = clip_residual_ranges({LOCAL: own}, {LOCAL: errors_of(local, residual)})[LOCAL]
     assert clipped.amax > own.amax / 1.5
 
 
@@ -89,7 +93,7 @@ def test_padding_is_left_out() -> None:
 
 
 def test_errors_of_batches_add_up() -> None:
-    collector = SumCollector([LOCAL])
+    collector = ResidualErrorObserver([LOCAL])
     expected = torch.zeros(len(CANDIDATES), dtype=torch.float64)
     for seed in range(3):
         local, residual = states(seed), states(seed + 10)
@@ -108,8 +112,8 @@ def test_long_texts_are_sampled_from_end_to_end() -> None:
 
 
 def test_only_local_inputs_that_are_wanted_are_measured() -> None:
-    assert not SumCollector([RESIDUAL, "layer.0.output.dense._input_quantizer"]).errors
-    collector = SumCollector([])
+    assert not ResidualErrorObserver([RESIDUAL, "layer.0.output.dense._input_quantizer"]).errors
+    collector = ResidualErrorObserver([])
     collector.start_batch(torch.ones(2, 16))
     collector.observe(site(LOCAL), states(0))
     collector.observe(site(RESIDUAL), states(1))
@@ -117,7 +121,7 @@ def test_only_local_inputs_that_are_wanted_are_measured() -> None:
 
 
 def test_inputs_of_different_adds_are_not_paired() -> None:
-    collector = SumCollector([LOCAL])
+    collector = ResidualErrorObserver([LOCAL])
     collector.start_batch(torch.ones(2, 16))
     collector.observe(site(LOCAL), states(0))
     collector.observe(site("layer.1.output.add_residual_input_quantizer"), states(1))
@@ -126,7 +130,7 @@ def test_inputs_of_different_adds_are_not_paired() -> None:
 
 def test_only_so_many_tokens_of_an_add_are_looked_at() -> None:
     # 40 batches of 128: what calibration of 300 texts has. More would cost and tell nothing.
-    collector = SumCollector([LOCAL])
+    collector = ResidualErrorObserver([LOCAL])
     errors = []
     for index in range(60):
         collector.start_batch(torch.ones(1, 128))

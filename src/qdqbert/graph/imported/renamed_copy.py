@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.ready.opening import refusing
-from qdqbert.graph.ready.ports import name_inputs, name_outputs
-from qdqbert.graph.ready.reading import load_graph
-from qdqbert.graph.ready.vocabulary import vocabulary_size
+from qdqbert.graph.imported.imported_model import refusing
+from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
+from qdqbert.graph.imported.onnx_file import load_graph
+from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PortedGraph:
+class RenamedGraph:
     """A graph that engines run under known names.
 
     Attributes:
@@ -28,9 +28,9 @@ class PortedGraph:
     named: frozenset[str]
 
 
-def port_graph(
+def write_renamed_copy(
     path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path, others: bool = False
-) -> PortedGraph:
+) -> RenamedGraph:
     """Writes a copy whose inputs and outputs have transformers' names; operators stay as they are.
 
     Args:
@@ -51,5 +51,5 @@ def port_graph(
         name_inputs(model, given)
         name_outputs(model, task)
         copy = scratch / path.name
-        save_graph(model, copy, passing=True)
-        return PortedGraph(path=copy, vocabulary=vocabulary_size(model), named=frozenset(given))
+        save_graph(model, copy, temporary=True)
+        return RenamedGraph(path=copy, vocabulary=vocabulary_size(model), named=frozenset(given))

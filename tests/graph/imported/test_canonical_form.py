@@ -8,11 +8,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from qdqbert.graph.imported.canonical_form import REWRITES, to_canonical_form
+from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.roles import find_roles
+from qdqbert.graph.imported.sites import mark_sites
 from qdqbert.graph.qdq import float_graph
-from qdqbert.graph.ready.normal import REWRITES, normalise
-from qdqbert.graph.ready.reading import read_graph
-from qdqbert.graph.ready.roles import find_roles
-from qdqbert.graph.ready.sites import mark_sites
 
 EXPORTS = [
     *((family, "eager", opset, False) for family in ("bert", "roberta") for opset in (11, 14, 17)),
@@ -42,7 +42,7 @@ def model_of(body: str, *, held: str = "", outputs: str = "float[a, b] y", kind:
 def normal(before: ir.Model, run, x: np.ndarray = X, *, atol: float = 1e-6) -> ir.Model:
     """The graph in normal form, which answers as before."""
     expected = run(before, {"x": x})
-    after = normalise(before)
+    after = to_canonical_form(before)
     result = run(after, {"x": x.astype(np.float32)})
     for name, array in expected.items():
         np.testing.assert_allclose(result[name], array, atol=atol)
@@ -54,7 +54,7 @@ def test_an_exported_model_is_in_normal_form_and_answers_as_before(
     exported, padded_inputs, run_plainly, which
 ) -> None:
     path = exported(*which)
-    normal_form = normalise(read_graph(path))
+    normal_form = to_canonical_form(read_graph(path))
     counts = ops(normal_form)
     # Two a layer, and that of the embeddings; a GELU a layer.
     assert counts["LayerNormalization"] == 2 * 2 + 1
@@ -77,9 +77,9 @@ def test_an_exported_model_is_in_normal_form_and_answers_as_before(
 
 
 def test_normal_form_is_the_end(exported) -> None:
-    once = normalise(read_graph(exported("bert")))
+    once = to_canonical_form(read_graph(exported("bert")))
     counts = ops(once)
-    assert ops(normalise(once)) == counts
+    assert ops(to_canonical_form(once)) == counts
 
 
 def test_a_gemm_is_a_product_and_a_sum(run_plainly) -> None:
@@ -157,7 +157,7 @@ def test_a_softmax_of_opset_11_is_one_over_the_last_axis() -> None:
         "{ y = Softmax <axis = 3> (x) }"
     )
     later = onnx.version_converter.convert_version(model, 21)
-    after = normalise(ir.from_proto(onnx.shape_inference.infer_shapes(later)))
+    after = to_canonical_form(ir.from_proto(onnx.shape_inference.infer_shapes(later)))
     assert ops(after) == {"Softmax": 1}
 
 
@@ -177,6 +177,6 @@ def test_shapes_that_fused_operators_hid_are_found() -> None:
             y = Abs (s)
         }
     """)
-    shapes = [value.shape for node in normalise(model).graph for value in node.outputs]
+    shapes = [value.shape for node in to_canonical_form(model).graph for value in node.outputs]
     assert len(shapes) > 2
     assert all(shape is not None and len(shape) == 3 for shape in shapes)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.graph.ready.normal import lift_constants
-from qdqbert.graph.ready.recognition import name_gelus, name_layer_norms
+from qdqbert.graph.imported.canonical_form import lift_constants
+from qdqbert.graph.imported.layer_norm_and_gelu import name_gelus, name_layer_norms
 
 WIDTH = 8
 RNG = np.random.default_rng(0)
