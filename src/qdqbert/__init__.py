@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qdqbert.tasks.data import Columns as Columns
     from qdqbert.tasks.task import TaskOptions as TaskOptions
     from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
-    from qdqbert.training.losses import Distillation as Distillation
+    from qdqbert.training.distillation import Distillation as Distillation
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.engine import EngineReport as EngineReport
     from qdqbert.verbs.engine import engine as engine
@@ -47,7 +47,7 @@ _HOMES = {
     "BenchmarkReport": "qdqbert.evidence.reports",
     "calibrate": "qdqbert.models.calibrate",
     "Columns": "qdqbert.tasks.data",
-    "Distillation": "qdqbert.training.losses",
+    "Distillation": "qdqbert.training.distillation",
     "engine": "qdqbert.verbs.engine",
     "EngineReport": "qdqbert.verbs.engine",
     "evaluate": "qdqbert.verbs.evaluate",

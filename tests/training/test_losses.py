@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.task import IGNORED
+from qdqbert.training.distillation import Distillation
 from qdqbert.training.losses import (
-    Distillation,
     embed,
     embedding_distance,
     logits_distance,
@@ -193,14 +193,14 @@ def test_states_become_one_vector_as_the_head_says_or_by_their_mean(head, expect
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"temperature": 0.0}, "`--temperature` must be above 0 and finite, got 0.0"),
-        ({"temperature": -1.0}, "`--temperature` must be above 0 and finite, got -1.0"),
-        ({"temperature": float("nan")}, "`--temperature` must be above 0 and finite, got nan"),
-        ({"temperature": float("inf")}, "`--temperature` must be above 0 and finite, got inf"),
-        ({"alpha": 1.5}, "`--distill-alpha` must be from 0 to 1, got 1.5"),
-        ({"alpha": float("nan")}, "`--distill-alpha` must be from 0 to 1, got nan"),
-        ({"hidden_weight": -0.1}, "`--distill-hidden` must be at least 0 and finite, got -0.1"),
-        ({"hidden_weight": float("inf")}, "`--distill-hidden` must be at least 0 and finite"),
+        ({"temperature": 0.0}, "`temperature` must be above 0 and finite, got 0.0"),
+        ({"temperature": -1.0}, "`temperature` must be above 0 and finite, got -1.0"),
+        ({"temperature": float("nan")}, "`temperature` must be above 0 and finite, got nan"),
+        ({"temperature": float("inf")}, "`temperature` must be above 0 and finite, got inf"),
+        ({"alpha": 1.5}, "`distill_alpha` must be from 0 to 1, got 1.5"),
+        ({"alpha": float("nan")}, "`distill_alpha` must be from 0 to 1, got nan"),
+        ({"hidden_weight": -0.1}, "`distill_hidden` must be at least 0 and finite, got -0.1"),
+        ({"hidden_weight": float("inf")}, "`distill_hidden` must be at least 0 and finite"),
     ],
     ids=str,
 )

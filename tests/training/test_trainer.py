@@ -19,8 +19,8 @@ from qdqbert.models.prepare import prepare
 from qdqbert.models.state import learn_ranges_
 from qdqbert.tasks.task import Metric
 from qdqbert.training.dataset import BucketSampler, TrainingDataset
+from qdqbert.training.distillation import Distillation
 from qdqbert.training.losses import (
-    Distillation,
     embedding_distance,
     logits_distance,
     states_distance,

@@ -40,7 +40,7 @@ from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import Metric, TaskOptions
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.curves import plot_curves
-from qdqbert.training.losses import Distillation
+from qdqbert.training.distillation import Distillation
 from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs import evaluate as evaluate_module
 from qdqbert.verbs import train as train_module

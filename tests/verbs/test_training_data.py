@@ -14,7 +14,7 @@ from qdqbert.progress import Silent
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import TaskOptions
-from qdqbert.training.losses import Distillation
+from qdqbert.training.distillation import Distillation
 from qdqbert.verbs.training_data import (
     TrainingData,
     calibration_sample,

@@ -15,7 +15,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import Metric, TaskOptions
-from qdqbert.training.losses import Distillation
+from qdqbert.training.distillation import Distillation
 from qdqbert.verbs.training_options import (
     TrainOptions,
     keep_best_,

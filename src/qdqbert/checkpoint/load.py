@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import transformers
@@ -14,21 +14,10 @@ from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
+from qdqbert.checkpoint.task_names import TASK_NAMES, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
 
-Task = Literal[
-    "feature-extraction",
-    "text-classification",
-    "token-classification",
-    "question-answering",
-    "fill-mask",
-    "multiple-choice",
-    "next-sentence-prediction",
-    "text-generation",
-]
-"""transformers' names of the tasks that an encoder's heads serve."""
-
-_ARCHITECTURES: dict[str, Task] = {
+_ARCHITECTURES: dict[str, TaskName] = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -42,7 +31,7 @@ _ARCHITECTURES: dict[str, Task] = {
 _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
 # Their heads are all called `classifier`.
 
-_AUTO_CLASSES: dict[Task, str] = {
+_AUTO_CLASSES: dict[TaskName, str] = {
     "feature-extraction": "AutoModel",
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
@@ -70,7 +59,7 @@ class Checkpoint:
     """
 
     name: str
-    task: Task
+    task: TaskName
     family: Family
     model: torch.nn.Module
     tokenizer: Any
@@ -241,7 +230,7 @@ def check_positions(config: Any) -> None:
         )
 
 
-def _check_config(config: Any, task: Task) -> None:
+def _check_config(config: Any, task: TaskName) -> None:
     check_positions(config)
     if task == "text-generation":
         # Without it BERT's causal head would see the tokens that it is asked for.
@@ -253,12 +242,12 @@ def _check_config(config: Any, task: Task) -> None:
         )
 
 
-def _choose_task(task: str | None, config: Any) -> Task:
-    known = ", ".join(get_args(Task))
+def _choose_task(task: str | None, config: Any) -> TaskName:
+    known = ", ".join(TASK_NAMES)
     if task is not None:
-        if task not in get_args(Task):
+        if task not in TASK_NAMES:
             raise UserInputError(f"`--task {task}` is unknown. Known: {known}.")
-        return task  # type: ignore[return-value]
+        return task
     architecture = (getattr(config, "architectures", None) or ["Model"])[0]
     matching = [found for end, found in _ARCHITECTURES.items() if architecture.endswith(end)]
     if not matching:
@@ -269,7 +258,7 @@ def _choose_task(task: str | None, config: Any) -> Task:
     return matching[0]
 
 
-def has_head(name: str, task: Task) -> bool:
+def has_head(name: str, task: TaskName) -> bool:
     """Whether a checkpoint's config says that it was trained for a task.
 
     Raises:
@@ -280,17 +269,17 @@ def has_head(name: str, task: Task) -> bool:
     return _has_head(config, task)
 
 
-def _has_head(config: Any, task: Task) -> bool:
+def _has_head(config: Any, task: TaskName) -> bool:
     return task in _made_for(config)
 
 
-def _made_for(config: Any) -> list[Task | None]:
+def _made_for(config: Any) -> list[TaskName | None]:
     """The task of each architecture that a config names."""
     architectures = getattr(config, "architectures", None) or ["Model"]
     return [_ARCHITECTURES.get(_end_of(each)) for each in architectures]
 
 
-def _check_head(name: str, config: Any, task: Task) -> None:
+def _check_head(name: str, config: Any, task: TaskName) -> None:
     """Refuses a head of another task whose weights have the same names, and would be taken."""
     others = [each for each in _made_for(config) if each in _CLASSIFIERS]
     if task in _CLASSIFIERS and others and task not in others:
@@ -304,7 +293,7 @@ def _end_of(architecture: str) -> str:
     return next((end for end in _ARCHITECTURES if architecture.endswith(end)), "")
 
 
-def _model_class(task: Task, config: Any) -> Any:
+def _model_class(task: TaskName, config: Any) -> Any:
     mapping = getattr(transformers, _AUTO_CLASSES[task])._model_mapping
     if type(config) not in mapping:
         raise UserInputError(
@@ -313,7 +302,7 @@ def _model_class(task: Task, config: Any) -> Any:
     return mapping[type(config)]
 
 
-def _check_loaded(name: str, task: Task, info: dict[str, Any], *, may_lack_head: bool) -> None:
+def _check_loaded(name: str, task: TaskName, info: dict[str, Any], *, may_lack_head: bool) -> None:
     # transformers fills what a checkpoint lacks with random numbers. An unused pooler may lack.
     unused = "pooler." if task == "feature-extraction" else ()
     missing = [key for key in sorted(info["missing_keys"]) if not key.startswith(unused)]

@@ -48,12 +48,12 @@ class TaskOptions:
         for name, least in (("doc_stride", 0), ("n_best_size", 1), ("max_answer_length", 1)):
             if getattr(self, name) < least:
                 raise UserInputError(
-                    f"`--{name.replace('_', '-')}` must be at least {least}, got "
-                    f"{getattr(self, name)}."
+                    f"`{name}` must be at least {least}, got {getattr(self, name)}.", argument=name
                 )
         if not 0 < self.mlm_probability < 1:
             raise UserInputError(
-                f"`--mlm-probability` must be between 0 and 1, got {self.mlm_probability}."
+                f"`mlm_probability` must be between 0 and 1, got {self.mlm_probability}.",
+                argument="mlm_probability",
             )
 
 

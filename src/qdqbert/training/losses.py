@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,33 +16,6 @@ from qdqbert.tasks.task import IGNORED
 
 MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)
 """How a plain encoder's states become one vector."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Distillation:
-    """How a student follows its teacher.
-
-    Attributes:
-        temperature: Both models' logits are divided by it, so that small ones count too.
-        alpha: Share of the teacher in the loss; the rest is the task's own. 1 needs no labels.
-        hidden_weight: What the mean squared distance of all layers' states is multiplied by.
-    """
-
-    temperature: float = 2.0
-    alpha: float = 1.0
-    hidden_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise UserInputError(
-                f"`--temperature` must be above 0 and finite, got {self.temperature}."
-            )
-        if not 0 <= self.alpha <= 1:
-            raise UserInputError(f"`--distill-alpha` must be from 0 to 1, got {self.alpha}.")
-        if not 0 <= self.hidden_weight < math.inf:
-            raise UserInputError(
-                f"`--distill-hidden` must be at least 0 and finite, got {self.hidden_weight}."
-            )
 
 
 def embed(outputs: Any, inputs: Mapping[str, Tensor], head: SentenceHead | None) -> Tensor:

@@ -13,7 +13,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.tasks.task import Task
-from qdqbert.training.losses import Distillation
+from qdqbert.training.distillation import Distillation
 
 
 class Teacher:

@@ -17,8 +17,8 @@ from qdqbert.nn.clip import Clip
 from qdqbert.tasks.task import Metric
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.dataset import BucketSampler, TrainingDataset
+from qdqbert.training.distillation import Distillation
 from qdqbert.training.losses import (
-    Distillation,
     embed,
     embedding_distance,
     logits_distance,

@@ -21,7 +21,7 @@ from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.recipes import QAT_QUANTIZER_OPTIONS, QuantizerOptions, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import Metric, TaskOptions
-from qdqbert.training.losses import Distillation
+from qdqbert.training.distillation import Distillation
 
 Ranges = Literal["fixed", "learned", "moving"]
 Dropout = Literal["keep", "off"]

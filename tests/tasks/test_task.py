@@ -1,0 +1,49 @@
+"""Options of tasks, and what can be imported without the libraries that load models."""
+
+import subprocess
+import sys
+
+import pytest
+
+from qdqbert.checkpoint.task_names import TASK_NAMES
+from qdqbert.errors import UserInputError
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.task import TaskOptions
+
+LIGHT_MODULES = (
+    "qdqbert.checkpoint.task_names",
+    "qdqbert.tasks",
+    "qdqbert.tasks.columns",
+    "qdqbert.tasks.data",
+    "qdqbert.tasks.task",
+    "qdqbert.training.distillation",
+)
+
+
+def test_every_task_name_has_a_task() -> None:
+    assert tuple(TASKS) == TASK_NAMES
+
+
+def test_declarations_import_no_heavy_library() -> None:
+    code = (
+        f"import sys, {', '.join(LIGHT_MODULES)}; "
+        "print({'torch', 'transformers', 'onnx', 'onnxruntime'} & set(sys.modules) or 'none')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"doc_stride": -1}, "`doc_stride` must be at least 0, got -1"),
+        ({"n_best_size": 0}, "`n_best_size` must be at least 1, got 0"),
+        ({"max_answer_length": 0}, "`max_answer_length` must be at least 1, got 0"),
+        ({"mlm_probability": 1.0}, "`mlm_probability` must be between 0 and 1, got 1.0"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(changes, message) -> None:
+    with pytest.raises(UserInputError, match=message) as caught:
+        TaskOptions(**changes)
+    assert [caught.value.argument] == list(changes)
