@@ -31,8 +31,9 @@ import transformers
 from torch import nn
 
 from qdqbert.calibration.calibration import Calibration, calibrate_passes
+from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
-from qdqbert.engines.runner import EngineName, open_runner
+from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering, make_graph_references
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import ImportedModel, import_onnx

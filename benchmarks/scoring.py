@@ -16,7 +16,8 @@ import torch
 from qdqbert import resources
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
-from qdqbert.engines.runner import EngineName, Runner, open_runner
+from qdqbert.choices import EngineName
+from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.graph.export import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.tasks import TASKS

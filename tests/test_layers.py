@@ -16,6 +16,7 @@ import qdqbert
 SOURCE = Path(qdqbert.__file__).parent
 LAYERS = (
     "errors",
+    "choices",
     "spec",
     "recipes",
     "numerics",

@@ -22,7 +22,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
-from qdqbert.engines.runner import EngineName
+from qdqbert.choices import EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.targets import TARGETS
 from qdqbert.tasks.task import TaskOptions

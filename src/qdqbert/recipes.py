@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
+from qdqbert.choices import CALIBRATOR_NAMES, CalibratorName, Embeddings
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.spec import Range, Recipe, Rule, Site, Smoothing, TensorSpec, input_site_of
 
@@ -30,9 +31,6 @@ WIDE_INPUTS = Smoothing(
     sites=("*._input_quantizer",), sources=("norm", "activation", "gate"), alpha=0.7
 )
 """BERT's wide channels are those of its LayerNorms and GELUs. `benchmarks/recipes.py` compares."""
-
-Embeddings = Literal["int8", "float"]
-
 
 _LINEAR_WEIGHTS = Rule(site="*._weight_quantizer", spec=WEIGHT)
 
@@ -147,8 +145,6 @@ def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None)
     )
 
 
-CalibratorName = Literal["max", "percentile", "mse", "entropy"]
-
 _LAYER_MODULE = r"layers?\.\d+\."
 
 QKV_PRODUCTS = (
@@ -217,8 +213,8 @@ class QuantizerOptions:
         for name in ("wprec", "aprec"):
             if not 2 <= getattr(self, name) <= 8:
                 raise SpecError(f"`{name}` must be between 2 and 8, got {getattr(self, name)}.")
-        if self.calibrator not in get_args(CalibratorName):
-            known = ", ".join(get_args(CalibratorName))
+        if self.calibrator not in CALIBRATOR_NAMES:
+            known = ", ".join(CALIBRATOR_NAMES)
             raise SpecError(f"Invalid calibrator {self.calibrator!r}. Known: {known}.")
         if self.calibrator == "percentile" and self.percentile is None:
             raise SpecError("Specify `percentile` when using the percentile calibrator.")

@@ -10,6 +10,12 @@ from typing import Literal
 
 from qdqbert.errors import SpecError, UnmatchedRuleError
 
+SAFE_ADJACENT_SUM_LIMIT = 128
+"""The `adjacent_sum_limit` that keeps 16-bit sums of two products from overflowing.
+
+A uint8 code is at most 255, and 255 * 128 = 32640 < 2^15.
+"""
+
 
 def code_bounds(bits: int, *, signed: bool, narrow: bool = False) -> tuple[int, int]:
     """Lowest and highest code of that many bits; `narrow` drops the lowest signed one."""
@@ -42,10 +48,10 @@ class TensorSpec:
         symmetric: Zero point fixed at 0; otherwise the range may sit anywhere around zero.
         narrow: Drop the lowest code, so that int8 is [-127, 127].
         axis: Axis that keeps one scale per index (per channel); `None` for one scale in all.
-        adjacent_sum_limit: For weights of linear layers: largest magnitude of the sum of two codes
-            that are multiplied with neighbouring inputs. x86 CPUs without VNNI add `u8 * s8`
-            products in pairs in 16 bits; 128 keeps every such sum within `255 * 128 = 32640 < 2^15`. `None`
-            sets no limit.
+        adjacent_sum_limit: For weights of linear layers: limit on the magnitude of the sum of two
+            codes that are multiplied with adjacent inputs. x86 CPUs without VNNI add two products
+            of a uint8 and an int8 code in 16 bits; a limit of 128 keeps every such sum within
+            `255 * 128 = 32640 < 2^15`. `None` sets no limit.
         dynamic: Take scale and zero point from each tensor when it comes, as ONNX's
             DynamicQuantizeLinear does; for unsigned affine codes of 8 bits.
     """
@@ -201,6 +207,20 @@ class Smoothing:
             return self.sums
         named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
         return named and (self.sources is None or site.source in self.sources)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QdqStyle:
+    """How Q/DQ pairs are written into a graph.
+
+    Attributes:
+        unsigned_activations: Store int8 codes as uint8 with the zero point moved by 128. The
+            values are the same, in the type that some kernels take.
+        dedicated_pairs: Give each reader of an activation its own Q/DQ pair.
+    """
+
+    unsigned_activations: bool = False
+    dedicated_pairs: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

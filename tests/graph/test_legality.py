@@ -6,7 +6,7 @@ import pytest
 from qdqbert.errors import GraphError
 from qdqbert.graph import legality
 from qdqbert.graph.legality import RULES, check_tensorrt_rules
-from qdqbert.targets.target import lower
+from qdqbert.targets.lowering import lower
 
 LEGAL = """
 <ir_version: 10, opset_import: ["" : 21]>

@@ -13,11 +13,11 @@ from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.qdq import QdqStyle, float_graph, insert_qdq
+from qdqbert.graph.qdq import float_graph, insert_qdq
 from qdqbert.recipes import build_recipe
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.spec import QdqStyle, Range, TensorSpec
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import lower
+from qdqbert.targets.lowering import lower
 
 # Two layers. Pairs on activations: `linear` has 4 a layer (query, key and value share one);
 # `qdqbert` has those, 4 of the attention products and 2 local sides of adds; the residual sides

@@ -15,7 +15,6 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 from qdqbert.numerics.affine import (
-    SAFE_ADJACENT_SUM_LIMIT,
     QuantizationParameters,
     affine_parameters,
     clipped,
@@ -29,7 +28,7 @@ from qdqbert.numerics.affine import (
     symmetric_parameters,
     weight_parameters,
 )
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, Range, TensorSpec
 
 INT8 = TensorSpec(bits=8)
 NARROW = TensorSpec(bits=8, narrow=True)

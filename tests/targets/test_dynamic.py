@@ -12,7 +12,8 @@ from qdqbert.insert.sited import quantizing
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import lower, make_plan
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import make_plan
 from qdqbert.verbs.inference import TorchRunner
 
 DYNAMIC = TARGETS["onnxruntime-dynamic"]

@@ -20,9 +20,7 @@ def test_a_target_is_found_by_its_name(name) -> None:
 
 
 def test_another_target_is_refused() -> None:
-    known = (
-        "`--target ort` is unknown. Known: portable, onnxruntime, onnxruntime-dynamic, openvino,"
-    )
+    known = "Target 'ort' is unknown. Known: portable, onnxruntime, onnxruntime-dynamic, openvino,"
     with pytest.raises(UserInputError, match=known):
         target_named("ort")
 

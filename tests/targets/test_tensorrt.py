@@ -12,8 +12,9 @@ import pytest
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.qdq import QdqStyle, insert_qdq
+from qdqbert.graph.qdq import insert_qdq
 from qdqbert.recipes import QuantizerOptions
+from qdqbert.spec import QdqStyle
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
 from qdqbert.targets.tensorrt import trtexec_command

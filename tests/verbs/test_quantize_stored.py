@@ -22,7 +22,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
-from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.verbs.manifest import trained_source
 from qdqbert.verbs.options import QuantizeOptions
 

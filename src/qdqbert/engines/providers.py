@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
+from qdqbert.choices import PROVIDER_NAMES
 from qdqbert.errors import MissingExtraError, UserInputError
 
-ProviderName = Literal["cpu", "cuda", "tensorrt", "openvino"]
-
-_NAMES: Mapping[str, str] = {
+PROVIDERS: Mapping[str, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
@@ -38,11 +37,11 @@ def check_provider(name: str) -> None:
     """
     import onnxruntime
 
-    if name not in _NAMES:
-        known = ", ".join(get_args(ProviderName))
+    if name not in PROVIDERS:
+        known = ", ".join(PROVIDER_NAMES)
         raise UserInputError(f"`--provider {name}` is unknown. Known: {known}.")
     there = onnxruntime.get_available_providers()
-    if _NAMES[name] not in there:
+    if PROVIDERS[name] not in there:
         raise MissingExtraError(
             f"`--provider {name}`: the installed onnxruntime {onnxruntime.__version__} has "
             f"{', '.join(there)} only. Install {_PACKAGES[name]} in its place."
@@ -52,7 +51,7 @@ def check_provider(name: str) -> None:
 def provider_list(name: str) -> list[tuple[str, dict[str, Any]]]:
     """What a session is given: the provider with its options, then what runs the rest."""
     chain = dict.fromkeys((name, *_BEHIND.get(name, ()), "cpu"))
-    return [(_NAMES[each], dict(_OPTIONS.get(each, {}))) for each in chain]
+    return [(PROVIDERS[each], dict(_OPTIONS.get(each, {}))) for each in chain]
 
 
 def check_taken(name: str, taken: list[str]) -> None:
@@ -65,7 +64,7 @@ def check_taken(name: str, taken: list[str]) -> None:
     Raises:
         UserInputError: It has another one first.
     """
-    if taken[0] != _NAMES[name]:
+    if taken[0] != PROVIDERS[name]:
         raise UserInputError(
             f"`--provider {name}` is installed and could not be started; onnxruntime fell back to "
             f"{taken[0]}. Check the driver and the libraries that it needs."

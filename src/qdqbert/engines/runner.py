@@ -6,15 +6,14 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.errors import MissingExtraError, UserInputError
 
-EngineName = Literal["onnxruntime", "openvino"]
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 Outputs = dict[str, NDArray[np.float32]]
 
 
@@ -58,8 +57,8 @@ def check_engine(engine: str) -> None:
         UserInputError: The name is unknown.
         MissingExtraError: It is not installed; says how to install it.
     """
-    if engine not in ENGINES:
-        raise UserInputError(f"`--engine {engine}` is unknown. Known: {', '.join(ENGINES)}.")
+    if engine not in ENGINE_NAMES:
+        raise UserInputError(f"`--engine {engine}` is unknown. Known: {', '.join(ENGINE_NAMES)}.")
     if importlib.util.find_spec(engine) is None:
         raise MissingExtraError(
             f"Engine `{engine}` is not installed. Install it with: pip install 'qdqbert[{engine}]'"

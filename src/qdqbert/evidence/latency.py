@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.engines.runner import EngineName, check_engine
+from qdqbert.choices import EngineName
+from qdqbert.engines.runner import check_engine
 from qdqbert.errors import QdqBertError
 
 

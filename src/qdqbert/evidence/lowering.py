@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.engines.runner import EngineName, Runner, open_runner
+from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
 from qdqbert.graph.edit import add_outputs

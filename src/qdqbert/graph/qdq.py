@@ -15,7 +15,6 @@ they carry the same `Site` nodes, any other.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,21 +31,7 @@ from qdqbert.numerics.affine import (
     quantize,
     weight_parameters,
 )
-from qdqbert.spec import Range, TensorSpec, input_site_of, is_residual_input
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QdqStyle:
-    """How a target wants its pairs.
-
-    Attributes:
-        unsigned_activations: Store int8 codes as uint8 with the zero point moved by 128: the
-            same values, in the type that the target's kernels take.
-        dedicated_pairs: Give each reader of an activation a pair of its own.
-    """
-
-    unsigned_activations: bool = False
-    dedicated_pairs: bool = False
+from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual_input
 
 
 def sites_of(model: ir.Model) -> list[ir.Node]:

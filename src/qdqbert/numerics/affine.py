@@ -16,9 +16,6 @@ from torch import Tensor
 
 from qdqbert.spec import Range, TensorSpec
 
-SAFE_ADJACENT_SUM_LIMIT = 128
-"""Two products of a uint8 code and weights of pair sum 128 fit in 16 bits: 255 * 128 < 2^15."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizationParameters:

@@ -1,4 +1,7 @@
-"""Where an INT8 graph runs: stated facts and a short list of rewrites for each runtime."""
+"""Runtimes that graphs are written for, one file each.
+
+A target is data: importing this package loads neither torch nor onnx. `lowering` is the code.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from qdqbert.targets.qordered import QORDERED
 from qdqbert.targets.target import Target
 from qdqbert.targets.tensorrt import TENSORRT
 
-TARGETS = {
+TARGETS: dict[str, Target] = {
     target.name: target for target in (PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, TENSORRT, QORDERED)
 }
 
 
 def target_named(name: str) -> Target:
-    """The target of that name.
+    """Return the target with a name.
 
     Raises:
-        UserInputError: It is unknown.
+        UserInputError: No target has that name.
     """
     if name not in TARGETS:
-        raise UserInputError(f"`--target {name}` is unknown. Known: {', '.join(TARGETS)}.")
+        raise UserInputError(
+            f"Target {name!r} is unknown. Known: {', '.join(TARGETS)}.", argument="target"
+        )
     return TARGETS[name]

@@ -1,8 +1,8 @@
-"""Any runtime: standard ONNX only."""
+"""Any runtime: standard ONNX operators only."""
 
 from __future__ import annotations
 
-from qdqbert.numerics.affine import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.targets.target import Target
 
 PORTABLE = Target(

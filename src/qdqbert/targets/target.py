@@ -1,64 +1,72 @@
-"""A target is a set of stated facts; the code that reads them is the same for all."""
+"""Describe a target as data, and resolve a recipe for it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-import onnx_ir as ir
-import torch
-from numpy.typing import NDArray
+from qdqbert.choices import Embeddings, EngineName, TargetName
+from qdqbert.recipes import QuantizerOptions, build_recipe, stored_recipe
+from qdqbert.spec import QdqStyle, Recipe, Site, TensorSpec, input_site_of, resolve
 
-from qdqbert.engines.runner import EngineName
-from qdqbert.graph.qdq import QdqStyle, insert_qdq
-from qdqbert.recipes import Embeddings, QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import Range, Recipe, Site, TensorSpec, input_site_of, resolve
-
-Rewrite = Callable[[ir.Model], ir.Model]
-Check = Callable[[ir.Model], None]
+RewriteName = Literal[
+    "fuse_integer_matmul",
+    "fuse_integer_attention",
+    "sum_residuals",
+    "absorb_zero_points",
+    "absorb_zero_points_in_half",
+    "to_half_precision",
+    "fuse_qordered",
+    "pad_sequences",
+]
+CheckName = Literal["check_tensorrt_rules"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What one runtime wants.
+    """A runtime that graphs are written for.
+
+    This is data only. `qdqbert.targets.lowering` has the code that rewrites and checks graphs.
 
     Attributes:
-        name: The word for it on the command line.
-        summary: One line for people.
-        engines: Which engines can run the graph.
-        recipe: Name of the recipe that measured best there.
+        name: Name of the target, unique.
+        summary: One line that describes it.
+        engines: Engines that can run its graph.
+        recipe: Default recipe: the one that measured best on this target.
+        file: Name of the file or folder that the target's model is written to.
         style: How Q/DQ pairs are written.
-        zero_points: Where an activation's zero point may differ from the middle of its codes.
-        adjacent_sum_limit: Limit for adjacent codes of a weight; see `TensorSpec`.
-        dynamic: Whether scales of activations are taken from each tensor as it comes, at the
-            inputs of linears; other activations stay in float.
-        rewrites: Applied in order once the pairs are in.
-        checks: What the finished graph has to pass; each raises `GraphError`.
-        last_bits: Relative rounding of the float type between int8 operators.
-        is_proxy: Whether `engines` only stand in for the runtime itself: they prove the graph's
-            numbers and say nothing of its speed.
-        calibration_cache: Name of the file of ranges that the runtime reads beside the graph, if
-            any.
+        zero_points: Where the zero point of an activation may differ from the middle of its codes:
+            at every site, at the inputs of linear layers only, or nowhere.
+        adjacent_sum_limit: Limit on the sum of two adjacent weight codes; see `TensorSpec`.
+        dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
+            inputs of linear layers. Other activations then stay in float.
+        rewrites: Names of the rewrites, applied in order after the Q/DQ pairs are inserted.
+        checks: Names of the checks that the finished graph has to pass.
+        last_bits: Relative rounding error of the float type between int8 operators.
+        is_proxy: Whether `engines` run the graph in place of the real runtime. They prove the
+            numbers of the graph, and their latency means nothing.
+        calibration_cache: Name of the file of ranges that the runtime reads next to the graph, if
+            it reads one.
     """
 
-    name: str
+    name: TargetName
     summary: str
     engines: tuple[EngineName, ...]
     recipe: str
+    file: str = "model.onnx"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linears", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
-    rewrites: tuple[Rewrite, ...] = ()
-    checks: tuple[Check, ...] = ()
+    rewrites: tuple[RewriteName, ...] = ()
+    checks: tuple[CheckName, ...] = ()
     last_bits: float = 1e-6
     is_proxy: bool = False
     calibration_cache: str | None = None
 
     def adapt(self, site: Site, spec: TensorSpec | None) -> TensorSpec | None:
-        """The nearest spec that the target can run at a site."""
+        """Return the spec nearest to `spec` that the target can run at a site."""
         if spec is None:
             return None
         if self.dynamic and site.kind == "activation":
@@ -72,19 +80,22 @@ class Target:
         return spec
 
     def _takes_zero_point(self, site: Site) -> bool:
-        of_linear = site.kind == "activation" and site.name == input_site_of(site.name)
-        return self.zero_points == "everywhere" or (self.zero_points == "linears" and of_linear)
+        is_linear_input = site.kind == "activation" and site.name == input_site_of(site.name)
+        return self.zero_points == "everywhere" or (
+            self.zero_points == "linears" and is_linear_input
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A target with the recipe that was chosen for it, resolved on the sites of a model.
+    """A target and a recipe, resolved for the sites of one model.
 
     Attributes:
-        target: Where the graph will run.
-        recipe: Which sites are quantized.
-        specs: How, by site name, as the target can run it; `None` is float.
-        dedicated_pairs: See `QdqStyle`; asked for beyond what the target's style says.
+        target: The target of the graph.
+        recipe: The recipe.
+        specs: Spec of every site by name, as the target can run it; `None` is float.
+        dedicated_pairs: Whether to give each reader of an activation its own Q/DQ pair, even where
+            the target's style does not.
     """
 
     target: Target
@@ -113,29 +124,31 @@ def make_plan(
     placement: str | None = None,
     dedicated_pairs: bool = False,
 ) -> Plan:
-    """Resolves a recipe for a target.
+    """Resolve a recipe for a target.
 
     Args:
-        target: Where the graph will run.
+        target: The target of the graph.
         sites: All sites of the model.
-        recipe: Name of the recipe. If `None`: how the checkpoint's own quantizers are, or the
-            target's default for a checkpoint that has none.
+        recipe: Name of the recipe. `None` takes the checkpoint's own quantizers, or the target's
+            default recipe if the checkpoint has none.
         embeddings: How embedding tables are stored.
-        quantizer_options: What is changed of the recipe; `None` changes nothing.
-        stored: How the checkpoint's own quantizers are, by site name.
-        placement: Which recipe placed those, if one did: it says how they are calibrated.
-        dedicated_pairs: Give each reader of an activation a Q/DQ pair of its own.
+        quantizer_options: Changes to the recipe; `None` changes nothing.
+        stored: Specs of the checkpoint's own quantizers, by site name.
+        placement: Name of the recipe that placed these quantizers, if known. It decides how they
+            are calibrated.
+        dedicated_pairs: Give each reader of an activation its own Q/DQ pair.
 
     Raises:
         UserInputError: The recipe is unknown.
-        UnmatchedRuleError: A rule of it decides no site, or a switch's pattern finds none.
+        UnmatchedRuleError: A rule of the recipe matches no site, or a pattern of the quantizer
+            options matches no quantizer.
     """
     if stored is not None and recipe is None:
         built = stored_recipe(embeddings, placement)
         resolved = {**resolve(built.rules, sites), **stored}
     else:
         built = build_recipe(recipe or target.recipe, embeddings=embeddings)
-        # Others of a run may have asked for quantizers on outputs.
+        # Another recipe of the same run may need quantizers on outputs.
         meant = [site for site in sites if built.outputs or not site.of_output]
         resolved = dict.fromkeys((site.name for site in sites), None) | resolve(built.rules, meant)
     if quantizer_options is not None:
@@ -146,28 +159,3 @@ def make_plan(
         specs={site.name: target.adapt(site, resolved[site.name]) for site in sites},
         dedicated_pairs=dedicated_pairs,
     )
-
-
-def lower(
-    sited: ir.Model,
-    plan: Plan,
-    ranges: Mapping[str, Range],
-    scales: Mapping[str, NDArray[np.float32]],
-    weight_amax: Mapping[str, torch.Tensor] | None = None,
-) -> ir.Model:
-    """The graph that a target runs: Q/DQ pairs where the plan has specs, then its rewrites.
-
-    Raises:
-        GraphError: The target cannot run it.
-    """
-    style = plan.target.style
-    if plan.dedicated_pairs:
-        style = dataclasses.replace(style, dedicated_pairs=True)
-    model = insert_qdq(
-        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, style=style
-    )
-    for rewrite in plan.target.rewrites:
-        model = rewrite(model)
-    for check in plan.target.checks:
-        check(model)
-    return model

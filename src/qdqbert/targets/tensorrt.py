@@ -11,10 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.legality import check_tensorrt_rules
-from qdqbert.graph.passes.absorbed_zero_points import absorb_zero_points_in_half
-from qdqbert.graph.passes.half_precision import to_half_precision
-from qdqbert.graph.qdq import QdqStyle
 from qdqbert.targets.target import Target
 
 TENSORRT = Target(
@@ -27,10 +23,9 @@ TENSORRT = Target(
     # only if both sides are int8 (NVIDIA/TensorRT#3243, #1604); `ffn` was faster than that on one
     # GPU (NVIDIA/TensorRT-Model-Optimizer#159). So time them.
     recipe="linear",
-    style=QdqStyle(),
     zero_points="linears",
-    rewrites=(absorb_zero_points_in_half, to_half_precision),
-    checks=(check_tensorrt_rules,),
+    rewrites=("absorb_zero_points_in_half", "to_half_precision"),
+    checks=("check_tensorrt_rules",),
     last_bits=2.0**-11,
     calibration_cache="calibration.cache",
 )

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.providers import check_provider
-from qdqbert.engines.runner import ENGINES, EngineName, check_engine, is_installed
+from qdqbert.engines.runner import check_engine, is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reports import BenchmarkReport
@@ -117,7 +118,7 @@ def _candidates(
     sequences: Sequence[int],
 ) -> list[Candidate]:
     """A model on each engine that is asked for, or on each that can run it."""
-    path, installed = Path(model), [engine for engine in ENGINES if is_installed(engine)]
+    path, installed = Path(model), [engine for engine in ENGINE_NAMES if is_installed(engine)]
     if is_artifact(path):
         artifact = open_artifact(path)
         config = artifact.load_config()

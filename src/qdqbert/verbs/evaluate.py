@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import is_artifact, open_artifact, read_training, write_json
-from qdqbert.engines.runner import EngineName, Runner, check_engine, open_runner
+from qdqbert.choices import EngineName
+from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.graph.export import GraphBody

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.engines.runner import EngineName, Outputs, Runner, open_runner
+from qdqbert.choices import EngineName
+from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import QdqBertError, UserInputError
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy

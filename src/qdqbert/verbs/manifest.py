@@ -75,7 +75,7 @@ def quantization_json(
             plan.target.name: {
                 "model": models[plan.target.name],
                 "recipe": _recipe_json(plan),
-                "rewrites": [rewrite.__name__ for rewrite in plan.target.rewrites],
+                "rewrites": list(plan.target.rewrites),
                 "sites": _sites_json(plan, calibration),
             }
             for plan in plans

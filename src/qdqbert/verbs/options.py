@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
 from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.choices import CalibratorName, Embeddings
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import PERCENTILE, CalibratorName, Embeddings, QuantizerOptions, build_recipe
+from qdqbert.recipes import PERCENTILE, QuantizerOptions, build_recipe
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.graph_files import is_graph_file

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.engines.runner import ENGINES, EngineName, is_installed, open_runner
+from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
 from qdqbert.evidence.reports import LatencyReport, TargetReport
@@ -143,7 +144,7 @@ def _time(
     jobs: Sequence[tuple[Written, EngineName]], evidence: Evidence, progress: Progress
 ) -> list[Timing]:
     """The float graph on each engine, and every INT8 graph, in turns."""
-    engines = [engine for engine in ENGINES if any(engine == used for _, used in jobs)]
+    engines = [engine for engine in ENGINE_NAMES if any(engine == used for _, used in jobs)]
     models = [("float", engine, evidence.float_model) for engine in engines]
     models += [(each.plan.target.name, engine, each.path) for each, engine in jobs]
     candidates = [

@@ -40,7 +40,8 @@ from qdqbert.progress import Progress, Silent
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.spec import Site
 from qdqbert.targets import target_named
-from qdqbert.targets.target import Plan, lower, make_plan
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import Plan, make_plan
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Predictions, Task

@@ -22,11 +22,11 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
-from qdqbert.graph.qdq import QdqStyle, insert_qdq
+from qdqbert.graph.qdq import insert_qdq
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import TensorSpec
+from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import lower, make_plan
 from qordered_reference import run_reference

@@ -1,0 +1,50 @@
+"""Names that options choose from. Imports nothing, so that reading options stays fast.
+
+Each type has a tuple of the same names, in the order in which they are printed. The tables that
+these names refer to are elsewhere (`TARGETS`, `RECIPES`, `TASKS`, ...); a test compares them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+TargetName = Literal[
+    "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "tensorrt", "qordered"
+]
+TARGET_NAMES: tuple[TargetName, ...] = get_args(TargetName)
+
+RecipeName = Literal[
+    "ffn",
+    "linear",
+    "linear+matmul",
+    "full",
+    "full-smoothed",
+    "qordered",
+    "qdqbert",
+    "qdqbert-smoothed",
+]
+RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
+
+EngineName = Literal["onnxruntime", "openvino"]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+
+ProviderName = Literal["cpu", "cuda", "tensorrt", "openvino"]
+PROVIDER_NAMES: tuple[ProviderName, ...] = get_args(ProviderName)
+
+CalibratorName = Literal["max", "percentile", "mse", "entropy"]
+CALIBRATOR_NAMES: tuple[CalibratorName, ...] = get_args(CalibratorName)
+
+Embeddings = Literal["int8", "float"]
+EMBEDDINGS: tuple[Embeddings, ...] = get_args(Embeddings)
+
+TaskName = Literal[
+    "feature-extraction",
+    "fill-mask",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "question-answering",
+    "text-classification",
+    "text-generation",
+    "token-classification",
+]
+TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)

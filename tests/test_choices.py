@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+from qdqbert import choices
+from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.engines.providers import PROVIDERS
+from qdqbert.numerics.ranges import Calibrator
+from qdqbert.recipes import ALIASES, RECIPES, QuantizerOptions
+from qdqbert.targets import TARGETS
+from qdqbert.targets.lowering import CHECKS, REWRITES
+from qdqbert.targets.target import CheckName, RewriteName
+from qdqbert.tasks import TASKS
+
+
+def test_choices_are_the_keys_of_the_tables() -> None:
+    assert tuple(TARGETS) == choices.TARGET_NAMES
+    assert set(choices.RECIPE_NAMES) == {*RECIPES, *ALIASES}
+    assert tuple(PROVIDERS) == choices.PROVIDER_NAMES
+    assert set(choices.TASK_NAMES) == set(TASKS)
+    assert set(get_args(RewriteName)) == set(REWRITES)
+    assert set(get_args(CheckName)) == set(CHECKS)
+    engines = {engine for target in TARGETS.values() for engine in target.engines}
+    assert set(choices.ENGINE_NAMES) == engines
+
+
+def test_every_calibrator_has_a_name() -> None:
+    named = {
+        type(calibrator_of(QuantizerOptions(calibrator=name, percentile=percentile)))
+        for name in choices.CALIBRATOR_NAMES
+        for percentile in (99.9 if name == "percentile" else None,)
+    }
+    assert named == set(get_args(Calibrator))
+
+
+def test_modules_that_options_need_load_no_heavy_library() -> None:
+    code = (
+        "import sys, qdqbert.choices, qdqbert.errors, qdqbert.recipes, qdqbert.targets\n"
+        "import qdqbert.engines.runner, qdqbert.engines.providers\n"
+        "heavy = {'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'openvino'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
