@@ -75,7 +75,7 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
         (["--calibration-data", "no-such.txt"], "`no-such.txt`"),
         (["--task", "sentiment"], "`--task sentiment` is unknown. Known: feature-extraction"),
         (["--task", "fill-mask"], "lacks 6 weights that task `fill-mask` needs"),
-        (["--target", "gpu"], "`--target gpu` is unknown. Known: portable, onnxruntime, onnxrun"),
+        (["--target", "gpu"], "Target 'gpu' is unknown. Known: portable, onnxruntime, onnxrun"),
         (["--recipe", "best"], "'best' is unknown. Known: ffn, full, full-smoothed, "),
         (
             ["--calibrator", "max", "--percentile", "99"],

@@ -121,7 +121,7 @@ def test_a_model_with_few_positions_is_timed_at_shapes_that_it_takes(
         ({"embeddings": "int4"}, "`--embeddings int4` is unknown"),
         ({"calibrator": "max", "percentile": 99.0}, "needs `--calibrator percentile`"),
         ({"calibrator": "percentile", "percentile": 0.0}, "above 0 and at most 100"),
-        ({"targets": ("portable", "tpu")}, "`--target tpu` is unknown"),
+        ({"targets": ("portable", "tpu")}, "Target 'tpu' is unknown"),
         ({"targets": ("portable", "onnxruntime"), "recipe": "x"}, "Recipe 'x' is unknown"),
     ],
     ids=["calibrator", "embeddings", "percentile", "no-percentile", "target", "recipe"],
