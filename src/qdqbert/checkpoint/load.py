@@ -14,20 +14,9 @@ from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
-from qdqbert.checkpoint.task_names import TASK_NAMES, TaskName
+from qdqbert.checkpoint.task_names import TASK_NAMES, TaskName, task_of_architecture
 from qdqbert.errors import CheckpointError, UserInputError
 
-_ARCHITECTURES: dict[str, TaskName] = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "fill-mask",
-    "ForMultipleChoice": "multiple-choice",
-    "ForNextSentencePrediction": "next-sentence-prediction",
-    "LMHeadModel": "text-generation",
-    "ForCausalLM": "text-generation",
-    "Model": "feature-extraction",
-}
 _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
 # Their heads are all called `classifier`.
 
@@ -249,13 +238,13 @@ def _choose_task(task: str | None, config: Any) -> TaskName:
             raise UserInputError(f"`--task {task}` is unknown. Known: {known}.")
         return task
     architecture = (getattr(config, "architectures", None) or ["Model"])[0]
-    matching = [found for end, found in _ARCHITECTURES.items() if architecture.endswith(end)]
-    if not matching:
+    inferred = task_of_architecture(architecture)
+    if inferred is None:
         raise UserInputError(
             f"The task of architecture `{architecture}` is not known. Pass `--task`, one of: "
             f"{known}."
         )
-    return matching[0]
+    return inferred
 
 
 def has_head(name: str, task: TaskName) -> bool:
@@ -276,7 +265,7 @@ def _has_head(config: Any, task: TaskName) -> bool:
 def _made_for(config: Any) -> list[TaskName | None]:
     """The task of each architecture that a config names."""
     architectures = getattr(config, "architectures", None) or ["Model"]
-    return [_ARCHITECTURES.get(_end_of(each)) for each in architectures]
+    return [task_of_architecture(each) for each in architectures]
 
 
 def _check_head(name: str, config: Any, task: TaskName) -> None:
@@ -287,10 +276,6 @@ def _check_head(name: str, config: Any, task: TaskName) -> None:
             f"`--task {task}`: checkpoint {name!r} has a head for `{others[0]}` "
             f"({config.architectures[0]}). Pass that `--task`, or leave it out."
         )
-
-
-def _end_of(architecture: str) -> str:
-    return next((end for end in _ARCHITECTURES if architecture.endswith(end)), "")
 
 
 def _model_class(task: TaskName, config: Any) -> Any:
