@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 import transformers
 from rich.console import Console
@@ -29,6 +28,10 @@ from rich.table import Table
 from qdqbert import QDQBertModel, QuantizerOptions, calibrate, resources
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.nn import TensorQuantizer
+
+# isort: split
+# After qdqbert, which turns its telemetry off.
+import onnxruntime
 
 transformers.logging.set_verbosity_error()
 

@@ -11,8 +11,13 @@ import time
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+import qdqbert  # noqa: F401
+
+# isort: split
+# After qdqbert, which turns its telemetry off.
+import onnxruntime
 
 
 def graph(op_type: str, hidden: int, layers: int) -> bytes:

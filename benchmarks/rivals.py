@@ -18,20 +18,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nncf
 import numpy as np
 import onnx
-import openvino
-from onnxruntime import quantization as ort_quantization
 
 import qdqbert
 from qdqbert import resources
+from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark import export_float
 from qdqbert.verbs.inference import encode_examples
 from scoring import CALIBRATION_EXAMPLES, TestSet
+
+# isort: split
+# After qdqbert, which turns telemetry off.
+from onnxruntime import quantization as ort_quantization
+
+with openvino_telemetry_disabled():
+    import nncf
+    import openvino
 
 
 class _Reader(ort_quantization.CalibrationDataReader):

@@ -17,6 +17,8 @@ from typing import Any
 # More threads than one cost more than they bring to models of a few kilobytes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # A name that is no folder fails here, not on the network.
+# As `import qdqbert` does, which comes after `import onnxruntime` below.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import onnx

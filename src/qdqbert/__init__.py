@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# onnxruntime 1.29 and later sends telemetry from the moment it is imported, unless this is set.
+# Every module of this package imports this file first. A user's own setting wins.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from qdqbert.errors import QdqBertError as QdqBertError

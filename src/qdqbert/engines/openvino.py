@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import openvino
 from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
+from qdqbert.engines.telemetry import openvino_telemetry_disabled
+
+with openvino_telemetry_disabled():
+    import openvino
 
 
 class OpenVinoRunner:
