@@ -110,3 +110,18 @@ def test_everybody_may_read_the_file(tmp_path) -> None:
     path = tmp_path / "ranges.safetensors"
     write_ranges(Calibration(ranges={}, scales={}), path)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_of_an_earlier_version_is_read() -> None:
+    # Never written again: format 1 as it was first released to artifacts.
+    read = read_ranges(Path(__file__).parent / "data" / "ranges-1.safetensors")
+    assert read.ranges == {
+        "a._input_quantizer": Range(amax=2.0, low=-0.5, high=2.0),
+        "b._input_quantizer": Range(amax=1.0, low=-1.0, high=0.5),
+    }
+    assert read.scales["a._input_quantizer"].tolist() == [0.5, 2.0]
+    assert read.weight_amax["a._weight_quantizer"].tolist() == [0.25, 0.5]
+    assert read.plain is not None
+    assert read.plain.ranges == {"a._input_quantizer": Range(amax=3.5, low=-1.25, high=3.5)}
+    assert read.plain.scales == {}
+    assert read.plain.weight_amax["a._weight_quantizer"].item() == 0.75
