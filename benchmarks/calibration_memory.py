@@ -46,7 +46,7 @@ def peak_mb(arguments: argparse.Namespace, calibrator: str, count: int) -> float
 
 def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
     from qdqbert import resources
-    from qdqbert.calibration.calibration import calibrate
+    from qdqbert.calibration.calibrate import calibrate
     from qdqbert.checkpoint.demo import demo_checkpoint
     from qdqbert.checkpoint.load import load_checkpoint
     from qdqbert.graph.export import GraphBody

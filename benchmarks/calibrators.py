@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from qdqbert.calibration.calibration import run_observed
+from qdqbert.calibration.calibrate import run_observed
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges

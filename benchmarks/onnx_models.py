@@ -30,7 +30,9 @@ import torch
 import transformers
 from torch import nn
 
-from qdqbert.calibration.calibration import Calibration, calibrate_passes
+from qdqbert.calibration.calibrate import run_passes
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import open_runner
@@ -206,15 +208,17 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
         wanted = frozenset().union(*(plan.activations for plan in plans))
         batches = tokens(opened.input_names, 4)
         observed = ObservedGraph(opened.sited, scratch / "watched.onnx", sites=wanted)
-        calibration = calibrate_passes(
-            lambda observer, scales: observed.run(batches, observer, scales),
+        plan = CalibrationPlan(
             sites=[site for site in sites if site.name in wanted],
             all_sites=sites,
             weights={key: torch.from_numpy(each) for key, each in opened.sited.weights.items()},
             calibrator=Max(),
             smoothing=WIDE_INPUTS,
-            plain_sites=wanted,
+            unsmoothed_sites=wanted,
             clips_residuals=True,
+        )
+        calibration = run_passes(
+            lambda observer, scales: observed.run(batches, observer, scales), plan
         )
         return len(sites), [
             cell_of(opened, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans

@@ -31,7 +31,8 @@ import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from qdqbert import QuantizeReport, quantize
-from qdqbert.calibration.calibration import Calibration, calibrate
+from qdqbert.calibration.calibrate import calibrate
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.lowering import Reference, make_references

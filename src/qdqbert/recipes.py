@@ -301,6 +301,23 @@ class QuantizerOptions:
                 adjusted.update(dict.fromkeys(names, shared))
         return adjusted
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the weights of query, key and value share one range."""
+        return self.fuse_qkv and self.quant_per_tensor
+
+    def shared_weight_amax(self, amax: Mapping[str, float]) -> dict[str, float]:
+        """Return the ranges that weights share, by site name. Empty if they share none.
+
+        Args:
+            amax: Largest magnitude of each weight, by site name.
+        """
+        shared: dict[str, float] = {}
+        if self.shares_weights:
+            for names in fused_groups(amax, QKV_WEIGHTS):
+                shared.update(dict.fromkeys(names, max(amax[name] for name in names)))
+        return shared
+
     def _precision(self, spec: TensorSpec | None, site: Site) -> TensorSpec | None:
         if spec is None:
             return None

@@ -282,6 +282,11 @@ def input_site_of(name: str) -> str:
     return name.rpartition(".")[0] + "._input_quantizer"
 
 
+def weight_site_of(name: str) -> str:
+    """Return the site of a linear layer's weight, given any site of that layer."""
+    return name.rpartition(".")[0] + "._weight_quantizer"
+
+
 LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
 """How the names of both sites of a residual add end."""
 

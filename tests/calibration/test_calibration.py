@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qdqbert.calibration.calibration import calibrate
+from qdqbert.calibration.calibrate import calibrate
 from qdqbert.calibration.statistics import CombinedObserver
 from qdqbert.numerics.ranges import Entropy, Max, Percentile
 from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe
@@ -17,7 +17,7 @@ def calibrated(
     each,
     *,
     smoothing=WIDE_INPUTS,
-    plain_sites=None,
+    unsmoothed_sites=None,
     calibrator=None,
     quantizer_options=None,
     clips_residuals=False,
@@ -31,7 +31,7 @@ def calibrated(
         sites=names,
         calibrator=calibrator or Max(),
         smoothing=smoothing,
-        plain_sites=names if plain_sites is None else plain_sites,
+        unsmoothed_sites=names if unsmoothed_sites is None else unsmoothed_sites,
         quantizer_options=quantizer_options,
         clips_residuals=clips_residuals,
         advance=lambda: seen.append(1),
@@ -48,8 +48,8 @@ def test_targets_that_smooth_do_it_alike() -> None:
 def test_sums_of_smoothed_channels_are_not_clipped(prepared) -> None:
     each = prepared("bert")
     smoothing = build_recipe("qdqbert-smoothed").smoothing
-    clipped, _ = calibrated(each, smoothing=smoothing, plain_sites=(), clips_residuals=True)
-    whole, _ = calibrated(each, smoothing=smoothing, plain_sites=())
+    clipped, _ = calibrated(each, smoothing=smoothing, unsmoothed_sites=(), clips_residuals=True)
+    whole, _ = calibrated(each, smoothing=smoothing, unsmoothed_sites=())
     adds = {site.name for site in each.sited.sites if is_residual_input(site.name)}
     assert len(adds) == 4 * len(each.layers)
     assert adds <= set(whole.scales)
@@ -64,17 +64,17 @@ def test_ranges_without_scales_are_those_of_a_calibration_without_any(
     each = prepared("bert")
     both, passes = calibrated(each, calibrator=calibrator, quantizer_options=quantizer_options)
     smooth, _ = calibrated(
-        each, plain_sites=(), calibrator=calibrator, quantizer_options=quantizer_options
+        each, unsmoothed_sites=(), calibrator=calibrator, quantizer_options=quantizer_options
     )
     plain, _ = calibrated(
         each, smoothing=None, calibrator=calibrator, quantizer_options=quantizer_options
     )
     assert passes == 2
-    assert both.plain is not None
+    assert both.without_smoothing is not None
     assert dict(both.ranges) == dict(smooth.ranges)
-    assert dict(both.plain.ranges) == dict(plain.ranges)
-    assert both.plain.scales == {}
-    for mine, theirs in ((both, smooth), (both.plain, plain)):
+    assert dict(both.without_smoothing.ranges) == dict(plain.ranges)
+    assert both.without_smoothing.scales == {}
+    for mine, theirs in ((both, smooth), (both.without_smoothing, plain)):
         assert set(mine.weight_amax) == set(theirs.weight_amax)
         assert bool(mine.weight_amax) is (quantizer_options is FUSED)
         assert all(
@@ -85,9 +85,9 @@ def test_ranges_without_scales_are_those_of_a_calibration_without_any(
 def test_a_recipe_is_given_the_ranges_that_it_wants(prepared) -> None:
     both, _ = calibrated(prepared("bert"))
     assert both.for_recipe(build_recipe("linear")) is both
-    assert both.for_recipe(build_recipe("qdqbert")) is both.plain
-    smooth, _ = calibrated(prepared("bert"), plain_sites=())
-    assert smooth.plain is None
+    assert both.for_recipe(build_recipe("qdqbert")) is both.without_smoothing
+    smooth, _ = calibrated(prepared("bert"), unsmoothed_sites=())
+    assert smooth.without_smoothing is None
     assert smooth.for_recipe(build_recipe("linear")) is smooth
 
 
@@ -96,11 +96,11 @@ def test_only_wanted_sites_have_ranges_without_scales(prepared) -> None:
     names = [
         name for name in each.sited.quantizers if name.endswith("output.dense._input_quantizer")
     ]
-    both, _ = calibrated(each, plain_sites=names)
-    assert both.plain is not None
-    assert set(both.plain.ranges) == set(names)
+    both, _ = calibrated(each, unsmoothed_sites=names)
+    assert both.without_smoothing is not None
+    assert set(both.without_smoothing.ranges) == set(names)
     everything, _ = calibrated(each, smoothing=None)
-    assert all(both.plain.ranges[name] == everything.ranges[name] for name in names)
+    assert all(both.without_smoothing.ranges[name] == everything.ranges[name] for name in names)
 
 
 def test_watchers_are_shown_the_same_in_their_order() -> None:

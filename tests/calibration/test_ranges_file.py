@@ -31,7 +31,7 @@ def calibration() -> Calibration:
 def assert_same(a: Calibration, b: Calibration) -> None:
     assert a.ranges == b.ranges
     assert set(a.scales) == set(b.scales)
-    assert (a.plain is None) is (b.plain is None)
+    assert (a.without_smoothing is None) is (b.without_smoothing is None)
     for name, scale in a.scales.items():
         assert scale.dtype == b.scales[name].dtype
         assert torch.equal(scale, b.scales[name])
@@ -44,12 +44,12 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
     plain = Calibration(ranges={QUERY: Range(amax=7.0, low=-7.0, high=3.0)}, scales={})
-    both = Calibration(ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE}, plain=plain)
+    both = Calibration(ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE}, without_smoothing=plain)
     write_ranges(both, tmp_path / "ranges.safetensors")
     read = read_ranges(tmp_path / "ranges.safetensors")
     assert_same(read, both)
-    assert read.plain is not None
-    assert_same(read.plain, plain)
+    assert read.without_smoothing is not None
+    assert_same(read.without_smoothing, plain)
 
 
 def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_equal_calibrations_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=r"nowhere\.safetensors' is no ranges file"):
+    with pytest.raises(CalibrationError, match=r"nowhere\.safetensors' is not a ranges file"):
         read_ranges(tmp_path / "nowhere.safetensors")
 
 
@@ -79,7 +79,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_file_that_is_no_safetensors_is_named(tmp_path: Path, content) -> None:
     (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(CalibrationError, match="bad' is no ranges file"):
+    with pytest.raises(CalibrationError, match="bad' is not a ranges file"):
         read_ranges(tmp_path / "bad")
 
 
@@ -87,7 +87,7 @@ def test_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
     write_ranges(calibration(), tmp_path / "cut")
     content = (tmp_path / "cut").read_bytes()
     (tmp_path / "cut").write_bytes(content[:-8])
-    with pytest.raises(CalibrationError, match="cut' is no ranges file"):
+    with pytest.raises(CalibrationError, match="cut' is not a ranges file"):
         read_ranges(tmp_path / "cut")
 
 
@@ -102,7 +102,7 @@ def test_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
 )
 def test_other_safetensors_are_named(tmp_path: Path, tensors) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CalibrationError, match=r"model\.safetensors' is no ranges file"):
+    with pytest.raises(CalibrationError, match=r"model\.safetensors' is not a ranges file"):
         read_ranges(tmp_path / "model.safetensors")
 
 
@@ -121,7 +121,9 @@ def test_a_file_of_an_earlier_version_is_read() -> None:
     }
     assert read.scales["a._input_quantizer"].tolist() == [0.5, 2.0]
     assert read.weight_amax["a._weight_quantizer"].tolist() == [0.25, 0.5]
-    assert read.plain is not None
-    assert read.plain.ranges == {"a._input_quantizer": Range(amax=3.5, low=-1.25, high=3.5)}
-    assert read.plain.scales == {}
-    assert read.plain.weight_amax["a._weight_quantizer"].item() == 0.75
+    assert read.without_smoothing is not None
+    assert read.without_smoothing.ranges == {
+        "a._input_quantizer": Range(amax=3.5, low=-1.25, high=3.5)
+    }
+    assert read.without_smoothing.scales == {}
+    assert read.without_smoothing.weight_amax["a._weight_quantizer"].item() == 0.75

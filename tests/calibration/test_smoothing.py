@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from qdqbert.calibration.calibration import calibrate
+from qdqbert.calibration.calibrate import calibrate
 from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.calibration import calibrate
+from qdqbert.calibration.calibrate import calibrate
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError, CheckpointError

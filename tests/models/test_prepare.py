@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import qdqbert
 from qdqbert import QuantizerOptions, TensorQuantizer
+from qdqbert.calibration.calibrate import calibrate as calibrate_floats
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.calibration import calibrate as calibrate_floats
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
@@ -168,6 +168,39 @@ def reference(make_model):
 @pytest.fixture
 def bert(make_model):
     return make_model("bert")
+
+
+def test_calibrating_a_model_and_a_checkpoint_give_the_same_fused_ranges(bert) -> None:
+    options = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True, clip_gelu=0.5)
+    recipe = build_recipe("full-smoothed")
+    sited = insert_quantizers_(copy.deepcopy(bert), family_of("bert"), tables=False)
+    expected = calibrate_floats(
+        sited,
+        lambda inputs: sited.model(**inputs),
+        [
+            Batch(indices=(0, 1, 2), inputs={name: x.numpy() for name, x in batch.items()})
+            for batch in inputs_for(bert)
+        ],
+        sites=[site.name for site in sited.sites if site.kind == "activation"],
+        calibrator=Max(),
+        smoothing=recipe.smoothing,
+        quantizer_options=options,
+    )
+    model = calibrated(bert, "full-smoothed", quantizer_options=options)
+    found = stored_calibration(sited_model(model))
+    for name, chosen in expected.ranges.items():
+        # Quantizers keep float32.
+        for field in ("low", "high"):
+            assert getattr(found.ranges[name], field) == pytest.approx(
+                getattr(chosen, field), rel=1e-6, abs=1e-7
+            ), name
+    assert_same(found.scales, dict(expected.scales))
+    base = "encoder.layer.0.attention.self"
+    products = [found.ranges[f"{base}.matmul_{letter}_input_quantizer"] for letter in "qkv"]
+    assert products[0] == products[1] == products[2]
+    for name, amax in expected.weight_amax.items():
+        assert torch.equal(found.weight_amax[name], amax), name
+    assert f"{base}.key._weight_quantizer" in expected.weight_amax
 
 
 # What becomes of a model

@@ -1,12 +1,13 @@
-"""The ranges file: what one calibration chose, keyed by site, in safetensors.
+"""The ranges file: the result of a calibration, by site name, in safetensors.
 
     <site>                    float64 (3,)    amax, low, high
-    <site>.pre_quant_scale    float32 (in,)
-    <site>.plain              float64 (3,)    the same without the scale, for recipes without one
-    <site>.weight_amax        float32 () or (channels,)    of weights that do not take their own
-    <site>.plain.weight_amax  the same, of weights that are not divided by a scale
+    <site>.pre_quant_scale    float32 (channels,)
+    <site>.plain              float64 (3,)    range without smoothing, for recipes without it
+    <site>.weight_amax        float32 () or (channels,)    for weights that do not use their own
+    <site>.plain.weight_amax  the same for weights that are not divided by a scale
 
-Every target's graph, and every re-run with `quantize --ranges`, reads it; none calibrates again.
+The graphs of all targets use it, and so does a later run with `ranges_from`. Neither calibrates
+again.
 """
 
 from __future__ import annotations
@@ -28,34 +29,35 @@ _SUFFIX, _PLAIN, _WEIGHT = ".pre_quant_scale", ".plain", ".weight_amax"
 
 
 def write_ranges(calibration: Calibration, path: Path) -> None:
-    """Writes a calibration; equal calibrations give equal bytes."""
+    """Write a calibration. Equal calibrations give equal bytes."""
     tensors = _rows(calibration.ranges)
-    if calibration.plain is not None:
-        plain = _rows(calibration.plain.ranges)
+    if calibration.without_smoothing is not None:
+        plain = _rows(calibration.without_smoothing.ranges)
         tensors |= {site + _PLAIN: row for site, row in plain.items()}
-        weights = calibration.plain.weight_amax
+        weights = calibration.without_smoothing.weight_amax
         tensors |= {site + _PLAIN + _WEIGHT: amax.clone() for site, amax in weights.items()}
     tensors |= {site + _WEIGHT: amax.clone() for site, amax in calibration.weight_amax.items()}
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     save_file(tensors, path, metadata={"format": _FORMAT})
-    path.chmod(0o644)  # safetensors makes it private; the rest of the folder is not
+    # safetensors makes the file private, unlike the rest of the folder.
+    path.chmod(0o644)
 
 
 def read_ranges(path: Path) -> Calibration:
-    """Reads what `write_ranges` wrote, exactly.
+    """Read a calibration that `write_ranges` wrote. Values are exactly the same.
 
     Raises:
-        CalibrationError: The file is not there or is no ranges file.
+        CalibrationError: The file does not exist or is not a ranges file.
     """
     try:
         with safe_open(path, framework="pt") as file:
             format_name = (file.metadata() or {}).get("format")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CalibrationError(f"{str(path)!r} is no ranges file: {error}") from error
+        raise CalibrationError(f"{str(path)!r} is not a ranges file: {error}") from error
     if format_name != _FORMAT:
         raise CalibrationError(
-            f"{str(path)!r} is no ranges file: expected format {_FORMAT!r}, got {format_name!r}."
+            f"{str(path)!r} is not a ranges file: expected format {_FORMAT!r}, got {format_name!r}."
         )
     scales = _ending(tensors, _SUFFIX)
     plain = _ranges(_ending(tensors, _PLAIN))
@@ -68,7 +70,7 @@ def read_ranges(path: Path) -> Calibration:
         ranges=_ranges({name: tensors[name] for name in names}),
         scales=scales,
         weight_amax=weight_amax,
-        plain=Calibration(ranges=plain, scales={}, weight_amax=plain_amax) if plain else None,
+        without_smoothing=Calibration(ranges=plain, weight_amax=plain_amax) if plain else None,
     )
 
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from qdqbert.calibration.processes import shared_amax, shared_errors, shared_statistics
-from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
-from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
-from qdqbert.calibration.statistics import (
-    CombinedObserver,
-    HistogramObserver,
-    Observer,
-    calibrator_of,
-    choose_ranges,
-)
+from qdqbert.calibration.calibrate import run_passes
+from qdqbert.calibration.passes import CalibrationPlan
+from qdqbert.calibration.processes import is_shared
+from qdqbert.calibration.statistics import Observer, calibrator_of
 from qdqbert.errors import CalibrationError, SpecError
-from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of, sited_model
+from qdqbert.insert.sited import SitedModel, linear_weights, observing, sited_model
 from qdqbert.models.configuration import excluded_of, quantizer_options_of
-from qdqbert.models.state import adjust_, calibrate_weights_, configure_, place_, set_range_
+from qdqbert.models.state import apply_calibration_, configure_, place_
 from qdqbert.recipes import QuantizerOptions, build_recipe
-from qdqbert.spec import Smoothing, is_residual_input
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -73,59 +67,26 @@ def calibrate(
         if hasattr(config, "recipe"):
             config.recipe = recipe.to_dict()  # type: ignore[union-attr]
     quantizer_options = recipe or quantizer_options_of(config) or QuantizerOptions()
-    scales: dict[str, Tensor] = {}
     placed = None if placement is None else build_recipe(placement)
-    if placed is not None and placed.smoothing is not None:
-        batches = list(batches)  # they are read twice
-        scales = _smooth_(sited, batches, placed.smoothing, advance)
-    collector = HistogramObserver(_wanted(sited))
-    clips = placed is not None and placed.clips_residuals
-    clipped = [name for name in _wanted(sited) if clips and name not in scales]
-    sums = ResidualErrorObserver(clipped, bits=quantizer_options.aprec)
-    _run(sited, batches, CombinedObserver(collector, sums), scales, advance)
-    statistics = shared_statistics(collector.statistics, _device(model))
-    ranges = choose_ranges(
-        statistics, calibrator_of(quantizer_options), bits=quantizer_options.aprec
+    plan = CalibrationPlan(
+        sites=[
+            site
+            for site in sited.sites
+            if site.kind == "activation" and not sited.quantizers[site.name]._disabled
+        ],
+        all_sites=sited.sites,
+        weights=linear_weights(sited),
+        calibrator=calibrator_of(quantizer_options),
+        smoothing=None if placed is None else placed.smoothing,
+        clips_residuals=placed is not None and placed.clips_residuals,
+        quantizer_options=quantizer_options,
+        shared_on=_device(model) if is_shared() else None,
     )
-    ranges = clip_residual_ranges(ranges, shared_errors(sums.errors, _device(model)))
-    for name, chosen in ranges.items():
-        set_range_(sited.quantizers[name], chosen)
-        sited.quantizers[name].to(_device(model))
-    calibrate_weights_(sited)
-    adjust_(sited, quantizer_options)
+    # Each pass reads all batches, which an iterator gives only once.
+    seen = list(batches) if len(plan.passes) > 1 else batches
+    found = run_passes(functools.partial(_run, sited, seen, advance=advance), plan)
+    apply_calibration_(sited, found)
     return model
-
-
-def _wanted(sited: SitedModel) -> list[str]:
-    return [
-        site.name
-        for site in sited.sites
-        if site.kind == "activation" and not sited.quantizers[site.name]._disabled
-    ]
-
-
-def _smooth_(
-    sited: SitedModel,
-    batches: Iterable[Mapping[str, Tensor]],
-    smoothing: Smoothing,
-    advance: Callable[[], None],
-) -> dict[str, Tensor]:
-    """Gives smoothed inputs their `pre_quant_scale`, and the weights its inverse."""
-    for quantizer in sited.quantizers.values():
-        if quantizer.pre_quant_scale is not None:
-            del quantizer._pre_quant_scale
-    channels = ChannelAmaxObserver(
-        [name for name in _wanted(sited) if smoothing.matches(site_of(sited.quantizers[name]))]
-    )
-    _run(sited, batches, channels, {}, advance)
-    shared_amax({leader: channels.amax[leader] for leader in channels.groups})
-    scales = choose_pre_quant_scales(channels, linear_weights(sited), alpha=smoothing.alpha)
-    for name, scale in scales.items():
-        sited.quantizers[name].pre_quant_scale = scale
-        if not is_residual_input(name):
-            weight = name.replace("._input_quantizer", "._weight_quantizer")
-            sited.quantizers[weight].pre_quant_scale = 1 / scale
-    return scales
 
 
 def _run(
@@ -133,6 +94,7 @@ def _run(
     batches: Iterable[Mapping[str, Tensor]],
     observer: Observer,
     scales: Mapping[str, Tensor],
+    *,
     advance: Callable[[], None],
 ) -> None:
     model = sited.model

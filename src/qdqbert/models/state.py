@@ -20,8 +20,8 @@ from qdqbert.numerics.calibrators import (
     MaxCalibrator,
     reduced_axes,
 )
-from qdqbert.recipes import QKV_PRODUCTS, QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
-from qdqbert.spec import Range, TensorSpec, resolve
+from qdqbert.recipes import QuantizerOptions, build_recipe
+from qdqbert.spec import Range, TensorSpec, is_residual_input, resolve, weight_site_of
 
 _VERSION = 1
 _FLAGS = {
@@ -105,8 +105,28 @@ def place_(
     adjust_(sited, quantizer_options)
 
 
+def apply_calibration_(sited: SitedModel, found: Calibration) -> None:
+    """Set the ranges and scales of a calibration. Weights without a range use their own."""
+    device = next(sited.model.parameters()).device
+    if found.scales:
+        for quantizer in sited.quantizers.values():
+            if quantizer.pre_quant_scale is not None:
+                del quantizer._pre_quant_scale
+    for name, scale in found.scales.items():
+        sited.quantizers[name].pre_quant_scale = scale
+        if not is_residual_input(name):
+            sited.quantizers[weight_site_of(name)].pre_quant_scale = 1 / scale
+    for name, chosen in found.ranges.items():
+        set_range_(sited.quantizers[name], chosen)
+        sited.quantizers[name].to(device)
+    calibrate_weights_(sited)
+    for name, amax in found.weight_amax.items():
+        if not sited.quantizers[name]._disabled:
+            set_range_(sited.quantizers[name], amax.to(device))
+
+
 def calibrate_weights_(sited: SitedModel) -> None:
-    """Sets the range of each weight to that of its values now."""
+    """Set the range of each weight from its current values."""
     for name, quantizer in sited.quantizers.items():
         if site_of(quantizer).kind == "weight" and not quantizer._disabled:
             weight = weight_of(sited.model, name)
@@ -117,29 +137,46 @@ def calibrate_weights_(sited: SitedModel) -> None:
 
 
 def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
-    """Clips and shares the ranges that are there, as `clip_gelu` and `fuse_qkv` say."""
-    ranges = {
-        name: quantizer.amax
+    """Clip and share the ranges that are already set, as the options specify."""
+    if quantizer_options.clip_gelu is None and not quantizer_options.fuse_qkv:
+        return
+    known = {
+        name: chosen
         for name, quantizer in sited.quantizers.items()
-        if quantizer.amax is not None
+        if (chosen := _range_of(quantizer)) is not None
     }
-    if quantizer_options.clip_gelu is not None:
-        for site in sited.sites:
-            quantizer = sited.quantizers[site.name]
-            if site.source == "activation" and site.name in ranges:
-                ranges[site.name].clamp_(max=quantizer_options.clip_gelu)
-            if site.source == "activation" and quantizer.range is not None:
-                quantizer.range = quantizer.range.clamp(
-                    -quantizer_options.clip_gelu, quantizer_options.clip_gelu
-                )
-    if quantizer_options.fuse_qkv:
-        groups = fused_groups(ranges, QKV_PRODUCTS)
-        if quantizer_options.quant_per_tensor:
-            groups += fused_groups(ranges, QKV_WEIGHTS)
-        for group in groups:
-            shared = torch.stack([ranges[name] for name in group]).amax(dim=0)
-            for name in group:
-                ranges[name].copy_(shared)
+    for name, chosen in quantizer_options.adjust(known, sited.sites).items():
+        quantizer = sited.quantizers[name]
+        if chosen != known[name] and not quantizer.symmetric:
+            quantizer.range = (chosen.low, chosen.high)
+        elif chosen != known[name]:
+            quantizer.amax = torch.full_like(_amax_of(quantizer), chosen.amax)
+    amax = {
+        name: float(quantizer.amax)
+        for name, quantizer in sited.quantizers.items()
+        if quantizer.amax is not None and quantizer.amax.numel() == 1
+    }
+    for name, largest in quantizer_options.shared_weight_amax(amax).items():
+        quantizer = sited.quantizers[name]
+        quantizer.amax = torch.full_like(_amax_of(quantizer), largest)
+
+
+def _range_of(quantizer: TensorQuantizer) -> Range | None:
+    """Return the range of an activation quantizer, if it has one for the whole tensor."""
+    if site_of(quantizer).kind == "weight":
+        return None
+    if quantizer.range is not None:
+        low, high = quantizer.range.tolist()
+        return Range(amax=max(-low, high), low=low, high=high)
+    if quantizer.amax is None or quantizer.amax.numel() != 1:
+        return None
+    largest = float(quantizer.amax)
+    return Range(amax=largest, low=-largest, high=largest)
+
+
+def _amax_of(quantizer: TensorQuantizer) -> Tensor:
+    assert quantizer.amax is not None
+    return quantizer.amax
 
 
 def set_range_(quantizer: TensorQuantizer, chosen: Tensor | Range) -> None:

@@ -15,7 +15,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibration import Calibration, calibrate, calibrate_passes, run_observed
+from qdqbert.calibration.calibrate import calibrate, run_observed, run_passes
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.statistics import Observer
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
@@ -105,12 +107,12 @@ class Door(Protocol):
         sites: Sequence[str],
         calibrator: Calibrator,
         smoothing: Smoothing | None,
-        plain_sites: Collection[str],
+        unsmoothed_sites: Collection[str],
         clips_residuals: bool,
         quantizer_options: QuantizerOptions,
         advance: Advance,
     ) -> Calibration:
-        """Chooses ranges, see `calibration.calibration.calibrate`."""
+        """Chooses ranges, see `calibration.calibrate.calibrate`."""
         ...
 
     def graph(self) -> ir.Model:
@@ -298,13 +300,13 @@ class GraphDoor:
             with running(self._path):
                 observed.run(batches, observer, scales, advance)
 
-        return calibrate_passes(
-            show,
+        plan = CalibrationPlan(
             sites=[site for site in self.sites if site.name in set(sites)],
             all_sites=self.sites,
             weights=self.weights(),
             **settings,
         )
+        return run_passes(show, plan)
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Door`."""

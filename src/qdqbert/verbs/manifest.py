@@ -82,7 +82,11 @@ def quantization_json(
         },
         "ranges": _ranges(calibration),
         "pre_quant_scales": sorted(calibration.scales),
-        **({} if calibration.plain is None else {"plain_ranges": _ranges(calibration.plain)}),
+        **(
+            {}
+            if calibration.without_smoothing is None
+            else {"plain_ranges": _ranges(calibration.without_smoothing)}
+        ),
         "versions": versions(),
     }
 

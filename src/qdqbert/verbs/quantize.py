@@ -361,7 +361,7 @@ class _Run:
                 ],
                 calibrator=self.options.make_calibrator(),
                 smoothing=smoothing,
-                plain_sites=frozenset().union(*plain),
+                unsmoothed_sites=frozenset().union(*plain),
                 clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
                 quantizer_options=self.options.recipe_switches,
                 advance=advance,
@@ -467,7 +467,7 @@ class _Run:
         return Written(plan=plan, model=model, path=path, name=name)
 
     def _write_cache(self, path: Path, graph: ir.Model, calibration: Calibration) -> None:
-        plain = calibration.plain or calibration
+        plain = calibration.without_smoothing or calibration
         if plain.scales:
             self.notices.append(
                 f"No {path.name} is written: the ranges are those of smoothed inputs, and the "

@@ -8,7 +8,9 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.calibration import Calibration, calibrate, calibrate_passes
+from qdqbert.calibration.calibrate import calibrate, run_passes
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch
 from qdqbert.graph.export import GraphBody
@@ -21,7 +23,7 @@ from qdqbert.graph.imported.roles import find_roles
 from qdqbert.graph.imported.sites import SitedGraph, mark_sites
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe
 from qdqbert.spec import Smoothing
 
 
@@ -91,18 +93,20 @@ def by_graph(
     batches=BATCHES,
     smoothing: Smoothing | None = None,
     clips_residuals: bool = False,
+    quantizer_options: QuantizerOptions | None = None,
 ) -> Calibration:
     sites = [site for site in graph.sites if site.kind == "activation"]
     observed = ObservedGraph(graph, path / "watched.onnx", sites=[site.name for site in sites])
-    return calibrate_passes(
-        lambda observer, scales: observed.run(batches, observer, scales),
+    plan = CalibrationPlan(
         sites=sites,
         all_sites=graph.sites,
         weights={name: torch.from_numpy(weight) for name, weight in graph.weights.items()},
         calibrator=Max(),
         smoothing=smoothing,
         clips_residuals=clips_residuals,
+        quantizer_options=quantizer_options or QuantizerOptions(),
     )
+    return run_passes(lambda observer, scales: observed.run(batches, observer, scales), plan)
 
 
 def assert_same(found: Calibration, expected: Calibration) -> None:
@@ -133,6 +137,27 @@ def test_ranges_and_scales_are_those_of_pytorch(graph, ours, tmp_path, smoothing
 def test_what_is_added_is_clipped_as_in_pytorch(graph, ours, tmp_path) -> None:
     found = by_graph(graph, tmp_path, clips_residuals=True)
     assert_same(found, by_pytorch(ours, clips_residuals=True))
+
+
+def test_query_key_and_value_share_ranges_and_weights_with_smoothing_too(graph, tmp_path) -> None:
+    options = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True)
+    smoothing = build_recipe("full-smoothed").smoothing
+    found = by_graph(graph, tmp_path, smoothing=smoothing, quantizer_options=options)
+    apart = by_graph(graph, tmp_path, smoothing=smoothing)
+    for layer in range(2):
+        base = f"encoder.layer.{layer}.attention.self"
+        names = [f"{base}.matmul_{letter}_input_quantizer" for letter in "qkv"]
+        own = [apart.ranges[name] for name in names]
+        assert len({(each.low, each.high) for each in own}) == 3
+        for name in names:
+            assert found.ranges[name].low == min(each.low for each in own)
+            assert found.ranges[name].high == max(each.high for each in own)
+        largest = max(
+            (torch.from_numpy(graph.weights[name]) * (1 / found.scales[name])).abs().max()
+            for name in (f"{base}.{part}._input_quantizer" for part in ("query", "key", "value"))
+        )
+        for part in ("query", "key", "value"):
+            assert found.weight_amax[f"{base}.{part}._weight_quantizer"] == largest
 
 
 def test_padding_is_left_out(graph, tmp_path) -> None:

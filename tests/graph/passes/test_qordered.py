@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.calibration import Calibration, calibrate
+from qdqbert.calibration.calibrate import calibrate
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.errors import GraphError, UserInputError

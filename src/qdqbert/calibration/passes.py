@@ -1,0 +1,142 @@
+"""The passes of a calibration over its data, and what each adds to the result.
+
+A pass is a function. It runs the model once over all batches with observers of its own, and returns
+the calibration with what it found. `CalibrationPlan.passes` lists them in order. To calibrate more,
+such as second moments or corrected biases, add a field to `Calibration` and a pass to that list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.processes import shared_amax, shared_errors, shared_statistics
+from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
+from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
+from qdqbert.calibration.statistics import (
+    CombinedObserver,
+    HistogramObserver,
+    Observer,
+    choose_ranges,
+)
+from qdqbert.numerics.ranges import Calibrator
+from qdqbert.recipes import QuantizerOptions
+from qdqbert.spec import Range, Site, Smoothing, weight_site_of
+
+Run = Callable[[Observer, Mapping[str, Tensor]], None]
+"""Runs a model once over all batches. Passes each batch's mask `(batch, seq)` to the observer, then
+each activation, multiplied by its scale if the mapping has one for its site."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrationPlan:
+    """What a calibration has to find.
+
+    Attributes:
+        sites: Activations that need a range.
+        all_sites: All sites of the model.
+        weights: Weight `(out, in)` of each linear layer, by the name of its input's site.
+        calibrator: Rule that turns statistics into a range.
+        smoothing: Which inputs get a `pre_quant_scale`; `None` for none.
+        unsmoothed_sites: Names of the activations that also need a range without a scale.
+        clips_residuals: Clip the ranges of residual adds to what LayerNorm can distinguish.
+        quantizer_options: Bits, and how ranges are clipped and shared afterwards.
+        shared_on: Device that statistics are sent from when several processes calibrate together.
+            `None` if this process calibrates alone.
+    """
+
+    sites: Sequence[Site]
+    all_sites: Sequence[Site]
+    weights: Mapping[str, Tensor]
+    calibrator: Calibrator
+    smoothing: Smoothing | None = None
+    unsmoothed_sites: frozenset[str] = frozenset()
+    clips_residuals: bool = False
+    quantizer_options: QuantizerOptions = dataclasses.field(default_factory=QuantizerOptions)
+    shared_on: torch.device | None = None
+
+    @property
+    def smoothed(self) -> list[str]:
+        """Names of the activations that get a `pre_quant_scale`."""
+        smoothing = self.smoothing
+        return [
+            each.name for each in self.sites if smoothing is not None and smoothing.matches(each)
+        ]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes, in order. Each runs the model over all batches."""
+        return (range_pass,) if self.smoothing is None else (smoothing_pass, range_pass)
+
+
+Pass = Callable[[Run, CalibrationPlan, Calibration], Calibration]
+"""Runs the model once and returns the calibration with what this pass found."""
+
+
+def smoothing_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibration:
+    """Choose the `pre_quant_scale` of smoothed inputs, and their ranges without it."""
+    channels = ChannelAmaxObserver(plan.smoothed)
+    unscaled = HistogramObserver(plan.unsmoothed_sites.intersection(plan.smoothed))
+    run(CombinedObserver(channels, unscaled), found.scales)
+    if plan.shared_on is not None:
+        shared_amax({leader: channels.amax[leader] for leader in channels.groups})
+    assert plan.smoothing is not None
+    scales = choose_pre_quant_scales(channels, plan.weights, alpha=plan.smoothing.alpha)
+    without = None
+    if scales and plan.unsmoothed_sites:
+        without = Calibration(ranges=_ranges_of(unscaled, plan))
+    return dataclasses.replace(found, scales=scales, without_smoothing=without)
+
+
+def range_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibration:
+    """Choose the ranges of all activations, and those that weights share."""
+    names = [site.name for site in plan.sites]
+    histograms = HistogramObserver(names)
+    # Smoothed channels of a residual add have comparable ranges, so nothing is clipped there.
+    clipped = [name for name in names if plan.clips_residuals and name not in found.scales]
+    residuals = ResidualErrorObserver(clipped, bits=plan.quantizer_options.aprec)
+    run(CombinedObserver(histograms, residuals), found.scales)
+    errors = residuals.errors
+    if plan.shared_on is not None:
+        errors = shared_errors(errors, plan.shared_on)
+    ranges = clip_residual_ranges(_ranges_of(histograms, plan), errors)
+    without = found.without_smoothing
+    if without is not None:
+        every = {**ranges, **without.ranges}
+        wanted = {name: each for name, each in every.items() if name in plan.unsmoothed_sites}
+        without = _adjusted(plan, wanted, {})
+    return dataclasses.replace(_adjusted(plan, ranges, found.scales), without_smoothing=without)
+
+
+def _ranges_of(observer: HistogramObserver, plan: CalibrationPlan) -> dict[str, Range]:
+    statistics = observer.statistics
+    if plan.shared_on is not None:
+        statistics = shared_statistics(statistics, plan.shared_on)
+    return choose_ranges(statistics, plan.calibrator, bits=plan.quantizer_options.aprec)
+
+
+def _adjusted(
+    plan: CalibrationPlan, ranges: Mapping[str, Range], scales: Mapping[str, Tensor]
+) -> Calibration:
+    """Clip and share ranges as the quantizer options specify."""
+    options = plan.quantizer_options
+    weight_amax: dict[str, Tensor] = {}
+    if options.shares_weights:
+        largest = {
+            weight_site_of(name): _scaled_amax(weight, scales.get(name))
+            for name, weight in plan.weights.items()
+        }
+        shared = options.shared_weight_amax(largest)
+        weight_amax = {name: torch.tensor(amax) for name, amax in shared.items()}
+    return Calibration(
+        ranges=options.adjust(ranges, plan.all_sites), scales=scales, weight_amax=weight_amax
+    )
+
+
+def _scaled_amax(weight: Tensor, scale: Tensor | None) -> float:
+    scaled = weight if scale is None else weight * (1 / scale)
+    return float(scaled.abs().amax())
