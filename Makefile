@@ -1,18 +1,25 @@
-# make demo    sets up everything, then quantizes the packaged all-MiniLM-L6-v2
-# make test    sets up everything, then runs the tests
-# make check   formatting, lint and types
+# make demo       Quantize the packaged all-MiniLM-L6-v2.
+# make test       Run the tests.
+# make test-slow  Run the tests that are marked `slow`: servers, browsers, clusters.
+# make check      Check formatting, lint and types.
+# make clean      Remove the virtual environment, which the first of these commands sets up.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check clean
+.PHONY: demo test test-slow check clean
 
 demo: $(STAMP)
 	$(BIN)/qdqbert quantize
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not slow'
+
+# pytest exits with 5 if no test is marked.
+test-slow: $(STAMP)
+	$(PYTEST) -m slow || test $$? -eq 5
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

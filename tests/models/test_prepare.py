@@ -598,7 +598,7 @@ def train(model: nn.Module, *, steps: int = 3) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     model.eval()
     return losses
 

@@ -1,0 +1,206 @@
+"""Rules of the source that ruff and mypy have no check for: flags, sizes, global state.
+
+Each test lists every violation at once. `EXEMPT` names what breaks a rule today; it only shrinks.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import qdqbert
+
+SOURCE = Path(qdqbert.__file__).parent
+MAX_FILE_LINES = 500
+MAX_BODY_LINES = 60
+# Our flags have lowercase letters and dashes only.
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?!\w)")
+# Options of programs that messages tell the user to run.
+FLAGS_OF_PIP = {"--force-reinstall"}
+FLAGS_OF_TRTEXEC = {"--calib", "--onnx"}
+# The command line alone knows how its options are spelled.
+MAY_NAME_FLAGS = ("cli/", "cli.py")
+# pytorch-quantization's switches are global, and so is the folder that offers them.
+MAY_HOLD_STATE = ("compat/",)
+MUTATORS = {
+    *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
+    *("setdefault", "update"),
+}
+
+EXEMPT = {
+    "flags": {
+        "artifact.py",
+        "calibration/ranges_file.py",
+        "checkpoint/load.py",
+        "engines/providers.py",
+        "engines/runner.py",
+        "errors.py",
+        "evidence/tables.py",
+        "graph/imported/input_output_names.py",
+        "graph/legality.py",
+        "graph/passes/half_precision.py",
+        "graph/passes/qordered.py",
+        "targets/__init__.py",
+        "tasks/columns.py",
+        "tasks/feature_extraction.py",
+        "tasks/multiple_choice.py",
+        "tasks/next_sentence_prediction.py",
+        "tasks/question_answering.py",
+        "tasks/scores.py",
+        "tasks/task.py",
+        "tasks/texts.py",
+        "training/checkpoints.py",
+        "training/losses.py",
+        "training/teacher.py",
+        "training/trainer.py",
+        "verbs/benchmark.py",
+        "verbs/engine.py",
+        "verbs/evaluate.py",
+        "verbs/graph_files.py",
+        "verbs/options.py",
+        "verbs/prove.py",
+        "verbs/quantize.py",
+        "verbs/training_data.py",
+        "verbs/training_options.py",
+    },
+    "files": {"cli.py", "graph/passes/qordered.py", "nn/tensor_quantizer.py", "verbs/quantize.py"},
+    "bodies": {"cli.py:train", "verbs/evaluate.py:evaluate", "verbs/quantize.py:_Run.run"},
+    "state": {"nn/mixins.py:cls"},
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@functools.cache
+def sources() -> Mapping[str, str]:
+    """Text of each file of the package, by its path inside the package."""
+    paths = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): path.read_text() for path in paths}
+
+
+@functools.cache
+def trees() -> Mapping[str, ast.Module]:
+    return {path: ast.parse(text) for path, text in sources().items()}
+
+
+def flags_in(text: str) -> set[str]:
+    return set(FLAG.findall(text)) - FLAGS_OF_PIP - FLAGS_OF_TRTEXEC
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+    """Every function and method below `tree`, with its qualified name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            name = f"{prefix}{node.name}"
+            if isinstance(node, Function):
+                yield name, node
+            yield from functions(node, f"{name}.")
+        else:
+            yield from functions(node, prefix)
+
+
+def body_lines(function: Function) -> int:
+    """Number of lines between the signature and docstring of a function and its end."""
+    first = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - first[0].lineno + 1 if first else 0
+
+
+def names_in(nodes: Iterable[ast.AST], kind: type[ast.expr_context] = ast.Store) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, kind)}
+
+
+def shared_names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Return the names of modules that a module imports, and its other global names."""
+    modules, values = (
+        set(),
+        names_in(
+            node
+            for statement in tree.body
+            if not isinstance(statement, Function | ast.ClassDef)
+            for node in ast.walk(statement)
+        ),
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            values |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            values.add(node.name)
+    return modules, values
+
+
+def changed_globals(tree: ast.Module) -> Iterator[str]:
+    """Names that the functions of a module share with other calls, and change.
+
+    A name is changed by a `global` statement, where one of its items or attributes is assigned or
+    deleted, and by a method that changes lists, dicts or sets. A class method's `cls` counts too.
+    """
+    modules, values = shared_names(tree)
+    for _, function in functions(tree):
+        nodes = list(ast.walk(function))
+        local = names_in(nodes) | {node.arg for node in nodes if isinstance(node, ast.arg)}
+        for node in nodes:
+            if isinstance(node, ast.Global):
+                yield from node.names
+            # `np.insert` and `torch.add` are functions of a module and change nothing.
+            yield from names_in(mutated_by(node), ast.Load) & (values - local)
+            yield from names_in(assigned_by(node), ast.Load) & (
+                (values | modules) - local | {"cls"}
+            )
+
+
+def mutated_by(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield `x` for `x.append(...)` and other methods that change `x`."""
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if is_method and node.func.attr in MUTATORS:
+        yield node.func.value
+
+
+def assigned_by(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield `x` where a node assigns or deletes `x.name` or `x[key]`."""
+    is_target = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+    if is_target and isinstance(node, ast.Subscript | ast.Attribute):
+        yield node.value
+
+
+def check(violations: Mapping[str, str], exempt: set[str]) -> None:
+    """Fail with all violations that are not exempt."""
+    found = [f"{name}: {what}" for name, what in violations.items() if name not in exempt]
+    assert not found, "\n".join(found)
+
+
+def test_only_the_command_line_spells_flags() -> None:
+    violations = {
+        path: " ".join(sorted(flags_in(text)))
+        for path, text in sources().items()
+        if not path.startswith(MAY_NAME_FLAGS) and flags_in(text)
+    }
+    check(violations, EXEMPT["flags"])
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {path: text.count("\n") for path, text in sources().items()}
+    check({path: f"{n} lines" for path, n in lines.items() if n > MAX_FILE_LINES}, EXEMPT["files"])
+
+
+def test_no_function_is_too_long() -> None:
+    lines = {
+        f"{path}:{name}": body_lines(function)
+        for path, tree in trees().items()
+        for name, function in functions(tree)
+    }
+    check({name: f"{n} lines" for name, n in lines.items() if n > MAX_BODY_LINES}, EXEMPT["bodies"])
+
+
+def test_only_compat_changes_global_state() -> None:
+    violations = {
+        f"{path}:{name}": "is changed by a function"
+        for path, tree in trees().items()
+        if not path.startswith(MAY_HOLD_STATE)
+        for name in changed_globals(tree)
+    }
+    check(violations, EXEMPT["state"])
