@@ -1,4 +1,4 @@
-"""Makes BERT-family checkpoints INT8, proves that they are still right, and runs them fast."""
+"""Quantize BERT-family models to INT8, measure the result, and run them fast."""
 
 from __future__ import annotations
 
@@ -11,10 +11,28 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from qdqbert.errors import CalibrationError as CalibrationError
+    from qdqbert.errors import CheckpointError as CheckpointError
+    from qdqbert.errors import DataFileError as DataFileError
+    from qdqbert.errors import GraphError as GraphError
+    from qdqbert.errors import MissingExtraError as MissingExtraError
+    from qdqbert.errors import OutputExistsError as OutputExistsError
     from qdqbert.errors import QdqBertError as QdqBertError
+    from qdqbert.errors import SpecError as SpecError
+    from qdqbert.errors import TrainingError as TrainingError
+    from qdqbert.errors import UncalibratedError as UncalibratedError
+    from qdqbert.errors import UnmatchedRuleError as UnmatchedRuleError
+    from qdqbert.errors import UserInputError as UserInputError
+    from qdqbert.evidence.fidelity import Fidelity as Fidelity
+    from qdqbert.evidence.latency import Timing as Timing
+    from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
     from qdqbert.evidence.reports import BenchmarkReport as BenchmarkReport
     from qdqbert.evidence.reports import EvaluateReport as EvaluateReport
+    from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import QuantizeReport as QuantizeReport
+    from qdqbert.evidence.reports import TargetReport as TargetReport
+    from qdqbert.evidence.reports import TensorRTReport as TensorRTReport
+    from qdqbert.evidence.reports import TensorRTTiming as TensorRTTiming
     from qdqbert.evidence.reports import TrainReport as TrainReport
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
@@ -35,29 +53,35 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
     from qdqbert.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
+    from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
-    from qdqbert.tasks.data import Columns as Columns
-    from qdqbert.tasks.task import TaskOptions as TaskOptions
+    from qdqbert.tasks.task import Metric as Metric
     from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
-    from qdqbert.training.distillation import Distillation as Distillation
     from qdqbert.verbs.benchmark import benchmark as benchmark
-    from qdqbert.verbs.engine import EngineReport as EngineReport
-    from qdqbert.verbs.engine import engine as engine
+    from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.train import train as train
 
-_HOMES = {
+_MODULES = {
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.reports",
+    "build_tensorrt": "qdqbert.verbs.build_tensorrt",
     "calibrate": "qdqbert.models.calibrate",
-    "Columns": "qdqbert.tasks.data",
-    "Distillation": "qdqbert.training.distillation",
-    "engine": "qdqbert.verbs.engine",
-    "EngineReport": "qdqbert.verbs.engine",
+    "CalibrationError": "qdqbert.errors",
+    "CheckpointError": "qdqbert.errors",
+    "DataFileError": "qdqbert.errors",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.reports",
+    "Fidelity": "qdqbert.evidence.fidelity",
+    "GraphError": "qdqbert.errors",
+    "LatencyReport": "qdqbert.evidence.reports",
+    "LoweringCheck": "qdqbert.evidence.lowering",
+    "Metric": "qdqbert.tasks.task",
+    "MissingExtraError": "qdqbert.errors",
+    "OutputExistsError": "qdqbert.errors",
     "prepare": "qdqbert.models.prepare",
+    "Progress": "qdqbert.progress",
     "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
@@ -73,20 +97,28 @@ _HOMES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
-    "TaskOptions": "qdqbert.tasks.task",
+    "SpecError": "qdqbert.errors",
+    "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.nn.tensor_quantizer",
+    "TensorRTReport": "qdqbert.evidence.reports",
+    "TensorRTTiming": "qdqbert.evidence.reports",
+    "Timing": "qdqbert.evidence.latency",
     "train": "qdqbert.verbs.train",
+    "TrainingError": "qdqbert.errors",
     "TrainReport": "qdqbert.evidence.reports",
+    "UncalibratedError": "qdqbert.errors",
+    "UnmatchedRuleError": "qdqbert.errors",
+    "UserInputError": "qdqbert.errors",
 }
 
-__all__ = sorted(_HOMES, key=str.casefold)
+__all__ = sorted(_MODULES, key=str.casefold)
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import; a name costs that only once it is used.
-    if name not in _HOMES:
+    # Importing torch takes seconds, so that names are imported when they are first used.
+    if name not in _MODULES:
         raise AttributeError(f"module 'qdqbert' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,12 @@
-"""The folder that quantization leaves: a graph a target, and all that is needed to use it.
+"""The folder that `quantize` writes: one graph for each target, and all that is needed to use it.
 
 DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
 DIR/config.json, tokenizer...   as transformers writes them
-DIR/ranges.safetensors          what calibration chose
-DIR/quantization.json           how the graph was made: recipe, sites, ranges, data, versions
+DIR/ranges.safetensors          ranges of the calibration
+DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
 DIR/report.json                 what was measured
+
+Reading a folder imports neither torch nor transformers nor onnx.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import glob
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,11 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.choices import EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.targets import TARGETS
 from qdqbert.tasks.task import TaskOptions
 
 MODEL = "model.onnx"
@@ -33,7 +35,20 @@ QUANTIZATION = "quantization.json"
 REPORT = "report.json"
 TRAINING = "training.json"
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+QUANTIZATION_FORMAT = "qdqbert-quantization/2"
+TRAINING_FORMAT = "qdqbert-training/2"
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Engines of each target in format 1, which does not store them.
+_ENGINES_IN_FORMAT_1: dict[str, tuple[EngineName, ...]] = {
+    "portable": ("onnxruntime", "openvino"),
+    "onnxruntime": ("onnxruntime",),
+    "onnxruntime-dynamic": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "tensorrt": ("onnxruntime",),
+    "qordered": (),
+}
+_PROXIES_IN_FORMAT_1 = ("tensorrt",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +56,8 @@ class Artifact:
     """A quantized model on disk.
 
     Attributes:
-        directory: Where it is.
-        quantization: The content of `quantization.json`.
+        directory: The folder.
+        quantization: Content of `quantization.json`, in the newest format.
     """
 
     directory: Path
@@ -50,7 +65,7 @@ class Artifact:
 
     @property
     def task(self) -> str:
-        """Transformers' name of what it is for."""
+        """Name of the task in transformers."""
         return str(self.quantization["checkpoint"]["task"])
 
     @property
@@ -60,123 +75,144 @@ class Artifact:
 
     @property
     def task_options(self) -> TaskOptions:
-        """Settings of its task."""
+        """Settings of the task."""
         return TaskOptions(**self.quantization.get("task_options", {}))
 
     @property
     def calibration_fingerprints(self) -> frozenset[str]:
-        """`tasks.data.fingerprint` of each example that ranges were taken from."""
+        """Fingerprints of the examples that ranges were taken from; see `tasks.data`."""
         return frozenset(self.quantization["calibration"].get("fingerprints", ()))
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Inputs of the graph, each `(batch, sequence)`, int64."""
+        """Names of the inputs, each `(batch, sequence)`, int64."""
         return tuple(self.quantization["inputs"])
 
-    def target_for(self, engine: EngineName, target: str | None = None) -> str:
-        """The target made for an engine, or else one whose graph it can run.
-
-        Args:
-            engine: What is to run it.
-            target: Which target's; chosen if `None`.
-
-        Raises:
-            UserInputError: No graph here runs on it, or not that target's.
-        """
-        targets: dict[str, Any] = self.quantization["targets"]
-        if target is not None:
-            if target not in targets:
-                raise UserInputError(
-                    f"`--target {target}`: {str(self.directory)!r} holds no such graph, only "
-                    f"those of {', '.join(targets)}."
-                )
-            if engine not in TARGETS[target].engines:
-                raise UserInputError(
-                    f"`--target {target}` does not run on engine `{engine}`, only on: "
-                    f"{', '.join(TARGETS[target].engines) or 'none here'}."
-                )
-            return target
-        usable = [name for name in targets if engine in TARGETS[name].engines]
-        if not usable:
-            raise UserInputError(
-                f"{str(self.directory)!r} holds no graph for engine `{engine}`, only for target "
-                f"{', '.join(targets)}. Quantize with `--target {engine}` or `--target portable`."
-            )
-        return min(usable, key=lambda name: (TARGETS[name].is_proxy, len(TARGETS[name].engines)))
-
-    def model_for(self, engine: EngineName, target: str | None = None) -> Path:
-        """The graph of `target_for`."""
-        chosen = self.target_for(engine, target)
-        return self.directory / str(self.quantization["targets"][chosen]["model"])
+    @property
+    def targets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Entry of each target: its `model`, `engines`, `recipe` and `sites`."""
+        targets: Mapping[str, Mapping[str, Any]] = self.quantization["targets"]
+        return targets
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
-        """Engines that a graph here runs on.
+        """Engines that run one of the graphs.
 
         Raises:
             UserInputError: There are none.
         """
-        targets = self.quantization["targets"]
-        found = {engine for name in targets for engine in TARGETS[name].engines}
+        found = {engine for entry in self.targets.values() for engine in entry["engines"]}
         if not found:
             raise UserInputError(
-                f"{str(self.directory)!r} holds only a graph for target {', '.join(targets)}, "
-                "which no engine here runs. Quantize with `--target portable` beside it."
+                f"{str(self.directory)!r} holds a graph for target {', '.join(self.targets)} only, "
+                "which runs on no engine of this package. Add 'portable' to `targets` when you "
+                "quantize."
             )
         return tuple(sorted(found))
 
+    def target_for(self, engine: EngineName, target: str | None = None) -> str:
+        """Return the target that an engine runs: the one made for it, or another that it can run.
+
+        Args:
+            engine: Engine that runs the graph.
+            target: Name of the target, if the caller chose one.
+
+        Raises:
+            UserInputError: The engine runs no graph of the folder, or not that of the target.
+        """
+        if target is not None:
+            self._check_target(engine, target)
+            return target
+        usable = [name for name, entry in self.targets.items() if engine in entry["engines"]]
+        if not usable:
+            raise UserInputError(
+                f"{str(self.directory)!r} holds no graph for engine {engine!r}, only for target "
+                f"{', '.join(self.targets)}. Add {engine!r} or 'portable' to `targets` when you "
+                "quantize.",
+                argument="engine",
+            )
+        return min(
+            usable,
+            key=lambda name: (self.targets[name]["is_proxy"], len(self.targets[name]["engines"])),
+        )
+
+    def model_for(self, engine: EngineName, target: str | None = None) -> Path:
+        """Return the file of the graph that `target_for` chooses."""
+        return self.directory / str(self.targets[self.target_for(engine, target)]["model"])
+
     def load_tokenizer(self) -> Any:
-        """The tokenizer, by transformers."""
+        """Return the tokenizer of transformers."""
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
 
     def load_config(self) -> Any:
-        """The config, by transformers; a plain one of a graph that came without."""
+        """Return the config of transformers; a plain one if the model came without."""
+        from transformers import AutoConfig, PretrainedConfig
+
         if self.quantization["checkpoint"]["model_type"] is None:
             return PretrainedConfig.from_pretrained(self.directory)
         return AutoConfig.from_pretrained(self.directory, trust_remote_code=False)
 
+    def _check_target(self, engine: EngineName, target: str) -> None:
+        if target not in self.targets:
+            raise UserInputError(
+                f"`target={target!r}`: {str(self.directory)!r} holds graphs for "
+                f"{', '.join(self.targets)} only.",
+                argument="target",
+            )
+        engines = self.targets[target]["engines"]
+        if engine not in engines:
+            raise UserInputError(
+                f"`target={target!r}` does not run on engine {engine!r}, only on: "
+                f"{', '.join(engines) or 'no engine of this package'}.",
+                argument="target",
+            )
+
 
 def is_artifact(path: Path) -> bool:
-    """Whether a folder was written by quantization."""
+    """Return whether `quantize` wrote a folder."""
     return (path / QUANTIZATION).is_file()
 
 
 def read_training(path: Path) -> Mapping[str, Any]:
-    """How a folder was trained, if `qdqbert train` wrote it; else nothing.
+    """Return how `train` trained a checkpoint; an empty mapping if it did not.
 
     Raises:
-        CheckpointError: The file that says so cannot be read.
+        CheckpointError: `training.json` cannot be read.
     """
     if not (path / TRAINING).is_file():
         return {}
     try:
         content: Mapping[str, Any] = json.loads((path / TRAINING).read_text(encoding="utf-8"))
+        _check_format(content.get("format"), TRAINING_FORMAT)
         return {name: content[name] for name in ("max_length", "task_options", "calibration")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{str(path / TRAINING)!r} cannot be read ({error}).") from error
+        raise CheckpointError(f"{str(path / TRAINING)!r} cannot be read: {error}.") from error
 
 
 def open_artifact(directory: Path) -> Artifact:
-    """Reads an artifact.
+    """Read a folder that `quantize` wrote, in this or an earlier format.
 
     Raises:
-        CheckpointError: The folder is none, or part of it is missing.
+        CheckpointError: `quantize` did not write it, or a part of it is missing.
     """
     try:
-        quantization = json.loads((directory / QUANTIZATION).read_text(encoding="utf-8"))
+        content = json.loads((directory / QUANTIZATION).read_text(encoding="utf-8"))
+        quantization = _in_newest_format(content)
         models = [directory / entry["model"] for entry in quantization["targets"].values()]
     except (FileNotFoundError, NotADirectoryError) as error:
         if directory.is_dir():
-            said = f"it holds no {QUANTIZATION}"
+            reason = f"it has no {QUANTIZATION}"
         else:
-            said = "it is a file" if directory.exists() else "there is no such folder"
+            reason = "it is a file" if directory.exists() else "the folder does not exist"
         raise CheckpointError(
-            f"{str(directory)!r} is no quantized model: {said}. Pass a folder that `qdqbert "
-            "quantize` wrote."
+            f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
+            "wrote."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{str(directory)!r} is no quantized model: {QUANTIZATION} cannot be read ({error})."
+            f"{str(directory)!r} is not a quantized model: {QUANTIZATION} cannot be read ({error})."
         ) from error
     missing = [str(path) for path in models if not path.is_file()]
     if missing:
@@ -184,42 +220,78 @@ def open_artifact(directory: Path) -> Artifact:
     return Artifact(directory=directory, quantization=quantization)
 
 
-def check_output(directory: Path, *, overwrite: bool) -> None:
-    """Refuses an output folder that must not be replaced.
+def _in_newest_format(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of `quantization.json`, converted from an earlier format."""
+    _check_format(content.get("format"), QUANTIZATION_FORMAT)
+    if content["format"] == QUANTIZATION_FORMAT:
+        return dict(content)
+    targets = {
+        name: {
+            "engines": list(_ENGINES_IN_FORMAT_1[name]),
+            "is_proxy": name in _PROXIES_IN_FORMAT_1,
+            **entry,
+        }
+        for name, entry in content["targets"].items()
+    }
+    kept = {name: value for name, value in content.items() if name != "switches"}
+    return {**kept, "quantizer_options": content["switches"], "targets": targets}
+
+
+def _check_format(found: object, newest: str) -> None:
+    """Refuse a file of a later version.
 
     Raises:
-        OutputExistsError: It is there, and `overwrite` is off or it is none of ours.
+        ValueError: The format is unknown.
+    """
+    name, _, version = newest.partition("/")
+    known = [f"{name}/{number}" for number in range(1, int(version) + 1)]
+    if found not in known:
+        raise ValueError(
+            f"its format is {found!r}, expected {' or '.join(known)}; a newer version of qdqbert "
+            "may have written it"
+        )
+
+
+def check_output(directory: Path, *, overwrite: bool) -> None:
+    """Refuse an output folder that must not be replaced.
+
+    Raises:
+        OutputExistsError: It exists, and `overwrite` is off or this package did not write it.
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not overwrite:
         raise OutputExistsError(
-            f"Output {str(directory)!r} exists. Pass `--overwrite` to replace it, or another "
-            "`--output`."
+            f"`output={str(directory)!r}` already exists. Pass `overwrite=True` to replace it, or "
+            "another `output`.",
+            argument="output",
         )
     if not (is_artifact(directory) or (directory / TRAINING).is_file()):
         raise OutputExistsError(
-            f"Output {str(directory)!r} exists and is no quantized or trained model of ours (it "
-            f"has no {QUANTIZATION} or {TRAINING}), so `--overwrite` will not delete it. Pass "
-            "another `--output`."
+            f"`output={str(directory)!r}` already exists and is not a model that this package "
+            f"wrote: it has no {QUANTIZATION} or {TRAINING}. It is not deleted, even with "
+            "`overwrite=True`. Pass another `output`.",
+            argument="output",
         )
 
 
 @contextlib.contextmanager
 def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Gives a folder to fill that becomes `directory` if the block ends well, and goes if not.
+    """Yield a folder to fill. It becomes `directory` if the block succeeds, and is removed if not.
 
     Raises:
         OutputExistsError: See `check_output`.
+        UserInputError: The disk is full, or the folder cannot be written.
     """
     directory = directory.absolute()
     check_output(directory, overwrite=overwrite)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        _remove_abandoned(directory)
+        partial = _make_partial(directory)
     except OSError as error:
         raise UserInputError(
-            f"Output {str(directory)!r} cannot be written: {error.strerror}."
+            f"`output={str(directory)!r}` cannot be written: {error.strerror}.", argument="output"
         ) from error
     try:
         partial.chmod(0o755)
@@ -227,23 +299,60 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         check_output(directory, overwrite=overwrite)
         _swap(partial, directory)
     except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno not in _NO_SPACE:
             raise
         reason = str(error) if isinstance(error, SafetensorError) else error.strerror
-        raise UserInputError(
-            f"Output {str(directory)!r} cannot be written: {reason}. Nothing was changed; make "
-            "room, or pass another `--output`."
-        ) from error
+        raise _no_space(error, directory, reason or "no space left") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:
+    """Name the disk that is full: the one of the output, or that of temporary files."""
+    scratch = Path(tempfile.gettempdir())
+    name = getattr(error, "filename", None)
+    is_scratch = name is not None and Path(str(name)).is_relative_to(scratch)
+    if is_scratch and not directory.is_relative_to(scratch):
+        return UserInputError(
+            f"The folder for temporary files, {str(scratch)!r}, cannot be written: {reason}. "
+            "Nothing was changed. Free some space, or set TMPDIR to another folder."
+        )
+    return UserInputError(
+        f"`output={str(directory)!r}` cannot be written: {reason}. Nothing was changed. Free some "
+        "space, or pass another `output`.",
+        argument="output",
+    )
+
+
+def _make_partial(directory: Path) -> Path:
+    # The name holds the process, so that a later call can tell whether it still runs.
+    return Path(tempfile.mkdtemp(prefix=f".{directory.name}.{os.getpid()}.", dir=directory.parent))
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove partial folders of processes that were killed."""
+    for path in directory.parent.glob(f".{glob.escape(directory.name)}.*.*"):
+        process = path.name.removeprefix(f".{directory.name}.").partition(".")[0]
+        if path.is_dir() and process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OSError):
+        return True
+    return True
+
+
 def _swap(new: Path, directory: Path) -> None:
-    """Puts `new` where `directory` is; the old one goes only once the new one stands."""
+    """Put `new` in the place of `directory`. The old folder is removed last."""
     if not directory.exists():
         new.rename(directory)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
+    old = _make_partial(directory)
     directory.rename(old / "replaced")
     try:
         new.rename(directory)
@@ -254,18 +363,7 @@ def _swap(new: Path, directory: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes JSON for people and machines, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def size_bytes(model: Path) -> int:
-    """Size of a graph with the weights that stand beside it."""
-    beside = model.with_name(f"{model.name}.data")
-    return model.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+    """Return the size of a graph and of the file that holds its weights, if there is one."""
+    weights = model.with_name(f"{model.name}.data")
+    return model.stat().st_size + (weights.stat().st_size if weights.exists() else 0)

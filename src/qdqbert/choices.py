@@ -48,3 +48,19 @@ TaskName = Literal[
     "token-classification",
 ]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
+
+PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens"]
+POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
+
+WeightsFor = Literal["any", "vnni"]
+QatRanges = Literal["fixed", "learned", "moving"]
+Dropout = Literal["keep", "off"]
+SchedulerName = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+]

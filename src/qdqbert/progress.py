@@ -1,4 +1,4 @@
-"""Tells a person how far a long call is. The library is silent unless it is given a `Progress`."""
+"""Progress of long calls. The library shows nothing unless it is asked to."""
 
 from __future__ import annotations
 
@@ -9,31 +9,39 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Something that shows stages of work."""
+    """Receives the stages of a call."""
 
     def stage(
         self, title: str, total: int | None = None
     ) -> AbstractContextManager[Callable[[], None]]:
-        """Shows a stage while the block runs; call what it gives after each of `total` steps."""
+        """Show a stage while the block runs.
+
+        Args:
+            title: What is done.
+            total: Number of steps; `None` if they are not counted.
+
+        Returns:
+            A context manager that yields a function to call after each step.
+        """
         ...
 
 
 class Silent:
-    """Shows nothing."""
+    """Shows nothing; see `Progress`."""
 
     @contextlib.contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """See `Progress`."""
+        """Do nothing."""
         del title, total
         yield lambda: None
 
 
 class Bars:
-    """A bar a stage on stderr, with elapsed time; plain lines where stderr is no terminal."""
+    """Shows a bar for each stage on stderr, or a line where stderr is not a terminal."""
 
     @contextlib.contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """See `Progress`."""
+        """Show a stage; see `Progress`."""
         from rich import progress
         from rich.console import Console
 
@@ -47,8 +55,17 @@ class Bars:
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
         )
         with progress.Progress(*columns, console=console) as bars:
-            task = bars.add_task(title, total=total or 1)
+            # A bar without a total moves without saying how much is left.
+            task = bars.add_task(title, total=total)
             yield lambda: bars.advance(task)
-            bars.update(task, completed=total or 1)
+            bars.update(task, total=total or 1, completed=total or 1)
+
+
+def progress_of(shown: Progress | bool) -> Progress:
+    """Return the progress that an argument of a public function asks for."""
+    if isinstance(shown, bool):
+        return Bars() if shown else Silent()
+    return shown

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing
 from qdqbert.evidence.lowering import LoweringCheck
+from qdqbert.files import json_values
 from qdqbert.tasks.task import Metric
 
 
@@ -69,8 +69,9 @@ class QuantizeReport:
         calibration_texts: Texts that ranges were taken from.
         heldout_texts: Other texts that fidelity was measured on.
         float_size_bytes: Of the float graph.
-        targets: One report a target and engine.
-        notices: What a user should know.
+        targets: One report for each target and engine.
+        warnings: Results that make the model doubtful or useless.
+        notices: Other messages for the user.
     """
 
     directory: str
@@ -80,6 +81,7 @@ class QuantizeReport:
     heldout_texts: int
     float_size_bytes: int
     targets: tuple[TargetReport, ...]
+    warnings: tuple[str, ...]
     notices: tuple[str, ...]
 
 
@@ -163,18 +165,52 @@ class TrainReport:
     notices: tuple[str, ...]
 
 
-Report = QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorRTTiming:
+    """Latency of a TensorRT engine at one shape.
+
+    Attributes:
+        batch: Batch size.
+        sequence: Length in tokens.
+        median_ms: Median over all runs, in milliseconds, with inputs and outputs on the GPU.
+        best_ms: The fastest run, in milliseconds.
+        runs: Number of runs.
+    """
+
+    batch: int
+    sequence: int
+    median_ms: float
+    best_ms: float
+    runs: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorRTReport:
+    """Result of `build_tensorrt`.
+
+    Attributes:
+        engine: The file.
+        size_bytes: Size of the file; `None` if nothing was built.
+        model_size_bytes: Size of the graph.
+        tensorrt: Version of TensorRT; `None` if it is not installed and none was named.
+        gpu: Name of the GPU; `None` if nothing was built.
+        trtexec: Command line that does the same.
+        timings: One for each shape.
+    """
+
+    engine: str
+    size_bytes: int | None
+    model_size_bytes: int
+    tensorrt: str | None
+    gpu: str | None
+    trtexec: str
+    timings: tuple[TensorRTTiming, ...]
+
+
+Report = QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport | TensorRTReport
 
 
 def json_ready(report: Report) -> dict[str, Any]:
-    """A report as plain values; `None` for numbers that JSON has no word for, as an SQNR of inf."""
-    ready: dict[str, Any] = _plain(dataclasses.asdict(report))
+    """Return a report as plain values, with `None` for NaN and infinities."""
+    ready: dict[str, Any] = json_values(dataclasses.asdict(report))
     return ready
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

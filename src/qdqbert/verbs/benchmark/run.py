@@ -1,8 +1,7 @@
-"""`qdqbert benchmark`: latency of checkpoints, quantized folders and .onnx files, side by side."""
+"""Measures the latency of checkpoints, quantized folders and .onnx files."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Sequence
@@ -21,81 +20,44 @@ from qdqbert.graph.export import GraphBody, choices_of, example_inputs, export_s
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.loading import load_model
-from qdqbert.progress import Progress, Silent
+from qdqbert.progress import Progress
+from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
+# An .onnx file does not hold the size of its vocabulary. Those of BERT models are all larger.
 _ANY_VOCABULARY = 1000
-# A bare .onnx file does not tell its vocabulary; BERT's are all larger than this.
 
 
-def benchmark(
-    models: Sequence[str | Path],
-    *,
-    engines: Sequence[EngineName] | None = None,
-    provider: str | None = None,
-    batches: Sequence[int] = (1, 8),
-    sequences: Sequence[int] = (32, 128),
-    threads: int | None = None,
-    rounds: int = 5,
-    seconds: float = 0.5,
-    progress: Progress | None = None,
-) -> BenchmarkReport:
-    """Times models against each other; on each engine the first is the others' measure.
-
-    Args:
-        models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx and
-            OpenVINO .xml files.
-        engines: What runs them; all that are installed and fit if `None`.
-        provider: Which of ONNX Runtime's execution providers; times that engine alone.
-        batches: Texts at once.
-        sequences: Tokens a text.
-        threads: Threads of one inference; each engine's own choice if `None`.
-        rounds: Slices of time that each model gets at each shape, in turns.
-        seconds: Length of a slice.
-        progress: Shows stages; silent if `None`.
+def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
+    """Measure the latency of models.
 
     Raises:
-        UserInputError: Something that was named cannot be used.
+        UserInputError: A model cannot be used, or no installed engine runs it.
     """
-    progress = progress or Silent()
-    if (
-        not models
-        or min([*batches, *sequences, rounds, 1 if threads is None else threads]) < 1
-        or seconds <= 0
-    ):
-        raise UserInputError(
-            "`benchmark` needs at least one model, and batches, sequences, rounds and threads of "
-            "at least 1."
-        )
-    for engine in engines or ():
+    engines = options.engines
+    if options.provider is not None:
+        check_provider(options.provider)
+        engines = ("onnxruntime",)
+    for engine in engines:
         check_engine(engine)
-    if provider is not None:
-        check_provider(provider)
-        if list(engines or ["onnxruntime"]) != ["onnxruntime"]:
-            raise UserInputError(
-                f"`--provider {provider}` is ONNX Runtime's, and `--engine` names "
-                f"{', '.join(engines or ())}. Leave one of them out."
-            )
-        engines = ["onnxruntime"]
-    with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as scratch:
         candidates: list[Candidate] = []
-        for index, model in enumerate(models):
+        for index, model in enumerate(options.models):
+            exported = Path(scratch) / f"{index}.onnx"
             with progress.stage(f"Loading {Path(model).name}"):
-                found = _candidates(str(model), engines, scratch / f"{index}.onnx", sequences)
-                candidates += [dataclasses.replace(each, provider=provider) for each in found]
-        shapes = [(batch, sequence) for batch in batches for sequence in sequences]
-        if not candidates:
-            raise UserInputError(
-                f"No installed engine runs {', '.join(map(str, models))}. Name one with `--engine`."
-            )
-        total = len(candidates) * len(shapes) * rounds
+                candidates += _candidates(model, engines, exported, options.sequences)
+        candidates = [
+            dataclasses.replace(each, provider=options.provider)
+            for each in _shared_engines(candidates, options, engines)
+        ]
+        shapes = [(batch, length) for batch in options.batches for length in options.sequences]
+        total = len(candidates) * len(shapes) * options.rounds
         with progress.stage("Timing", total) as advance:
             timings = time_candidates(
                 candidates,
                 shapes,
-                threads=threads,
-                rounds=rounds,
-                seconds=seconds,
+                threads=options.threads,
+                rounds=options.rounds,
+                seconds=options.seconds,
                 advance=advance,
             )
     first: dict[tuple[str, int, int], Timing] = {}
@@ -107,17 +69,40 @@ def benchmark(
             speedup(first[timing.engine, timing.batch, timing.sequence], timing)
             for timing in timings
         ),
-        threads=threads,
+        threads=options.threads,
     )
+
+
+def _shared_engines(
+    candidates: Sequence[Candidate], options: BenchmarkOptions, engines: Sequence[EngineName]
+) -> list[Candidate]:
+    """Leave out engines that run only some of the models, unless they were asked for.
+
+    Raises:
+        UserInputError: No engine runs all models.
+    """
+    if engines:
+        return list(candidates)
+    usable = [
+        {each.engine for each in candidates if each.name == model} for model in options.models
+    ]
+    shared = set.intersection(*usable)
+    if not shared:
+        raise UserInputError(
+            f"No installed engine runs all of {', '.join(options.models)}. Pass the `engines` to "
+            "measure, or models that run on the same engine.",
+            argument="engines",
+        )
+    return [each for each in candidates if each.engine in shared]
 
 
 def _candidates(
     model: str,
-    engines: Sequence[EngineName] | None,
+    engines: Sequence[EngineName],
     exported: Path,
     sequences: Sequence[int],
 ) -> list[Candidate]:
-    """A model on each engine that is asked for, or on each that can run it."""
+    """Pair a model with each engine that was asked for, or with each that runs it."""
     path, installed = Path(model), [engine for engine in ENGINE_NAMES if is_installed(engine)]
     if is_artifact(path):
         artifact = open_artifact(path)
@@ -136,7 +121,7 @@ def _candidates(
         ]
     if path.suffix in (".onnx", ".xml"):
         if not path.is_file():
-            raise UserInputError(f"Model {model!r} does not exist.")
+            raise UserInputError(f"`models`: {model!r} does not exist.", argument="models")
         return [
             Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
             for engine in engines or (("openvino",) if path.suffix == ".xml" else installed)
@@ -155,7 +140,7 @@ def _candidates(
 
 
 def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint:
-    """Writes the float graph of a checkpoint, which is returned."""
+    """Write the float graph of a checkpoint, and return the checkpoint."""
     checkpoint = load_model(model)
     _check_length(model, checkpoint.max_length, sequences)
     body = GraphBody.of(checkpoint)
@@ -168,6 +153,7 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint
 def _check_length(model: str, max_length: int, sequences: Sequence[int]) -> None:
     if max(sequences) > max_length:
         raise UserInputError(
-            f"`--sequence {max(sequences)}` is more than the {max_length} tokens that {model!r} "
-            "takes."
+            f"`sequences` holds {max(sequences)}, which exceeds the limit of {model!r}, "
+            f"{max_length} tokens.",
+            argument="sequences",
         )

@@ -23,7 +23,8 @@ from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.scores import scores_of
 from qdqbert.tasks.task import Features, Labels, Task
 from qdqbert.training.dataset import TrainingDataset
-from qdqbert.verbs.training_options import TrainOptions
+from qdqbert.verbs.settings import columns_of, task_options_of
+from qdqbert.verbs.train.options import TrainOptions
 
 _UNANNOTATED = ("fill-mask", "text-generation")
 # Tasks whose labels are the texts themselves.
@@ -66,11 +67,13 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
     held = None
     with progress.stage("Reading the data"):
         train = task.read(
-            options.train_data, columns=options.columns, max_examples=options.max_train_examples
+            options.train_data, columns=columns_of(options), max_examples=options.max_train_examples
         )
         if options.eval_data:
             held = task.read(
-                options.eval_data, columns=options.columns, max_examples=options.max_eval_examples
+                options.eval_data,
+                columns=columns_of(options),
+                max_examples=options.max_eval_examples,
             )
     if held is None:
         return Examples(train=train, held=None, notices=train.notices)
@@ -136,7 +139,7 @@ def encode_data(
         tokenizer=checkpoint.tokenizer,
         input_names=checkpoint.input_names,
         max_length=min(asked, checkpoint.max_length),
-        options=options.task_options,
+        options=task_options_of(options, {}, seed=options.seed),
     )
     with progress.stage("Tokenizing the training data"):
         features = encode(examples.train.examples)
@@ -234,7 +237,7 @@ def _training_rows(
     task: Task, features: Features, config: Any, options: TrainOptions
 ) -> tuple[TrainingDataset, list[str]]:
     """Rows with what a model of that config is trained with, and notices on classes without any."""
-    is_led_only = bool(options.distill_from) and options.distillation.alpha == 1
+    is_led_only = bool(options.distill_from) and options.distill_alpha == 1
     notices: list[str] = []
     labels: Sequence[Labels | None]
     if task.is_embedding:

@@ -1,0 +1,197 @@
+"""Makes commands from the declared options of the public functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from cyclopts import App, Group, Parameter, Token
+
+from qdqbert.cli._errors import in_flags, run_safely
+from qdqbert.cli._output import Renderer, print_report
+from qdqbert.options import Declared, declared_options
+from qdqbert.progress import Bars
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that calls a public function.
+
+    Attributes:
+        name: Name on the command line.
+        function: The public function. Its docstring is the help of the command.
+        options: Dataclass that declares the options of the function.
+        positional: Names of the options that are arguments without a flag.
+        render: Makes what is printed from the function's report.
+        example: A command line for `--help`.
+        after_interrupt: What is left when the command is interrupted.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    options: type
+    positional: tuple[str, ...]
+    render: Renderer
+    example: str
+    after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
+
+
+def add_command(app: App, command: Command) -> None:
+    """Add a command to an app."""
+    options = declared_options(command.options)
+    parameters = [_parameter(each, command) for each in options]
+    parameters.append(_json_parameter())
+
+    def call(*arguments: Any, **given: Any) -> None:
+        values = dict(zip(command.positional, arguments, strict=False))
+        if _is_variadic(command):
+            values = {command.positional[0]: arguments}
+        as_json = given.pop("json", False)
+        values |= given
+        report = run_safely(
+            lambda: command.function(**values, progress=Bars()),
+            options,
+            as_json=as_json,
+            left=command.after_interrupt(values),
+        )
+        # Of a distributed run, one process reports.
+        if int(os.environ.get("RANK", "0")) == 0:
+            print_report(report, options, command.render, as_json=as_json)
+
+    call.__name__ = command.name.replace("-", "_")
+    call.__doc__ = _summary(command.function)
+    parameters.sort(key=lambda each: each.kind)
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.command(call, name=command.name, help_epilogue=f"Example: {command.example}")
+
+
+def _is_variadic(command: Command) -> bool:
+    options = {each.name: each for each in declared_options(command.options)}
+    return get_origin(options[command.positional[0]].type) is tuple
+
+
+def _parameter(option: Declared, command: Command) -> inspect.Parameter:
+    """Return the parameter of a command for an option."""
+    is_positional = option.name in command.positional
+    kind: Any = option.type
+    converter: Callable[..., Any] | None = None
+    tokens: int | None = None
+    is_sequence = get_origin(option.type) is tuple
+    if is_positional and is_sequence:
+        kind = get_args(option.type)[0]
+    elif is_sequence and get_args(option.type)[0] is int:
+        converter, tokens = _numbers, 1
+    elif get_origin(option.type) is not None and _is_mapping(option.type):
+        kind, converter, tokens = dict[str, str], _pairs, 1
+    if option.is_optional:
+        kind = kind | None
+    names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]
+    annotation: Any = Annotated[
+        kind,
+        Parameter(
+            name=option.flag.upper() if is_positional else names,
+            help=_help_text(option, command),
+            group=Group(_title(option.group), sort_key=_position(option.group, command.options)),
+            # Only an option that is on by default can be turned off.
+            negative=None if option.default is True else (),
+            show_default=_shows_default(option),
+            converter=converter,
+            n_tokens=tokens,
+            accepts_keys=False if converter is _pairs else None,
+        ),
+    ]
+    if not is_positional:
+        return inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(option),
+            annotation=annotation,
+        )
+    if is_sequence:
+        return inspect.Parameter(
+            option.name, inspect.Parameter.VAR_POSITIONAL, annotation=annotation
+        )
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.POSITIONAL_ONLY,
+        default=_default(option),
+        annotation=annotation,
+    )
+
+
+def _json_parameter() -> inspect.Parameter:
+    return inspect.Parameter(
+        "json",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            Parameter(
+                name="--json",
+                help="Print the report as JSON.",
+                negative=(),
+                show_default=False,
+                group=Group("Common options", sort_key=0),
+            ),
+        ],
+    )
+
+
+def _default(option: Declared) -> Any:
+    return inspect.Parameter.empty if option.default is dataclasses.MISSING else option.default
+
+
+def _shows_default(option: Declared) -> bool:
+    return option.default not in (None, (), True, False, dataclasses.MISSING)
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _position(group: type, options: type) -> int:
+    """Return the position of a group's panel. Groups with the same title share one."""
+    titles = [_title(each) for each in options.__mro__]
+    return titles.index(_title(group))
+
+
+def _title(group: type) -> str:
+    """Return the first line of a group's docstring."""
+    return (group.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def _help_text(option: Declared, command: Command) -> str:
+    """Return the help of an option, in the words of the command line."""
+    text = in_flags(option.help, declared_options(command.options))
+    if _is_mapping(option.type):
+        text = f"{text.partition(':')[0].rstrip('.')}: NAME=VALUE. Repeat for several."
+    return text
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    """Return the docstring of a function up to its arguments, with one line a paragraph."""
+    text = (inspect.getdoc(function) or "").partition("\nArgs:")[0].strip()
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Parse whole numbers, separated by commas or given by repeated options."""
+    del kind
+    return tuple(int(part) for token in tokens for part in token.value.split(","))
+
+
+def _pairs(kind: Any, tokens: Sequence[Token]) -> dict[str, str]:
+    """Parse `NAME=VALUE`, separated by commas or given by repeated options."""
+    del kind
+    pairs = {}
+    for part in (part for token in tokens for part in token.value.split(",")):
+        name, _, value = part.partition("=")
+        if not name or not value:
+            raise ValueError(f"expected NAME=VALUE, got {part!r}")
+        pairs[name] = value
+    return pairs

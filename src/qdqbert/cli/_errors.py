@@ -1,0 +1,116 @@
+"""Turns exceptions into messages and exit codes of the command line."""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from rich.console import Console
+
+from qdqbert.errors import GraphError, QdqBertError
+from qdqbert.options import Declared
+
+_Report = TypeVar("_Report")
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of all commands."""
+
+    OK = 0
+    # A defect of this package, or a graph that is not what it should be.
+    FAILED = 1
+    # An argument, a file or the environment cannot be used.
+    USAGE = 2
+    # The model does not meet a limit that was set for it.
+    QUALITY_GATE = 3
+    INTERRUPTED = 130
+
+
+def exit_code_of(error: QdqBertError) -> ExitCode:
+    """Return the exit code for an exception."""
+    return ExitCode.FAILED if isinstance(error, GraphError) else ExitCode.USAGE
+
+
+# A name in backticks, or a name with a value.
+_NAME = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
+
+
+def in_flags(text: str, options: Sequence[Declared]) -> str:
+    """Replace the names of options in backticks by their names on the command line.
+
+    Example: "`max_length=2` is too small" becomes "`--max-length 2` is too small".
+    """
+    flags = {option.name: option for option in options}
+
+    def replaced(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        if name not in flags:
+            return match.group()
+        option = flags[name]
+        words = name.upper() if name in ("model", "models") else f"--{option.flag}"
+        if value is None or value == "True":
+            return f"`{words}`"
+        if value == "False":
+            return f"`--no-{option.flag}`"
+        return f"`{words} {_without_quotes(value)}`"
+
+    return _NAME.sub(replaced, text)
+
+
+def run_safely(
+    call: Callable[[], _Report], options: Sequence[Declared], *, as_json: bool, left: str
+) -> _Report:
+    """Call a function. An error of the user becomes one line on stderr and an exit code.
+
+    Args:
+        call: The function.
+        options: Options of the command, whose names are translated.
+        as_json: Whether to print errors as JSON, too.
+        left: What is left after an interruption.
+    """
+    _silence_libraries()
+    try:
+        return call()
+    except QdqBertError as error:
+        flags = {option.name: f"--{option.flag}" for option in options}
+        fail(
+            in_flags(str(error), options),
+            exit_code_of(error),
+            as_json=as_json,
+            argument=flags.get(error.argument or ""),
+        )
+    except KeyboardInterrupt:
+        fail(f"Interrupted. {left}", ExitCode.INTERRUPTED, as_json=as_json)
+    except SystemExit as stop:
+        # Raised by the handler of SIGTERM.
+        fail(f"Stopped by a signal. {left}", int(stop.code or 0), as_json=as_json)
+
+
+def fail(message: str, code: int, *, as_json: bool, argument: str | None = None) -> NoReturn:
+    """Print an error and exit."""
+    if as_json:
+        content = {"error": message, "argument": argument, "exit_code": int(code)}
+        print(json.dumps(content, ensure_ascii=False))  # noqa: T201
+    Console(stderr=True).print(
+        f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
+    sys.exit(int(code))
+
+
+def _without_quotes(value: str) -> str:
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value
+
+
+def _silence_libraries() -> None:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    for library in ("torch", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)

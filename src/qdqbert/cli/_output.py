@@ -1,0 +1,48 @@
+"""Prints the result of a command: tables for people, or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from qdqbert.cli._errors import in_flags
+from qdqbert.options import Declared
+
+Renderer = Callable[[Any], RenderableType]
+
+_WIDTH_WITHOUT_TERMINAL = 110
+
+
+def print_report(
+    report: Any, options: Sequence[Declared], render: Renderer, *, as_json: bool
+) -> None:
+    """Print a report.
+
+    Args:
+        report: Result of a public function.
+        options: Options of the command, whose names are translated in messages.
+        render: Makes a table of the report.
+        as_json: Print JSON instead.
+    """
+    from qdqbert.evidence.reports import json_ready
+
+    if as_json:
+        print(json.dumps(json_ready(report), indent=2, ensure_ascii=False))  # noqa: T201
+        return
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    warnings = [
+        Text(f"WARNING: {in_flags(text, options)}", style="bold red")
+        for text in getattr(report, "warnings", ())
+    ]
+    notices = [
+        Text(f"Note: {in_flags(text, options)}", style="yellow")
+        for text in getattr(report, "notices", ())
+    ]
+    directory = getattr(report, "directory", None)
+    written = [] if directory is None else [Text(f"Written to {directory}")]
+    console.print(Group(render(report), *warnings, *notices, *written))

@@ -1,0 +1,158 @@
+"""Tables of the reports, for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from qdqbert.evidence.reports import (
+        BenchmarkReport,
+        EvaluateReport,
+        QuantizeReport,
+        TargetReport,
+        TensorRTReport,
+        TrainReport,
+    )
+
+_MEGABYTE = 1e6
+
+# Titles are printed above the tables: a title of a table is wrapped to the table's width.
+
+
+def quantize_table(report: QuantizeReport) -> RenderableType:
+    """Show fidelity, speed and size of INT8 next to float, with one column for each engine."""
+    title = f"{report.checkpoint}, {report.task}: INT8 compared with float"
+    if not report.targets:
+        size = f"{report.float_size_bytes / _MEGABYTE:.1f} MB"
+        return Text(f"{title}\nNothing was measured. Size in float: {size}.")
+    table = Table()
+    table.add_column("")
+    rows: dict[str, list[str]] = {}
+    for index, each in enumerate(report.targets):
+        header = each.engine if each.target == each.engine else f"{each.target} on {each.engine}"
+        table.add_column(header, justify="right")
+        for name, value in _cells(report, each).items():
+            row = rows.setdefault(name, [])
+            row += [""] * (index - len(row))
+            row.append(value)
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    return Group(Text(title, style="italic"), table)
+
+
+def evaluate_table(report: EvaluateReport) -> RenderableType:
+    """Show the metrics, and the fidelity if there was a reference."""
+    target = "" if report.target in (None, report.engine) else f" ({report.target})"
+    title = f"{report.model}{target} on {report.engine}"
+    table = Table()
+    table.add_column(report.task)
+    table.add_column(_counted(report.examples, "example"), justify="right")
+    if report.reference is not None:
+        table.add_column("reference", justify="right")
+    theirs = {metric.name: f"{metric.value:.2f}" for metric in report.reference_metrics}
+    for metric in report.metrics:
+        cells = [metric.name, f"{metric.value:.2f}"]
+        table.add_row(*cells, *([theirs.get(metric.name, "")] if report.reference else []))
+    if report.fidelity is not None:
+        fidelity = report.fidelity
+        if fidelity.cosine_mean is not None:
+            table.add_row(
+                "cosine to reference, mean / worst",
+                f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}",
+            )
+        table.add_row("SQNR to reference", f"{fidelity.sqnr_db:.1f} dB")
+        if fidelity.flips_percent is not None:
+            table.add_row("changed predictions", f"{fidelity.flips_percent:.2f} %")
+    return Group(Text(title, style="italic"), table)
+
+
+def train_table(report: TrainReport) -> RenderableType:
+    """Show the metrics before and after training."""
+    kind = f"QAT with {report.quantizers} quantizers" if report.quantizers else "float training"
+    steps = _counted(report.steps, "step")
+    title = f"{report.checkpoint}, {report.task}: {kind}, {steps}"
+    if not report.after:
+        trained = _counted(report.training_examples, "example")
+        return Text(f"{title}\nTrained on {trained}. Pass `--eval-data` to see metrics.")
+    table = Table()
+    table.add_column("")
+    for column in ("before", "after"):
+        table.add_column(column, justify="right")
+    for before, after in zip(report.before, report.after, strict=True):
+        table.add_row(after.name, f"{before.value:.2f}", f"{after.value:.2f}")
+    return Group(Text(title, style="italic"), table)
+
+
+def benchmark_table(report: BenchmarkReport) -> RenderableType:
+    """Show latencies and their ratios to the first model's."""
+    threads = "" if report.threads is None else f", {_counted(report.threads, 'thread')}"
+    title = f"Median latency{threads}"
+    table = Table()
+    for column in ("model", "engine", "float type"):
+        table.add_column(column)
+    for column in ("batch x tokens", "ms", "speed-up"):
+        table.add_column(column, justify="right")
+    shape = None
+    for timing, ratio in zip(report.timings, report.speedups, strict=True):
+        if shape not in (None, (timing.batch, timing.sequence)):
+            table.add_section()
+        shape = (timing.batch, timing.sequence)
+        table.add_row(
+            timing.name,
+            timing.engine,
+            timing.precision,
+            f"{timing.batch} x {timing.sequence}",
+            f"{timing.median_ms:.2f}",
+            f"{ratio:.2f} x",
+        )
+    return Group(Text(title, style="italic"), table)
+
+
+def tensorrt_table(report: TensorRTReport) -> RenderableType:
+    """Show the latency of a TensorRT engine, or the command line that builds it."""
+    command = Text(report.trtexec, overflow="fold", no_wrap=False)
+    if report.size_bytes is None:
+        return command
+    size = f"{report.size_bytes / _MEGABYTE:.1f} MB"
+    title = f"{report.engine}: {size}, TensorRT {report.tensorrt}, {report.gpu}"
+    table = Table()
+    for column in ("batch x tokens", "median ms", "best ms"):
+        table.add_column(column, justify="right")
+    for each in report.timings:
+        shape = f"{each.batch} x {each.sequence}"
+        table.add_row(shape, f"{each.median_ms:.3f}", f"{each.best_ms:.3f}")
+    return Group(Text(title, style="italic"), table, Text("The same with trtexec:"), command)
+
+
+def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
+    fidelity, lowering = each.fidelity, each.lowering
+    cells = {"recipe": each.recipe}
+    if fidelity.flips_percent is not None:
+        texts = _counted(fidelity.texts, "held-out text")
+        cells[f"changed predictions, {texts}"] = f"{fidelity.flips_percent:.2f} %"
+    if fidelity.cosine_mean is not None:
+        cells["cosine to float, mean / worst"] = (
+            f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
+        )
+    cells["SQNR to float"] = f"{fidelity.sqnr_db:.1f} dB"
+    cells["SQNR to PyTorch's INT8, worst layer"] = (
+        f"{lowering.worst_layer_db:.1f} dB{'' if lowering.is_exact else ' (too low!)'}"
+    )
+    for latency in each.latency:
+        cells[f"latency {latency.batch} x {latency.sequence}, float -> INT8"] = (
+            f"{latency.float_ms:.1f} -> {latency.int8_ms:.1f} ms ({latency.speedup:.2f} x)"
+        )
+    cells["size, float -> INT8"] = (
+        f"{report.float_size_bytes / _MEGABYTE:.1f} -> {each.size_bytes / _MEGABYTE:.1f} MB "
+        f"({each.size_ratio:.2f})"
+    )
+    return cells
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 example", "2 examples"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,20 @@
+"""`qdqbert quantize`."""
+
+from __future__ import annotations
+
+from qdqbert.cli._command import Command
+from qdqbert.cli._tables import quantize_table
+from qdqbert.verbs.quantize import quantize
+from qdqbert.verbs.quantize.options import QuantizeOptions
+
+COMMAND = Command(
+    name="quantize",
+    function=quantize,
+    options=QuantizeOptions,
+    positional=("model",),
+    render=quantize_table,
+    example=(
+        "qdqbert quantize ./my-classifier -o ./my-classifier-int8 --calibration-data train.csv "
+        "--target onnxruntime --target openvino"
+    ),
+)

@@ -1,0 +1,41 @@
+"""Writes files so that a reader sees the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON atomically.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
+    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def json_values(value: Any) -> Any:
+    """Return a value with `None` for numbers that JSON cannot represent: NaN and infinities."""
+    if isinstance(value, Mapping):
+        return {key: json_values(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

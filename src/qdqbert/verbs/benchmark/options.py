@@ -1,0 +1,54 @@
+"""Options of `benchmark`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.choices import EngineName, ProviderName
+from qdqbert.errors import UserInputError
+from qdqbert.options import check_options, normalize_options, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """Common options.
+
+    Attributes:
+        models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx files or
+            OpenVINO .xml files. The first is what the others are compared with.
+        engines: Engines to run them on. By default all installed engines that run the model.
+        provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
+            is measured.
+        batches: Batch sizes.
+        sequences: Lengths in tokens.
+        threads: Number of threads of one inference. The engine's choice by default.
+        rounds: Number of time slices for each model and shape. The models take turns.
+        seconds: Length of a time slice in seconds.
+    """
+
+    models: tuple[str, ...]
+    engines: tuple[EngineName, ...] = option((), flag="engine")
+    provider: ProviderName | None = None
+    batches: tuple[int, ...] = option((1, 8), flag="batch", at_least=1)
+    sequences: tuple[int, ...] = option((32, 128), flag="sequence", at_least=1)
+    threads: int | None = option(None, at_least=1)
+    rounds: int = option(5, at_least=1)
+    seconds: float = option(0.5, above=0)
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UserInputError: A value is not allowed, or two options contradict each other.
+        """
+        normalize_options(self)
+        check_options(self)
+        for name in ("models", "batches", "sequences"):
+            if not getattr(self, name):
+                raise UserInputError(f"`{name}` must not be empty.", argument=name)
+        if self.provider is not None and self.engines not in ((), ("onnxruntime",)):
+            raise UserInputError(
+                f"`provider={self.provider!r}` belongs to ONNX Runtime, and `engines` names "
+                f"{', '.join(self.engines)}. Leave one of the two out.",
+                argument="provider",
+            )

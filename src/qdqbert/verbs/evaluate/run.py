@@ -1,0 +1,209 @@
+"""Computes the metrics of a model, and its fidelity to a reference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.reports import EvaluateReport
+from qdqbert.files import write_json
+from qdqbert.graph.imported.input_output_names import INPUTS
+from qdqbert.progress import Progress
+from qdqbert.tasks.data import Dataset, fingerprint
+from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
+from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.evaluate.subject import (
+    Subject,
+    load_subject,
+    request_of_model,
+    request_of_reference,
+)
+from qdqbert.verbs.inference import EncodedExamples, encode_examples, fidelity_of, predict
+from qdqbert.verbs.settings import columns_of, task_options_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Results of the reference on the same examples.
+
+    Attributes:
+        metrics: Metrics of the reference.
+        fidelity: How close the model is to the reference.
+    """
+
+    metrics: tuple[Metric, ...]
+    fidelity: Fidelity
+
+
+def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
+    """Evaluate a model.
+
+    Raises:
+        UserInputError: An argument or a file cannot be used, or the model was calibrated on some
+            of the examples.
+    """
+    with progress.stage(f"Loading {Path(options.model).name}"):
+        subject = load_subject(options.model, request_of_model(options))
+    reference = None
+    if options.reference is not None:
+        with progress.stage(f"Loading {Path(options.reference).name}"):
+            reference = load_subject(options.reference, request_of_reference(options, subject))
+        _check_input_names(options, subject, reference)
+    _check_output(subject.task, options)
+    notices = [*subject.notices]
+    if reference is not None and reference.max_length < subject.max_length:
+        notices.append(
+            f"Texts are truncated at {reference.max_length} tokens, the limit of the reference."
+        )
+        subject = dataclasses.replace(subject, max_length=reference.max_length)
+    task_options = task_options_of(options, subject.stored_task_options)
+    dataset = subject.task.read(
+        options.data, columns=columns_of(options), max_examples=options.max_examples
+    )
+    leaked = count_leaked(subject, dataset, options)
+    encoded = _encode(subject, dataset.examples, options, task_options, progress)
+    predictions = _predict(subject, encoded, progress)
+    metrics = subject.task.metrics(predictions, encoded.features, subject.id2label, task_options)
+    notices += [*dataset.notices, *encoded.features.notices]
+    if subject.is_proxy:
+        notices.append(
+            f"{subject.engine} runs the graph as a proxy for the runtime of {subject.target}."
+        )
+    if leaked:
+        notices.append(
+            f"The model was calibrated on {leaked} of {len(dataset)} examples, so the metrics are "
+            "inflated."
+        )
+    comparison = None
+    if reference is not None:
+        notices += [f"Reference: {notice}" for notice in reference.notices]
+        # Both are scored with the labels of the model.
+        reference = dataclasses.replace(reference, id2label=subject.id2label)
+        comparison = _compare(
+            reference, dataset.examples, predictions, encoded, options, task_options, progress
+        )
+    if options.output is not None:
+        _write_files(subject.task, predictions, encoded, task_options, Path(options.output))
+    return EvaluateReport(
+        model=options.model,
+        task=subject.task.name,
+        engine=subject.engine,
+        target=subject.target,
+        reference=options.reference,
+        data=options.data,
+        examples=len(dataset.examples),
+        metrics=tuple(metrics),
+        reference_metrics=() if comparison is None else comparison.metrics,
+        fidelity=None if comparison is None else comparison.fidelity,
+        leaked_examples=leaked,
+        notices=tuple(notices),
+    )
+
+
+def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:
+    """Count the examples that the model was calibrated on.
+
+    Raises:
+        UserInputError: There are some, and they are not allowed.
+    """
+    leaked = sum(fingerprint(example) in subject.calibrated_on for example in dataset.examples)
+    if leaked and not options.allow_leakage:
+        raise UserInputError(
+            f"The model was calibrated on {leaked} of {len(dataset)} examples of "
+            f"`data={options.data!r}`, so its metrics would be inflated. Pass other data, or "
+            "`allow_leakage=True`; the report then says so.",
+            argument="data",
+        )
+    return leaked
+
+
+def _check_input_names(options: EvaluateOptions, subject: Subject, reference: Subject) -> None:
+    """Refuse names that neither the model nor the reference has."""
+    given = options.input_names or {}
+    unused = sorted(set(given) - subject.named_inputs - reference.named_inputs)
+    if unused:
+        raise UserInputError(
+            f"`input_names`: neither graph has an input {given[unused[0]]!r} for {unused[0]!r}. "
+            f"The names of inputs in transformers are {', '.join(INPUTS)}.",
+            argument="input_names",
+        )
+
+
+def _check_output(task: Task, options: EvaluateOptions) -> None:
+    if options.output is not None and task.files is None:
+        raise UserInputError(
+            f"`output={options.output!r}`: task {task.name!r} has no files to write. Leave it out.",
+            argument="output",
+        )
+
+
+def _encode(
+    subject: Subject,
+    examples: Sequence[Any],
+    options: EvaluateOptions,
+    task_options: TaskOptions,
+    progress: Progress,
+) -> EncodedExamples:
+    with progress.stage("Tokenizing"):
+        return encode_examples(
+            subject.task,
+            subject.tokenizer,
+            examples,
+            input_names=subject.input_names,
+            max_length=subject.max_length,
+            batch_size=options.batch_size,
+            options=task_options,
+        )
+
+
+def _predict(subject: Subject, encoded: EncodedExamples, progress: Progress) -> Predictions:
+    with progress.stage("Evaluating", len(encoded.batches)) as advance:
+        return predict(subject.task, subject.runner, encoded, advance)
+
+
+def _compare(
+    reference: Subject,
+    examples: Sequence[Any],
+    predictions: Predictions,
+    encoded: EncodedExamples,
+    options: EvaluateOptions,
+    task_options: TaskOptions,
+    progress: Progress,
+) -> Comparison:
+    """Run the reference on the same examples."""
+    others = _encode(reference, examples, options, task_options, progress)
+    expected = _predict(reference, others, progress)
+    if expected[0].shape != predictions[0].shape:
+        raise UserInputError(
+            f"`reference={options.reference!r}` returns {expected[0].shape[-1]} values for a text, "
+            f"and the model {predictions[0].shape[-1]}. Pass the model that was quantized.",
+            argument="reference",
+        )
+    metrics = reference.task.metrics(expected, encoded.features, reference.id2label, task_options)
+    return Comparison(
+        metrics=tuple(metrics),
+        fidelity=fidelity_of(reference.task, expected, predictions, encoded.features, task_options),
+    )
+
+
+def _write_files(
+    task: Task,
+    predictions: Predictions,
+    encoded: EncodedExamples,
+    task_options: TaskOptions,
+    output: Path,
+) -> None:
+    assert task.files is not None, "checked before the model ran"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, content in task.files(predictions, encoded.features, task_options).items():
+            write_json(output / name, content)
+    except OSError as error:
+        raise UserInputError(
+            f"`output={str(output)!r}` cannot be written: {error.strerror}. Pass another folder.",
+            argument="output",
+        ) from error

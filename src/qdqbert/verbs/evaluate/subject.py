@@ -1,0 +1,235 @@
+"""Loads what is evaluated: a checkpoint, a quantized folder, or an ONNX model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import is_artifact, open_artifact, read_training
+from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
+from qdqbert.engines.runner import Runner, check_engine, open_runner
+from qdqbert.errors import UserInputError
+from qdqbert.graph.export import GraphBody
+from qdqbert.models.loading import load_model
+from qdqbert.options import is_onnx_file
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.task import Task
+from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.graph_files import check_task, open_any_graph, read_companions
+from qdqbert.verbs.inference import TorchRunner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A loaded model.
+
+    Attributes:
+        task: Its task.
+        engine: Name of the engine that runs it; `pytorch` for a checkpoint.
+        target: Target that its graph was made for; `None` for a checkpoint or an .onnx file.
+        is_proxy: Whether the engine stands in for the runtime of the target.
+        runner: The model, ready to run.
+        tokenizer: Its tokenizer.
+        input_names: Names of its inputs.
+        id2label: Names of its classes by index.
+        max_length: Longest input in tokens.
+        stored_task_options: Settings of the task that it was trained or quantized with, by name.
+        calibrated_on: Fingerprints of the examples that its ranges were taken from.
+        notices: Messages for the user.
+        named_inputs: transformers' names of the inputs that `input_names` of the call named.
+    """
+
+    task: Task
+    engine: str
+    target: str | None = None
+    is_proxy: bool = False
+    runner: Runner
+    tokenizer: Any
+    input_names: Sequence[str]
+    id2label: Mapping[int, str]
+    max_length: int
+    stored_task_options: Mapping[str, Any]
+    calibrated_on: frozenset[str] = frozenset()
+    notices: tuple[str, ...] = ()
+    named_inputs: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """How a model is to be loaded; see `EvaluateOptions`.
+
+    Attributes:
+        parameter: Name of the parameter that gave the model: `model` or `reference`.
+        shares_input_names: Whether some of `input_names` may belong to another file.
+    """
+
+    parameter: str
+    task: TaskName | str | None
+    max_length: int | None
+    engine: EngineName | None = None
+    provider: ProviderName | None = None
+    target: TargetName | None = None
+    tokenizer: str | None = None
+    input_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pooling: PoolingMode | None = None
+    shares_input_names: bool = False
+
+
+def request_of_model(options: EvaluateOptions) -> Request:
+    """Return how the model is to be loaded."""
+    return Request(
+        parameter="model",
+        task=options.task,
+        max_length=options.max_length,
+        engine=options.engine,
+        provider=options.provider,
+        target=options.target,
+        tokenizer=options.tokenizer,
+        input_names=options.input_names or {},
+        pooling=options.pooling,
+        shares_input_names=len(options.onnx_files) > 1,
+    )
+
+
+def request_of_reference(options: EvaluateOptions, subject: Subject) -> Request:
+    """Return how the reference is to be loaded: for the task and the lengths of the model."""
+    model_folder = None if is_onnx_file(options.model) else options.model
+    return Request(
+        parameter="reference",
+        task=subject.task.name,
+        max_length=subject.max_length,
+        tokenizer=options.tokenizer or model_folder,
+        input_names=options.input_names or {},
+        pooling=options.pooling,
+        shares_input_names=len(options.onnx_files) > 1,
+    )
+
+
+def load_subject(name: str, request: Request) -> Subject:
+    """Load a quantized folder, an .onnx file or a checkpoint.
+
+    Raises:
+        UserInputError: It cannot be used, or an option does not apply to it.
+    """
+    if is_artifact(Path(name)):
+        return _load_artifact(Path(name), request)
+    if is_onnx_file(name):
+        return _load_onnx(Path(name), request)
+    return _load_checkpoint(name, request)
+
+
+def _load_checkpoint(name: str, request: Request) -> Subject:
+    # A missing folder is reported by `load_model`, before options that do not apply to it.
+    checkpoint = load_model(name, task=request.task)
+    for option in ("provider", "engine", "target"):
+        value = getattr(request, option)
+        if value is not None:
+            raise UserInputError(
+                f"`{option}={value!r}` applies to quantized folders and .onnx files, and "
+                f"`{request.parameter}={name!r}` is a checkpoint, which runs in PyTorch.",
+                argument=option,
+            )
+    task = TASKS[checkpoint.task]
+    trained = read_training(Path(name))
+    usual = trained.get("max_length") or task.max_length or checkpoint.max_length
+    return Subject(
+        task=task,
+        engine="pytorch",
+        runner=TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names),
+        tokenizer=checkpoint.tokenizer,
+        input_names=checkpoint.input_names,
+        id2label=checkpoint.config.id2label,
+        max_length=min(request.max_length or usual, checkpoint.max_length),
+        stored_task_options=trained.get("task_options", {}),
+        calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
+    )
+
+
+def _load_onnx(path: Path, request: Request) -> Subject:
+    if request.target is not None:
+        raise UserInputError(
+            f"`target={request.target!r}` applies to quantized folders, and "
+            f"`{request.parameter}={str(path)!r}` is one graph.",
+            argument="target",
+        )
+    folder = _folder_of(path.absolute())
+    if folder is not None:
+        # Alone, the file does not say what it was calibrated on.
+        raise UserInputError(
+            f"`{request.parameter}={str(path)!r}` belongs to a quantized folder. Evaluate the "
+            f"folder {folder.name!r}, with `target` if it has several graphs.",
+            argument=request.parameter,
+        )
+    task = check_task(request.task)
+    engine: EngineName = request.engine or "onnxruntime"
+    check_engine(engine)
+    runner = open_any_graph(
+        path,
+        task=task,
+        engine=engine,
+        provider=request.provider,
+        input_names=request.input_names,
+        others=request.shares_input_names,
+    )
+    companions = read_companions(path, task=task, tokenizer=request.tokenizer, runner=runner)
+    usual = TASKS[task].max_length or companions.max_length
+    return Subject(
+        task=TASKS[task],
+        engine=engine,
+        runner=runner,
+        tokenizer=companions.tokenizer,
+        input_names=runner.input_names,
+        id2label=companions.config.id2label,
+        max_length=min(request.max_length or usual, companions.max_length),
+        stored_task_options={},
+        notices=companions.notices,
+        named_inputs=runner.named,
+    )
+
+
+def _folder_of(graph: Path) -> Path | None:
+    """Return the quantized folder that a graph belongs to."""
+    for folder in graph.parents[:2]:
+        if is_artifact(folder):
+            entries = open_artifact(folder).targets.values()
+            if any(folder / entry["model"] == graph for entry in entries):
+                return folder
+    return None
+
+
+def _load_artifact(directory: Path, request: Request) -> Subject:
+    artifact = open_artifact(directory)
+    if request.task not in (None, artifact.task):
+        raise UserInputError(
+            f"`task={request.task!r}` does not fit {str(directory)!r}, which was quantized for "
+            f"{artifact.task!r}.",
+            argument="task",
+        )
+    engine = request.engine or _default_engine(artifact, request)
+    check_engine(engine)
+    target = artifact.target_for(engine, request.target)
+    return Subject(
+        task=TASKS[artifact.task],
+        engine=engine,
+        target=target,
+        is_proxy=artifact.targets[target]["is_proxy"],
+        runner=open_runner(engine, artifact.model_for(engine, target), provider=request.provider),
+        tokenizer=artifact.load_tokenizer(),
+        input_names=artifact.input_names,
+        id2label=artifact.load_config().id2label,
+        max_length=min(request.max_length or artifact.max_length, artifact.max_length),
+        stored_task_options=dataclasses.asdict(artifact.task_options),
+        calibrated_on=artifact.calibration_fingerprints,
+    )
+
+
+def _default_engine(artifact: Any, request: Request) -> EngineName:
+    engines = artifact.engines
+    if request.target is not None and request.target in artifact.targets:
+        engines = artifact.targets[request.target]["engines"]
+    if request.provider is not None or not engines:
+        return "onnxruntime"
+    engine: EngineName = engines[0]
+    return engine

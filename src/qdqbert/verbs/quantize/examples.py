@@ -1,0 +1,138 @@
+"""Examples to calibrate on, and other examples to compare INT8 with float on."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from qdqbert import resources
+from qdqbert.errors import UserInputError
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.data import fingerprint
+from qdqbert.tasks.task import Task, TaskOptions
+from qdqbert.verbs.inference import EncodedExamples, encode_examples
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.source import ModelSource
+from qdqbert.verbs.settings import columns_of
+
+_HELDOUT = 120
+# With fewer held-out examples than this, built-in sentences are used.
+_FEWEST_HELDOUT = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenExamples:
+    """Examples of one call.
+
+    Attributes:
+        calibration: Examples that ranges are taken from; empty if stored ranges are used.
+        heldout: Other examples, to compare INT8 with float on.
+        notices: Messages for the user.
+    """
+
+    calibration: tuple[Any, ...]
+    heldout: tuple[Any, ...]
+    notices: tuple[str, ...]
+
+
+def choose_examples(
+    task: Task, options: QuantizeOptions, *, known: Collection[str] | None
+) -> ChosenExamples:
+    """Read the data, and draw calibration and held-out examples.
+
+    Args:
+        task: Task of the model.
+        options: Options of the call.
+        known: Fingerprints of the examples that stored ranges were taken from; `None` if the
+            ranges are calibrated in this call.
+
+    Raises:
+        UserInputError: The data is missing, or no example is left to compare on.
+    """
+    built_in: Sequence[Any] = ()
+    if options.calibration_data is None:
+        if not task.reads_texts:
+            raise UserInputError(
+                f"`calibration_data` is missing. Task {task.name!r} can neither be calibrated nor "
+                "compared on the built-in sentences. Pass training data of the task.",
+                argument="calibration_data",
+            )
+        pool, built_in = list(resources.calibration_examples()), resources.heldout_examples()
+        notices = []
+        if known is not None:
+            notices.append(
+                "Fidelity is measured on built-in sentences. Pass examples of your task as "
+                "`calibration_data`."
+            )
+    else:
+        dataset = task.read(
+            options.calibration_data, columns=columns_of(options), max_examples=None
+        )
+        pool, notices = list(dataset.examples), list(dataset.notices)
+    wanted = options.calibration_samples
+    if known is not None:
+        wanted = 0
+        pool = [example for example in pool if fingerprint(example) not in known]
+    random.Random(options.seed).shuffle(pool)
+    used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
+    if len(used) < wanted:
+        notices.append(f"Calibrated on {len(used)} examples, as the data has no more.")
+    heldout, reason = _heldout(task, rest, built_in, wanted=wanted, used=len(used))
+    return ChosenExamples(
+        calibration=tuple(used), heldout=tuple(heldout), notices=(*notices, *reason)
+    )
+
+
+def _heldout(
+    task: Task, rest: Sequence[Any], built_in: Sequence[Any], *, wanted: int, used: int
+) -> tuple[Sequence[Any], list[str]]:
+    """Choose held-out examples, and say why if they are not from the data."""
+    if built_in:
+        return built_in, []
+    if not rest and not task.reads_texts:
+        raise UserInputError(
+            f"All {used} examples of `calibration_data` are used to calibrate, and none is left to "
+            "compare with float. Pass more examples, or fewer `calibration_samples`."
+            if wanted
+            else "`calibration_data` holds only examples that the ranges were taken from, and none "
+            "is left to compare with float. Pass other examples.",
+            argument="calibration_data",
+        )
+    if len(rest) < _FEWEST_HELDOUT and task.reads_texts:
+        return resources.heldout_examples(), [
+            f"Only {len(rest)} examples are not used to calibrate, so fidelity is measured on "
+            "built-in sentences. Pass more data, or fewer `calibration_samples`."
+        ]
+    return rest, []
+
+
+def longest_input(source: ModelSource, options: QuantizeOptions) -> tuple[int, list[str]]:
+    """Return the longest input in tokens, and a notice if the option exceeds the limit."""
+    asked, limit = options.max_length, source.max_length
+    if asked is not None and asked > limit:
+        return limit, [
+            f"`max_length={asked}` exceeds the model's limit of {limit} tokens, which is used."
+        ]
+    return min(asked or TASKS[source.task].max_length or limit, limit), []
+
+
+def encode(
+    source: ModelSource,
+    examples: Sequence[Any],
+    *,
+    max_length: int,
+    batch_size: int,
+    task_options: TaskOptions,
+) -> EncodedExamples:
+    """Tokenize and batch examples for a model."""
+    return encode_examples(
+        TASKS[source.task],
+        source.tokenizer,
+        examples,
+        input_names=source.input_names,
+        max_length=max_length,
+        batch_size=batch_size,
+        options=task_options,
+    )

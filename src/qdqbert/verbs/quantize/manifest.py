@@ -1,0 +1,150 @@
+"""Content of `quantization.json`: how the graphs of a folder were made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qdqbert.artifact import QUANTIZATION_FORMAT
+from qdqbert.checkpoint.demo import DEMO_NAME
+from qdqbert.numerics.affine import parameters_of
+from qdqbert.options import command_line
+from qdqbert.tasks.data import digest_examples, fingerprint
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.ranges import effective_quantizer_options
+from qdqbert.verbs.versions import versions
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from qdqbert.calibration.calibration import Calibration
+    from qdqbert.targets.target import Plan
+    from qdqbert.tasks.task import TaskOptions
+    from qdqbert.verbs.quantize.graphs import WrittenGraph
+    from qdqbert.verbs.quantize.source import ModelSource
+
+
+def quantization_json(
+    options: QuantizeOptions,
+    source: ModelSource,
+    calibration: Calibration,
+    written: Sequence[WrittenGraph],
+    calibration_examples: Sequence[Any],
+    task_options: TaskOptions,
+    *,
+    max_length: int,
+    weights_sha256: str,
+    stored_calibration: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the content of `quantization.json`.
+
+    Args:
+        options: Options of the call.
+        source: The float model.
+        calibration: Ranges of the call.
+        written: One graph for each target.
+        calibration_examples: Examples that ranges were taken from.
+        task_options: Settings of the task.
+        max_length: Longest input in tokens.
+        weights_sha256: See `digest_weights`.
+        stored_calibration: Where the ranges came from, if not from `calibration_examples`.
+    """
+    unsmoothed = calibration.without_smoothing
+    return {
+        "format": QUANTIZATION_FORMAT,
+        "command": command_line("quantize", options),
+        "seed": options.seed,
+        "checkpoint": {
+            "name": options.model or DEMO_NAME,
+            "task": source.task,
+            "model_type": source.model_type,
+            "weights_sha256": weights_sha256,
+            "sentence_head": source.head and dataclasses.asdict(source.head),
+            "placement": None if source.stored is None else source.stored.recipe,
+        },
+        "max_length": max_length,
+        "inputs": list(source.input_names),
+        "outputs": list(source.output_names),
+        "embeddings": options.embeddings,
+        "quantizer_options": effective_quantizer_options(options).to_dict(),
+        "task_options": dataclasses.asdict(task_options),
+        "calibration": stored_calibration or _calibration_json(options, calibration_examples),
+        "targets": {
+            each.plan.target.name: {
+                "model": each.name,
+                "engines": list(each.plan.target.engines),
+                "is_proxy": each.plan.target.is_proxy,
+                "recipe": _recipe_json(each.plan),
+                "rewrites": list(each.plan.target.rewrites),
+                "sites": _sites_json(each.plan, calibration),
+            }
+            for each in written
+        },
+        "ranges": _ranges_json(calibration),
+        "pre_quant_scales": sorted(calibration.scales),
+        **({} if unsmoothed is None else {"plain_ranges": _ranges_json(unsmoothed)}),
+        "versions": versions(),
+    }
+
+
+def _ranges_json(calibration: Calibration) -> dict[str, Any]:
+    return {name: dataclasses.asdict(chosen) for name, chosen in calibration.ranges.items()}
+
+
+def _calibration_json(options: QuantizeOptions, examples: Sequence[Any]) -> dict[str, Any]:
+    quantizer_options = effective_quantizer_options(options)
+    return {
+        "calibrator": quantizer_options.calibrator,
+        "percentile": quantizer_options.percentile,
+        "data": options.calibration_data or "built-in",
+        "examples": len(examples),
+        "examples_sha256": digest_examples(examples),
+        "fingerprints": sorted({fingerprint(example) for example in examples}),
+    }
+
+
+def digest_weights(graph: ir.Model) -> str:
+    """Return the SHA-256 of all constants of a float graph, in the order of their names.
+
+    Two models have the same digest if ranges of one fit the other.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(graph.graph.initializers.items()):
+        digest.update(name.encode())
+        if value.const_value is not None:
+            digest.update(value.const_value.tobytes())
+    return digest.hexdigest()
+
+
+def _recipe_json(plan: Plan) -> Mapping[str, Any]:
+    recipe = plan.recipe
+    return {
+        "name": recipe.name,
+        "rules": [
+            {
+                "site": rule.site,
+                "spec": None if rule.spec is None else dataclasses.asdict(rule.spec),
+            }
+            for rule in recipe.rules
+        ],
+        "smoothing": recipe.smoothing and dataclasses.asdict(recipe.smoothing),
+    }
+
+
+def _sites_json(plan: Plan, calibration: Calibration) -> Mapping[str, Any]:
+    """Describe each quantized site. Scales of weights are in the graph."""
+    sites: dict[str, Any] = {}
+    ranges = calibration.for_recipe(plan.recipe).ranges
+    for name, spec in plan.specs.items():
+        if spec is None:
+            continue
+        sites[name] = {"spec": str(spec)}
+        if name in ranges and not spec.dynamic:
+            parameters = parameters_of(ranges[name], spec)
+            sites[name] |= {
+                "scale": float(parameters.scale),
+                "zero_point": int(parameters.zero_point),
+            }
+    return sites

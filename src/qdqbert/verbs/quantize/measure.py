@@ -1,0 +1,238 @@
+"""Measures the graphs that were written: agreement with PyTorch, fidelity, speed and size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qdqbert.artifact import size_bytes
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.engines.runner import is_installed, open_runner
+from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
+from qdqbert.evidence.reports import LatencyReport, TargetReport
+from qdqbert.graph.export import choices_of
+from qdqbert.progress import Progress
+from qdqbert.targets.target import Plan, Target
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.task import Predictions, TaskOptions
+from qdqbert.verbs.inference import EncodedExamples, fidelity_of, predict
+from qdqbert.verbs.quantize.graphs import WrittenGraph
+from qdqbert.verbs.quantize.source import ModelSource, SitedSource
+
+_SHAPES = ((1, 32), (8, 128))
+_ROUNDS = 3
+_CHECKED_BATCHES = 2
+# Below this SQNR, or above this percentage of changed predictions, a model is hardly usable.
+_LOW_SQNR_DB = 10.0
+_HIGH_CHANGED_PERCENT = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the graphs are compared with.
+
+    Attributes:
+        source: The float model.
+        sited: The float model with sites.
+        calibration: Ranges of the call.
+        heldout: Examples that were not calibrated on.
+        float_predictions: Predictions of the float model for them.
+        float_model: File of the float graph.
+        max_length: Longest input in tokens.
+        options: Settings of the task.
+    """
+
+    source: ModelSource
+    sited: SitedSource
+    calibration: Calibration
+    heldout: EncodedExamples
+    float_predictions: Predictions
+    float_model: Path
+    max_length: int
+    options: TaskOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Results of `measure`.
+
+    Attributes:
+        reports: One for each graph and each installed engine that runs it.
+        warnings: Results that make a graph doubtful or useless.
+        notices: Other messages for the user.
+    """
+
+    reports: tuple[TargetReport, ...]
+    warnings: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def measure(
+    written: Sequence[WrittenGraph], evidence: Evidence, *, benchmark: bool, progress: Progress
+) -> Measurements:
+    """Measure each graph on each installed engine that runs it.
+
+    Args:
+        written: The graphs.
+        evidence: What they are compared with.
+        benchmark: Whether to measure latency.
+        progress: Receives the stages.
+    """
+    notices = [notice for each in written for notice in _engine_notices(each.plan.target)]
+    jobs = [(each, engine) for each in written for engine in _installed_engines(each.plan.target)]
+    timed = [job for job in jobs if not job[0].plan.target.is_proxy]
+    timings = _time(timed, evidence, progress) if benchmark and timed else []
+    # References are the same on every engine.
+    references: dict[str, list[Reference]] = {}
+    reports = []
+    warnings: list[str] = []
+    for each, engine in jobs:
+        target = each.plan.target.name
+        title = f"Checking {target} on {engine}"
+        with progress.stage(title, len(evidence.heldout.batches)) as advance:
+            if target not in references:
+                references[target] = _references(each.plan, evidence)
+            task = TASKS[evidence.source.task]
+            predictions = predict(task, open_runner(engine, each.path), evidence.heldout, advance)
+            report = TargetReport(
+                target=target,
+                engine=engine,
+                recipe=each.plan.recipe.name,
+                model=each.name,
+                fidelity=fidelity_of(
+                    task,
+                    evidence.float_predictions,
+                    predictions,
+                    evidence.heldout.features,
+                    evidence.options,
+                ),
+                lowering=check_lowering(each.model, references[target], engine),
+                size_bytes=size_bytes(each.path),
+                size_ratio=size_bytes(each.path) / size_bytes(evidence.float_model),
+                latency=tuple(_latency(timings, each.plan, engine)),
+            )
+        warnings += _fidelity_warnings(report)
+        notices += _notices(report)
+        reports.append(report)
+    return Measurements(reports=tuple(reports), warnings=tuple(warnings), notices=tuple(notices))
+
+
+def _engine_notices(target: Target) -> list[str]:
+    notices = []
+    if not target.engines:
+        notices.append(
+            f"Nothing was measured for target {target.name}: its graph runs on {target.summary}, "
+            "and on no engine of this package."
+        )
+    if target.engines and target.is_proxy:
+        notices.append(
+            f"Target {target.name} was checked on {', '.join(target.engines)} as a proxy. This "
+            "shows what the graph computes, not how fast it is. Time it where it will run."
+        )
+    return notices + [
+        f"Engine {engine} is not installed, so nothing was measured on it. Install it with: "
+        f"pip install 'qdqbert[{engine}]'"
+        for engine in target.engines
+        if not is_installed(engine)
+    ]
+
+
+def _installed_engines(target: Target) -> list[EngineName]:
+    return [engine for engine in target.engines if is_installed(engine)]
+
+
+def _time(
+    jobs: Sequence[tuple[WrittenGraph, EngineName]], evidence: Evidence, progress: Progress
+) -> list[Timing]:
+    """Time the float graph on each engine and every INT8 graph, in turns."""
+    engines = [engine for engine in ENGINE_NAMES if any(engine == used for _, used in jobs)]
+    models = [("float", engine, evidence.float_model) for engine in engines]
+    models += [(each.plan.target.name, engine, each.path) for each, engine in jobs]
+    candidates = [
+        Candidate(
+            name=name,
+            engine=engine,
+            model=model,
+            vocab_size=evidence.source.config.vocab_size,
+            choices=choices_of(evidence.source.task),
+        )
+        for name, engine, model in models
+    ]
+    longest = evidence.max_length
+    shapes = list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
+    total = len(candidates) * len(shapes) * _ROUNDS
+    with progress.stage("Timing float and INT8", total) as advance:
+        return time_candidates(candidates, shapes, rounds=_ROUNDS, advance=advance)
+
+
+def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[LatencyReport]:
+    """Pair the timings of one graph with those of the float graph."""
+    mine: Mapping[str, list[Timing]] = {
+        name: [each for each in timings if each.name == name and each.engine == engine]
+        for name in ("float", plan.target.name)
+    }
+    if plan.target.is_proxy:
+        return []
+    return [
+        LatencyReport(
+            batch=fast.batch,
+            sequence=fast.sequence,
+            float_ms=slow.median_ms,
+            int8_ms=fast.median_ms,
+            speedup=speedup(slow, fast),
+        )
+        for slow, fast in zip(mine["float"], mine[plan.target.name], strict=True)
+    ]
+
+
+def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
+    """Compute references of a plan on batches of different lengths."""
+    batches = evidence.heldout.batches
+    chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
+    return evidence.sited.references(plan, evidence.calibration.for_recipe(plan.recipe), chosen)
+
+
+def _fidelity_warnings(report: TargetReport) -> list[str]:
+    """Warn about a graph that is far from the float model."""
+    fidelity = report.fidelity
+    changed = fidelity.flips_percent or 0.0
+    if fidelity.sqnr_db >= _LOW_SQNR_DB and changed <= _HIGH_CHANGED_PERCENT:
+        return []
+    found = f"{fidelity.sqnr_db:.1f} dB SQNR"
+    if fidelity.flips_percent is not None:
+        found += f", {changed:.1f} % of the predictions changed"
+    return [
+        f"The INT8 graph for {report.target} on {report.engine} is far from the float model "
+        f"({found}). Calibrate on more and typical examples, or pass another `recipe`, and check "
+        "the task's metric with `qdqbert evaluate` before you use it."
+    ]
+
+
+def _notices(report: TargetReport) -> list[str]:
+    """Say what a user should know about a graph's arithmetic and speed."""
+    notices = []
+    lowering: LoweringCheck = report.lowering
+    if not lowering.is_exact:
+        notices.append(
+            f"On {report.engine} the graph differs from its Q/DQ pairs: "
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where rounding "
+            f"ties alone allow {lowering.ties_db:.1f} dB and {lowering.wanted_db:.1f} dB are "
+            "expected. Check it with `qdqbert evaluate` against a `reference`, or pass another "
+            "`target` or `recipe`."
+        )
+    if lowering.saturates:
+        notices.append(
+            f"On this CPU the int8 sums of {report.engine} saturate: {lowering.native_db:.1f} dB, "
+            f"where exact arithmetic gives {lowering.worst_layer_db:.1f} dB."
+        )
+    slower = [each for each in report.latency if each.speedup < 1]
+    if slower:
+        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
+        notices.append(
+            f"On this machine {report.engine} runs INT8 slower than float at {shapes}. Its int8 "
+            "kernels are faster on CPUs with VNNI or AMX instructions."
+        )
+    return notices

@@ -1,0 +1,156 @@
+"""Options of `quantize`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.choices import (
+    CalibratorName,
+    Embeddings,
+    PoolingMode,
+    RecipeName,
+    TargetName,
+    TaskName,
+    WeightsFor,
+)
+from qdqbert.errors import UserInputError
+from qdqbert.options import (
+    CalibratorOptions,
+    ColumnOptions,
+    OnnxOptions,
+    QuantizerOverrides,
+    TaskOptions,
+    check_options,
+    is_onnx_file,
+    normalize_options,
+    option,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrationOptions(CalibratorOptions):
+    """Calibration.
+
+    Attributes:
+        recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
+        recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
+            stores some.
+        ranges_from: Folder that an earlier call wrote for the same model. Its ranges are used
+            again, for other targets or settings.
+        seed: Seed that draws the calibration examples.
+    """
+
+    recalibrate: bool = False
+    recalibrate_weights: bool = False
+    ranges_from: str | None = None
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """Form of the graphs.
+
+    Attributes:
+        weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
+            only on CPUs with VNNI; "any" is exact on all of them.
+        embeddings: How embedding tables are stored.
+        dedicated_qdq_pairs: Write one Q/DQ pair for each reader of an activation instead of one
+            per activation.
+    """
+
+    weights_for: WeightsFor = "any"
+    embeddings: Embeddings = "int8"
+    dedicated_qdq_pairs: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(
+    CalibrationOptions,
+    QuantizerOverrides,
+    GraphOptions,
+    ColumnOptions,
+    TaskOptions,
+    OnnxOptions,
+):
+    """Common options.
+
+    Attributes:
+        model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
+            all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime and OpenVINO.
+        output: Folder to write. Required if `model` is given.
+        targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
+        recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
+            the target's default recipe.
+        calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
+            folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
+            default.
+        task: Name of the task in transformers. Inferred from the checkpoint by default.
+        pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
+            default.
+        max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
+        batch_size: Number of examples in a batch.
+        benchmark: Measure the latency of INT8 and of float.
+        overwrite: Replace an output folder that an earlier call wrote.
+    """
+
+    model: str | None = None
+    output: str | None = option(None, short="o")
+    targets: tuple[TargetName, ...] = option((), flag="target")
+    recipe: RecipeName | None = None
+    calibration_data: str | None = None
+    task: TaskName | None = None
+    pooling: PoolingMode | None = None
+    max_length: int | None = option(None, at_least=3)
+    batch_size: int = option(8, at_least=1)
+    benchmark: bool = True
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UserInputError: A value is not allowed, or two options contradict each other.
+        """
+        normalize_options(self)
+        check_options(self)
+        if self.model is not None and self.output is None:
+            raise UserInputError(
+                "`output` is missing. Name the folder to write.", argument="output"
+            )
+        if not self.is_onnx:
+            for name in ("tokenizer", "input_names", "output_names"):
+                if getattr(self, name):
+                    raise UserInputError(
+                        f"`{name}` applies to .onnx files only, and `model={self.model!r}` is not "
+                        "one. Leave it out.",
+                        argument=name,
+                    )
+        if self.percentile is not None and self.calibrator_used != "percentile":
+            raise UserInputError(
+                f"`percentile={self.percentile}` requires `calibrator='percentile'`, got "
+                f"`calibrator={self.calibrator!r}`.",
+                argument="percentile",
+            )
+        if self.ranges_from is not None:
+            self._check_reuse()
+
+    def _check_reuse(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("calibrator", "percentile", "calibration_samples", "recalibrate"):
+            if getattr(self, name) != defaults[name]:
+                raise UserInputError(
+                    f"`{name}` applies to a new calibration, and "
+                    f"`ranges_from={self.ranges_from!r}` uses an earlier one. Leave one of the two "
+                    "out.",
+                    argument=name,
+                )
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the model is an .onnx file rather than a checkpoint."""
+        return self.model is not None and is_onnx_file(self.model)
+
+    @property
+    def calibrator_used(self) -> CalibratorName:
+        """The calibrator, or its default."""
+        return self.calibrator or "percentile"

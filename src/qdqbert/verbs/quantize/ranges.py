@@ -1,0 +1,260 @@
+"""Ranges of a call: stored in the checkpoint, taken from an earlier call, or calibrated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from qdqbert.artifact import RANGES, Artifact, open_artifact, read_training
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.ranges_file import read_ranges
+from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.encoding import Batch
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.progress import Progress
+from qdqbert.recipes import QuantizerOptions
+from qdqbert.spec import Site
+from qdqbert.targets.target import Plan
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.source import ModelSource, SitedSource, StoredQuantizers
+from qdqbert.verbs.settings import quantizer_options_of
+
+# Quantizer options that determine ranges.
+_RANGE_OPTIONS = ("aprec", "fuse_qkv", "clip_gelu", "quant_per_tensor", "recalibrate_weights")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RangeSource:
+    """Where the ranges of a call come from.
+
+    Attributes:
+        kind: `calibrated` in this call, `stored` in the checkpoint, or from an `earlier` call.
+        known: Fingerprints of the examples that stored or earlier ranges were taken from; `None`
+            if the ranges are calibrated.
+        earlier: Folder of the earlier call.
+        notices: Messages for the user.
+    """
+
+    kind: Literal["calibrated", "stored", "earlier"]
+    known: Collection[str] | None = None
+    earlier: Artifact | None = None
+    notices: tuple[str, ...] = ()
+
+    def manifest(self, options: QuantizeOptions) -> Mapping[str, Any] | None:
+        """Return the entry of `quantization.json`; `None` if the ranges are calibrated."""
+        if self.earlier is not None:
+            return {**self.earlier.quantization["calibration"], "ranges_from": options.ranges_from}
+        if self.kind == "stored":
+            known = list(self.known or ())
+            return {"calibrator": "stored", "examples": len(known), "fingerprints": known}
+        return None
+
+
+def open_earlier(options: QuantizeOptions) -> Artifact | None:
+    """Open the folder whose ranges are used again, if one was given.
+
+    Raises:
+        UserInputError: `quantize` did not write it.
+    """
+    if options.ranges_from is None:
+        return None
+    try:
+        return open_artifact(Path(options.ranges_from))
+    except CheckpointError as error:
+        raise UserInputError(f"`ranges_from`: {error}", argument="ranges_from") from error
+
+
+def choose_range_source(
+    source: ModelSource, options: QuantizeOptions, earlier: Artifact | None
+) -> RangeSource:
+    """Decide where the ranges come from.
+
+    Raises:
+        UserInputError: The checkpoint has ranges, and an option about calibration was given.
+    """
+    if earlier is not None:
+        return RangeSource(kind="earlier", earlier=earlier, known=earlier.calibration_fingerprints)
+    if source.stored is None or options.recalibrate:
+        return RangeSource(kind="calibrated")
+    if options.recipe is not None:
+        notice = (
+            f"`recipe={options.recipe!r}` replaces the quantizers of the checkpoint and the ranges "
+            "that it was trained with. Leave `recipe` out to keep them."
+        )
+        return RangeSource(kind="calibrated", notices=(notice,))
+    if not _has_all_ranges(source.stored):
+        return RangeSource(kind="calibrated")
+    for name in ("calibrator", "percentile"):
+        value = getattr(options, name)
+        if value is not None:
+            raise UserInputError(
+                f"`{name}={value!r}` applies to a new calibration, and the checkpoint "
+                f"{source.name!r} has ranges of its own. Add `recalibrate=True`, or leave "
+                f"`{name}` out.",
+                argument=name,
+            )
+    trained = read_training(Path(options.model or "")).get("calibration", {})
+    notice = (
+        "The ranges of the checkpoint's own quantizers are used. Pass `recalibrate=True` to "
+        "calibrate again."
+    )
+    return RangeSource(
+        kind="stored", known=tuple(trained.get("fingerprints", ())), notices=(notice,)
+    )
+
+
+def find_calibration(
+    ranges: RangeSource,
+    source: ModelSource,
+    sited: SitedSource,
+    batches: Sequence[Batch],
+    plans: Sequence[Plan],
+    options: QuantizeOptions,
+    progress: Progress,
+) -> Calibration:
+    """Return the ranges that the plans need, from wherever they come.
+
+    Raises:
+        UserInputError: Earlier ranges do not fit the model, the options or the recipes.
+        CalibrationError: A site saw no value, or one that is not finite.
+    """
+    if ranges.earlier is not None:
+        return _earlier_calibration(ranges.earlier, source, sited, plans, options)
+    if ranges.kind == "stored" and source.stored is not None:
+        wanted = {name for plan in plans for name in plan.activations}
+        return _stored_calibration(source.stored.calibration, sited.sites, wanted, options)
+    return _calibrate(sited, batches, plans, options, progress)
+
+
+def effective_quantizer_options(options: QuantizeOptions) -> QuantizerOptions:
+    """Return the quantizer options of a call, with the calibrator in use."""
+    return quantizer_options_of(
+        options,
+        calibrator=options.calibrator_used,
+        percentile=options.percentile,
+        recalibrate_weights=options.recalibrate_weights,
+    )
+
+
+def _calibrate(
+    sited: SitedSource,
+    batches: Sequence[Batch],
+    plans: Sequence[Plan],
+    options: QuantizeOptions,
+    progress: Progress,
+) -> Calibration:
+    # Targets that smooth by default do it in the same way, and a recipe that is named applies to
+    # all targets.
+    smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
+    # A calibration cache describes a float graph, which has no scales.
+    without_smoothing = [
+        plan.activations
+        for plan in plans
+        if plan.recipe.smoothing is None or plan.target.calibration_cache
+    ]
+    quantizer_options = effective_quantizer_options(options)
+    passes = 1 if smoothing is None else 2
+    with progress.stage("Calibrating", passes * len(batches)) as advance:
+        return sited.calibrate(
+            batches,
+            sites=[
+                site.name
+                for site in sited.sites
+                if any(site.name in plan.activations for plan in plans)
+            ],
+            calibrator=calibrator_of(quantizer_options),
+            smoothing=smoothing,
+            unsmoothed_sites=frozenset().union(*without_smoothing),
+            clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
+            quantizer_options=quantizer_options,
+            advance=advance,
+        )
+
+
+def _has_all_ranges(stored: StoredQuantizers) -> bool:
+    activations = {
+        name
+        for name, spec in stored.specs.items()
+        if spec is not None and not name.endswith("_weight_quantizer")
+    }
+    return activations <= set(stored.calibration.ranges)
+
+
+def _stored_calibration(
+    stored: Calibration, sites: Sequence[Site], wanted: Collection[str], options: QuantizeOptions
+) -> Calibration:
+    ranges = effective_quantizer_options(options).adjust(stored.ranges, sites)
+    # A weight that was trained with a range keeps it, unless its axis or range changes.
+    keeps_weights = not (options.quant_per_tensor or options.recalibrate_weights)
+    return Calibration(
+        ranges={name: ranges[name] for name in sorted(wanted)},
+        scales={name: stored.scales[name] for name in sorted(set(stored.scales) & set(wanted))},
+        weight_amax=stored.weight_amax if keeps_weights else {},
+    )
+
+
+def _earlier_calibration(
+    earlier: Artifact,
+    source: ModelSource,
+    sited: SitedSource,
+    plans: Sequence[Plan],
+    options: QuantizeOptions,
+) -> Calibration:
+    """Read the ranges of an earlier call, if they fit these weights, options and recipes."""
+    from qdqbert.verbs.quantize.manifest import digest_weights
+
+    given = f"`ranges_from={options.ranges_from!r}`"
+    theirs = earlier.quantization["checkpoint"]
+    if "weights_sha256" not in theirs:
+        raise UserInputError(
+            f"{given} was written by an older version, which did not record the weights. Leave it "
+            "out to calibrate.",
+            argument="ranges_from",
+        )
+    if theirs["weights_sha256"] != digest_weights(sited.graph()):
+        raise UserInputError(
+            f"{given} holds ranges for the weights of {theirs['name']!r}, which differ from those "
+            f"of {source.name!r}. Leave it out to calibrate.",
+            argument="ranges_from",
+        )
+    _check_same_options(earlier, options)
+    calibration = read_ranges(earlier.directory / RANGES)
+    for plan in plans:
+        _check_ranges_fit(plan, sited.sites, calibration, earlier, given)
+    return calibration
+
+
+def _check_same_options(earlier: Artifact, options: QuantizeOptions) -> None:
+    """Refuse options that determine ranges and differ from those of the earlier call."""
+    theirs = earlier.quantization["quantizer_options"]
+    ours = effective_quantizer_options(options).to_dict()
+    for name in _RANGE_OPTIONS:
+        if theirs.get(name) != ours.get(name):
+            default = getattr(QuantizerOptions(), name)
+            raise UserInputError(
+                f"`{name}` determines ranges: it is {ours.get(name, default)} now, and was "
+                f"{theirs.get(name, default)} for `ranges_from={options.ranges_from!r}`. Use the "
+                "same value, or leave `ranges_from` out.",
+                argument=name,
+            )
+
+
+def _check_ranges_fit(
+    plan: Plan, sites: Sequence[Site], calibration: Calibration, earlier: Artifact, given: str
+) -> None:
+    chosen, smoothing = calibration.for_recipe(plan.recipe), plan.recipe.smoothing
+    smoothed = {site.name for site in sites if smoothing is not None and smoothing.matches(site)}
+    ranged = plan.activations if plan.target.dynamic else set(chosen.ranges)
+    missing = sorted(plan.activations - ranged | plan.activations & (smoothed ^ set(chosen.scales)))
+    if not missing:
+        return
+    recipes = {entry["recipe"]["name"] for entry in earlier.quantization["targets"].values()}
+    raise UserInputError(
+        f"{given} has no suitable ranges for {len(missing)} of {len(plan.activations)} sites of "
+        f"recipe `{plan.recipe.name}`, such as `{missing[0]}`. It was made for the recipe "
+        f"{', '.join(sorted(recipes))}. Pass that as `recipe`, or calibrate for all targets in one "
+        "call.",
+        argument="ranges_from",
+    )

@@ -1,0 +1,129 @@
+"""Checkpoints of transformers, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from torch import Tensor
+
+from qdqbert.calibration.calibrate import calibrate, run_observed
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.encoding import Batch
+from qdqbert.engines.runner import Runner
+from qdqbert.evidence.lowering import Reference, make_references
+from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.insert.sited import (
+    encoder_layers,
+    insert_quantizers_,
+    linear_weights,
+    quantizing,
+    sited_model,
+)
+from qdqbert.models.state import stored_calibration, stored_specs
+from qdqbert.spec import Recipe
+from qdqbert.targets.target import Plan
+from qdqbert.verbs.inference import TorchRunner
+from qdqbert.verbs.quantize.source import StoredQuantizers
+
+
+class CheckpointSource:
+    """A checkpoint in PyTorch; see `ModelSource`."""
+
+    notices: tuple[str, ...] = ()
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Read the quantizers of the checkpoint, if it has some, and disable them."""
+        self._checkpoint = checkpoint
+        self._body = GraphBody.of(checkpoint)
+        self.name, self.task = checkpoint.name, str(checkpoint.task)
+        self.model_type: str | None = checkpoint.family.model_type
+        self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
+        self.head, self.max_length = checkpoint.head, checkpoint.max_length
+        self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
+        self.stored = _take_stored_quantizers_(checkpoint)
+
+    def runner(self) -> Runner:
+        """Return the float model, ready to run."""
+        return TorchRunner(self._body, self.input_names)
+
+    def with_sites(self, recipes: Sequence[Recipe]) -> SitedCheckpoint:
+        """Insert the sites that some recipes need."""
+        return SitedCheckpoint(self._checkpoint, self._body, recipes)
+
+
+class SitedCheckpoint:
+    """A checkpoint with sites; see `SitedSource`."""
+
+    def __init__(self, checkpoint: Checkpoint, body: GraphBody, recipes: Sequence[Recipe]) -> None:
+        """Insert quantizers into the checkpoint's model, in place; they stay disabled."""
+        self._checkpoint, self._body = checkpoint, body
+        self._sited = insert_quantizers_(
+            checkpoint.model,
+            checkpoint.family,
+            outputs=any(recipe.outputs for recipe in recipes),
+        )
+        self._graph: ir.Model | None = None
+        self.sites = self._sited.sites
+
+    def calibrate(
+        self, batches: Sequence[Batch], *, sites: Sequence[str], **settings: Any
+    ) -> Calibration:
+        """Choose ranges; see `SitedSource`."""
+        return calibrate(self._sited, self._forward, batches, sites=sites, **settings)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weight of each linear layer; see `SitedSource`."""
+        return linear_weights(self._sited)
+
+    def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
+        """Show the inputs of the linear layers to a check; see `SitedSource`."""
+        run_observed(self._sited, self._forward, batches, check, check.scales)
+
+    def graph(self) -> ir.Model:
+        """Return the float graph with a node at every site. It is exported once."""
+        if self._graph is None:
+            example = example_inputs(self._checkpoint.input_names, str(self._checkpoint.task))
+            self._graph = export_sited(self._sited, self._body, example)
+        return self._graph
+
+    def references(
+        self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
+    ) -> list[Reference]:
+        """Return what PyTorch's fake quantization computes; see `SitedSource`."""
+        layers = encoder_layers(self._checkpoint.model, self._checkpoint.family)
+        with quantizing(
+            self._sited,
+            plan.specs,
+            calibration.ranges,
+            calibration.scales,
+            calibration.weight_amax,
+        ):
+            return make_references(
+                self._sited,
+                self._body,
+                self.graph(),
+                layers,
+                batches,
+                last_bits=plan.target.last_bits,
+            )
+
+    def _forward(self, inputs: Mapping[str, Tensor]) -> object:
+        return self._body(**inputs)
+
+
+def _take_stored_quantizers_(checkpoint: Checkpoint) -> StoredQuantizers | None:
+    sited = sited_model(checkpoint.model)
+    if not sited.quantizers:
+        return None
+    stored = StoredQuantizers(
+        specs=stored_specs(sited),
+        calibration=stored_calibration(sited),
+        recipe=getattr(checkpoint.config, "placement", None),
+    )
+    for quantizer in sited.quantizers.values():
+        quantizer.disable()
+    return stored

@@ -1,0 +1,96 @@
+"""Options of a training run as arguments of transformers' Trainer."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from qdqbert.errors import MissingExtraError
+from qdqbert.tasks.task import Metric
+from qdqbert.verbs.train.options import TrainOptions
+
+_EVALUATIONS = 4
+_LOGGED_STEPS = 50
+
+
+def training_arguments(options: TrainOptions, folder: Path) -> Any:
+    """Return arguments of transformers, and start the process group of a launcher.
+
+    Args:
+        options: Options of the call.
+        folder: Folder of the checkpoints.
+
+    Raises:
+        MissingExtraError: A library that training needs is not installed.
+    """
+    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError(
+            "`tensorboard=True` requires tensorboard. Install it with: "
+            "pip install 'qdqbert[tensorboard]'",
+            argument="tensorboard",
+        )
+    has_gpu = torch.cuda.is_available()
+    is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    try:
+        return TrainingArguments(
+            output_dir=str(folder),
+            per_device_train_batch_size=options.batch_size,
+            gradient_accumulation_steps=options.gradient_accumulation,
+            learning_rate=options.schedule("learning_rate"),
+            lr_scheduler_type=options.schedule("lr_scheduler"),
+            weight_decay=options.weight_decay,
+            seed=options.seed,
+            data_seed=options.seed,
+            # `set_steps_` sets the number of steps once the data is known.
+            max_steps=1,
+            eval_strategy="steps" if options.eval_data else "no",
+            save_strategy="steps",
+            save_total_limit=2,
+            load_best_model_at_end=False,
+            report_to=["tensorboard"] if options.tensorboard else [],
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            use_cpu=not has_gpu,
+            ddp_backend="gloo" if is_shared and not has_gpu else None,
+            ddp_find_unused_parameters=False,
+            dataloader_pin_memory=has_gpu,
+            logging_nan_inf_filter=False,
+        )
+    except ImportError as error:
+        raise MissingExtraError(
+            "Training requires accelerate. Install it with: pip install 'qdqbert[train]'"
+        ) from error
+
+
+def set_steps_(arguments: Any, options: TrainOptions, *, items: int) -> int:
+    """Set how long a run is, and when it evaluates, saves and logs.
+
+    Args:
+        arguments: Result of `training_arguments`.
+        options: Options of the call.
+        items: Number of training inputs in an epoch.
+
+    Returns:
+        Number of batches that each process works on.
+    """
+    batch = options.batch_size * arguments.world_size * options.gradient_accumulation
+    steps = max(1, math.ceil(items / batch * options.schedule("epochs")))
+    arguments.max_steps = steps
+    arguments.warmup_steps = int(options.warmup * steps)
+    every = min(options.eval_steps or math.ceil(steps / _EVALUATIONS), steps)
+    arguments.eval_steps = arguments.save_steps = every
+    arguments.logging_steps = max(1, steps // _LOGGED_STEPS)
+    return int(steps * options.gradient_accumulation)
+
+
+def keep_best_(arguments: Any, metric: Metric) -> None:
+    """Make a run end with the checkpoint that is best by a metric."""
+    arguments.load_best_model_at_end = True
+    arguments.metric_for_best_model = f"eval_{metric.name}"
+    arguments.greater_is_better = not metric.is_error

@@ -1,0 +1,309 @@
+"""Trains a checkpoint, in float or with quantizers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import nn
+
+from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, writing
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.checkpoint.sentence import write_sentence_head
+from qdqbert.errors import MissingExtraError
+from qdqbert.evidence.reports import TrainReport, json_ready
+from qdqbert.files import json_values, write_json
+from qdqbert.insert.sited import sited_model
+from qdqbert.models.calibrate import calibrate
+from qdqbert.models.loading import load_model
+from qdqbert.models.prepare import prepare
+from qdqbert.models.state import fix_ranges_, learn_ranges_
+from qdqbert.options import command_line
+from qdqbert.progress import Progress, Silent
+from qdqbert.tasks.task import Metric, Task
+from qdqbert.training.checkpoints import checkpoint_folder, step_of
+from qdqbert.training.curves import plot_curves
+from qdqbert.training.dataset import collator
+from qdqbert.training.distillation import Distillation
+from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
+from qdqbert.training.trainer import TaskTrainer
+from qdqbert.verbs.settings import quantizer_options_of, task_options_of
+from qdqbert.verbs.train.arguments import keep_best_, set_steps_, training_arguments
+from qdqbert.verbs.train.data import (
+    Examples,
+    TrainingData,
+    calibration_sample,
+    choose_task,
+    encode_data,
+    new_classes,
+    read_examples,
+)
+from qdqbert.verbs.train.options import TrainOptions
+from qdqbert.verbs.train.scorer import Scorer
+from qdqbert.verbs.versions import versions
+
+CURVES = "curves.svg"
+# transformers' name of the folder of TensorBoard's files.
+_EVENTS = "runs"
+
+
+def run(options: TrainOptions, progress: Progress) -> TrainReport:
+    """Train a model and write it.
+
+    Raises:
+        UserInputError: An argument or a file cannot be used.
+        CalibrationError: A quantizer saw no usable value.
+        TrainingError: The loss is not finite, or a checkpoint cannot be written.
+    """
+    folder = Path(f"{options.output}-checkpoints")
+    arguments = training_arguments(options, folder)
+    is_main = arguments.process_index == 0
+    progress = progress if is_main else Silent()
+    check_output(Path(options.output), overwrite=options.overwrite)
+    transformers.set_seed(options.seed)
+    task = choose_task(options)
+    examples = read_examples(task, options, progress=progress)
+    teacher_checkpoint = _load_teacher(options, task, progress)
+    checkpoint = load_checkpoint(
+        options, task, new_classes(task, examples.train, teacher_checkpoint), progress
+    )
+    checkpoint.model.to(arguments.device)
+    data = encode_data(task, checkpoint, examples, options, progress=progress)
+    teacher = _make_teacher(options, task, checkpoint, teacher_checkpoint, arguments)
+    notices = [*examples.notices, *data.notices]
+    calibrated_on: list[str] = []
+    if options.qat:
+        if sited_model(checkpoint.model).quantizers:
+            notices.append("The checkpoint already has quantizers. They are calibrated again.")
+        calibrated_on = insert_quantizers(
+            options, task, checkpoint, data, examples, arguments, progress
+        )
+    scorer = Scorer(
+        task,
+        checkpoint,
+        data.held,
+        task_options_of(options, {}, seed=options.seed),
+        batch_size=2 * options.batch_size,
+        device=arguments.device,
+    )
+    before = scorer.metrics()
+    if options.keep_best:
+        keep_best_(arguments, before[0])
+    with checkpoint_folder(
+        folder,
+        {**options.settings(), "processes": arguments.world_size},
+        resume=options.resume,
+        overwrite=options.overwrite,
+        keep=options.keep_checkpoints,
+        is_main=is_main,
+    ) as start:
+        trainer = fit(options, arguments, checkpoint, data, scorer, teacher, start, progress)
+        fix_ranges_(sited_model(checkpoint.model))
+        report = make_report(
+            options, task, examples, trainer, start, before, scorer.metrics(), notices
+        )
+        if is_main:
+            history = trainer.state.log_history
+            write_folder(
+                options, checkpoint, report, history, calibrated_on, data.max_length, folder
+            )
+    return report
+
+
+def load_checkpoint(
+    options: TrainOptions, task: Task, classes: Sequence[str], progress: Progress
+) -> Checkpoint:
+    """Load the checkpoint to train, with a new head if it has none."""
+    with progress.stage("Loading the checkpoint"):
+        checkpoint = load_model(options.model, task=task.name, new_head=classes)
+    _freeze_unused_(task, checkpoint)
+    if options.dropout == "off":
+        set_dropout_(checkpoint.model, 0.0)
+    return checkpoint
+
+
+def insert_quantizers(
+    options: TrainOptions,
+    task: Task,
+    checkpoint: Checkpoint,
+    data: TrainingData,
+    examples: Examples,
+    arguments: Any,
+    progress: Progress,
+) -> list[str]:
+    """Insert calibrated quantizers, in place.
+
+    Returns:
+        Fingerprints of the examples that they were calibrated on.
+    """
+    model: Any = checkpoint.model
+    if not sited_model(model).quantizers:
+        quantizer_options = quantizer_options_of(
+            options, calibrator=options.calibrator or "mse", percentile=options.percentile
+        )
+        prepare(model, options.recipe, quantizer_options=quantizer_options)
+    sample = calibration_sample(
+        task,
+        data.features,
+        examples.held,
+        options,
+        processes=arguments.world_size,
+        process=arguments.process_index,
+    )
+    with progress.stage("Calibrating", len(sample.batches)) as advance:
+        calibrate(model, sample.batches, advance=advance)
+    learn_ranges_(sited_model(model), options.qat_ranges)
+    return sample.fingerprints
+
+
+def fit(
+    options: TrainOptions,
+    arguments: Any,
+    checkpoint: Checkpoint,
+    data: TrainingData,
+    scorer: Scorer,
+    teacher: Teacher | None,
+    start: Path | None,
+    progress: Progress,
+) -> TaskTrainer:
+    """Train the model, in place, and return the trainer.
+
+    Args:
+        options: Options of the call.
+        arguments: Arguments of transformers.
+        checkpoint: The model.
+        data: Training and evaluation data.
+        scorer: Evaluates the model.
+        teacher: Teacher, if there is one.
+        start: Checkpoint to resume from, if there is one.
+        progress: Receives the stages.
+    """
+    batches = set_steps_(arguments, options, items=len(data.rows))
+    with progress.stage("Training", batches) as advance:
+        trainer = TaskTrainer(
+            model=checkpoint.model,
+            args=arguments,
+            train_dataset=data.rows,
+            eval_dataset=None if data.held is None else data.held.examples,
+            data_collator=collator(data.features.encoded.padding),
+            processing_class=checkpoint.tokenizer,
+            outputs=scorer.body.output_names,
+            head=checkpoint.head,
+            is_embedder=scorer.task.is_embedding,
+            teacher=teacher,
+            score=None if data.held is None else scorer.metrics,
+            on_step=advance,
+        )
+        for unwanted in (transformers.ProgressCallback, transformers.PrinterCallback):
+            trainer.remove_callback(unwanted)
+        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+        # Other processes may still write their part of the last checkpoint.
+        trainer.accelerator.wait_for_everyone()
+    return trainer
+
+
+def make_report(
+    options: TrainOptions,
+    task: Task,
+    examples: Examples,
+    trainer: TaskTrainer,
+    start: Path | None,
+    before: Sequence[Metric],
+    after: Sequence[Metric],
+    notices: Sequence[str],
+) -> TrainReport:
+    """Return the report of a run that has ended."""
+    quantizers = sited_model(trainer.model).quantizers.values()
+    return TrainReport(
+        directory=options.output,
+        checkpoint=options.model,
+        task=task.name,
+        training_examples=len(examples.train),
+        evaluation_examples=0 if examples.held is None else len(examples.held),
+        quantizers=sum(not each._disabled for each in quantizers),
+        steps=trainer.state.global_step,
+        resumed_at=None if start is None else step_of(start),
+        before=tuple(before),
+        after=tuple(after),
+        notices=tuple(dict.fromkeys(notices)),
+    )
+
+
+def write_folder(
+    options: TrainOptions,
+    checkpoint: Checkpoint,
+    report: TrainReport,
+    history: Sequence[dict[str, Any]],
+    calibrated_on: Sequence[str],
+    max_length: int,
+    checkpoints: Path,
+) -> None:
+    """Write the trained model and how it was trained."""
+    model: Any = checkpoint.model
+    with writing(Path(options.output), overwrite=options.overwrite) as folder:
+        model.save_pretrained(folder)
+        checkpoint.tokenizer.save_pretrained(folder)
+        if checkpoint.head is not None:
+            write_sentence_head(checkpoint.head, folder, hidden=checkpoint.config.hidden_size)
+        if (checkpoints / _EVENTS).is_dir():
+            shutil.copytree(checkpoints / _EVENTS, folder / _EVENTS)
+        with contextlib.suppress(MissingExtraError):
+            plot_curves(history, folder / CURVES)
+        content = {
+            "format": TRAINING_FORMAT,
+            "command": command_line("train", options),
+            "max_length": max_length,
+            "task_options": dataclasses.asdict(task_options_of(options, {}, seed=options.seed)),
+            "calibration": {"fingerprints": list(calibrated_on)},
+            "report": json_ready(report),
+            "history": json_values(list(history)),
+            "versions": versions(),
+        }
+        write_json(folder / TRAINING, content)
+
+
+def set_dropout_(model: nn.Module, probability: float) -> None:
+    """Set the probability of all dropout modules. The config keeps its own."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        for name in ("dropout", "attention_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, probability)
+
+
+def _load_teacher(options: TrainOptions, task: Task, progress: Progress) -> Checkpoint | None:
+    if options.distill_from is None:
+        return None
+    with progress.stage("Loading the teacher"):
+        return load_teacher(options.distill_from, task)
+
+
+def _make_teacher(
+    options: TrainOptions,
+    task: Task,
+    student: Checkpoint,
+    loaded: Checkpoint | None,
+    arguments: Any,
+) -> Teacher | None:
+    if loaded is None:
+        return None
+    check_teacher(task, student, loaded)
+    settings = Distillation(
+        temperature=options.temperature,
+        alpha=options.distill_alpha,
+        hidden_weight=options.distill_hidden,
+    )
+    return Teacher(loaded.model.to(arguments.device), settings)
+
+
+def _freeze_unused_(task: Task, checkpoint: Checkpoint) -> None:
+    """Freeze parameters without a gradient, which processes that share the work would wait for."""
+    pooler = getattr(checkpoint.model, "pooler", None)
+    if task.is_embedding and isinstance(pooler, nn.Module):
+        pooler.requires_grad_(False)

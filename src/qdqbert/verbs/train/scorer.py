@@ -1,0 +1,61 @@
+"""Evaluates a model during training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.encoding import make_batches
+from qdqbert.graph.export import GraphBody
+from qdqbert.tasks.task import Features, Metric, Task, TaskOptions
+from qdqbert.verbs.inference import EncodedExamples, TorchRunner, predict
+
+
+class Scorer:
+    """Computes the metrics of a model as it is now, on the evaluation data.
+
+    Attributes:
+        task: Task of the model.
+        body: The model with its pooling.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        checkpoint: Checkpoint,
+        features: Features | None,
+        task_options: TaskOptions,
+        *,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        """Batch the evaluation data.
+
+        Args:
+            task: Task of the model.
+            checkpoint: The model.
+            features: Evaluation data; `None` if there is none.
+            task_options: Settings of the task.
+            batch_size: Number of features in a batch.
+            device: Device of the model.
+        """
+        self.task, self.body = task, GraphBody.of(checkpoint).to(device)
+        self._checkpoint, self._options = checkpoint, task_options
+        self._encoded: EncodedExamples | None = None
+        if features is not None:
+            batches = make_batches(features.encoded, batch_size=batch_size)
+            self._encoded = EncodedExamples(features=features, batches=tuple(batches))
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of the task; none without evaluation data."""
+        if self._encoded is None:
+            return []
+        training = self.body.training
+        self.body.eval()
+        runner = TorchRunner(self.body, self._checkpoint.input_names)
+        predictions = predict(self.task, runner, self._encoded)
+        self.body.train(training)
+        id2label: Mapping[int, str] = self._checkpoint.config.id2label
+        return self.task.metrics(predictions, self._encoded.features, id2label, self._options)
