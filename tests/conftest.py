@@ -354,8 +354,8 @@ def export_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ir.Mo
 def verbs_export_once(export_once: Callable[..., ir.Model]) -> Iterator[None]:
     """The verbs export a model once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qdqbert.verbs.doors.export_sited", export_once)
-        patch.setattr("qdqbert.verbs.benchmark.export_sited", export_once)
+        patch.setattr("qdqbert.verbs.quantize.source.checkpoint.export_sited", export_once)
+        patch.setattr("qdqbert.verbs.benchmark.run.export_sited", export_once)
         yield
 
 
