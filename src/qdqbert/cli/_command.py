@@ -12,6 +12,7 @@ from cyclopts import App, Group, Parameter, Token
 
 from qdqbert.cli._errors import in_flags, run_safely
 from qdqbert.cli._output import Renderer, print_report
+from qdqbert.errors import UserInputError
 from qdqbert.options import Declared, declared_options
 from qdqbert.progress import Bars
 
@@ -52,7 +53,7 @@ def add_command(app: App, command: Command) -> None:
         as_json = given.pop("json", False)
         values |= given
         report = run_safely(
-            lambda: command.function(**values, progress=Bars()),
+            lambda: command.function(**_with_pairs(values, options), progress=Bars()),
             options,
             as_json=as_json,
             left=command.after_interrupt(values),
@@ -69,6 +70,16 @@ def add_command(app: App, command: Command) -> None:
     app.command(call, name=command.name, help_epilogue=f"Example: {command.example}")
 
 
+def _with_pairs(values: Mapping[str, Any], options: Sequence[Declared]) -> dict[str, Any]:
+    """Return the values with `NAME=VALUE` words as mappings."""
+    parsed = {
+        each.name: _pairs(each, values[each.name])
+        for each in options
+        if _is_mapping(each.type) and values.get(each.name)
+    }
+    return {**values, **parsed}
+
+
 def _is_variadic(command: Command) -> bool:
     options = {each.name: each for each in declared_options(command.options)}
     return get_origin(options[command.positional[0]].type) is tuple
@@ -80,13 +91,15 @@ def _parameter(option: Declared, command: Command) -> inspect.Parameter:
     kind: Any = option.type
     converter: Callable[..., Any] | None = None
     tokens: int | None = None
-    is_sequence = get_origin(option.type) is tuple
+    is_sequence, is_mapping = get_origin(option.type) is tuple, _is_mapping(option.type)
     if is_positional and is_sequence:
         kind = get_args(option.type)[0]
     elif is_sequence and get_args(option.type)[0] is int:
         converter, tokens = _numbers, 1
-    elif get_origin(option.type) is not None and _is_mapping(option.type):
-        kind, converter, tokens = dict[str, str], _pairs, 1
+    elif is_sequence and option.choices:
+        converter, tokens = _names, 1
+    elif is_mapping:
+        kind = tuple[str, ...]
     if option.is_optional:
         kind = kind | None
     names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]
@@ -101,7 +114,9 @@ def _parameter(option: Declared, command: Command) -> inspect.Parameter:
             show_default=_shows_default(option),
             converter=converter,
             n_tokens=tokens,
-            accepts_keys=False if converter is _pairs else None,
+            # The last of repeated values counts, unless there can be several.
+            allow_repeating=None if is_sequence or is_mapping else True,
+            metavar="NAME=VALUE" if is_mapping else None,
         ),
     ]
     if not is_positional:
@@ -169,7 +184,7 @@ def _help_text(option: Declared, command: Command) -> str:
     """Return the help of an option, in the words of the command line."""
     text = in_flags(option.help, declared_options(command.options))
     if _is_mapping(option.type):
-        text = f"{text.partition(':')[0].rstrip('.')}: NAME=VALUE. Repeat for several."
+        text = f"{text.partition(':')[0].rstrip('.')}. Repeat it for several."
     return text
 
 
@@ -182,16 +197,31 @@ def _summary(function: Callable[..., Any]) -> str:
 def _numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     """Parse whole numbers, separated by commas or given by repeated options."""
     del kind
-    return tuple(int(part) for token in tokens for part in token.value.split(","))
+    try:
+        return tuple(int(part) for token in tokens for part in token.value.split(","))
+    except ValueError:
+        words = ",".join(token.value for token in tokens)
+        raise ValueError(f"expected whole numbers separated by commas, got {words!r}") from None
 
 
-def _pairs(kind: Any, tokens: Sequence[Token]) -> dict[str, str]:
-    """Parse `NAME=VALUE`, separated by commas or given by repeated options."""
+def _names(kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """Parse names, separated by commas or given by repeated options."""
     del kind
+    return tuple(part for token in tokens for part in token.value.split(","))
+
+
+def _pairs(option: Declared, words: Sequence[str]) -> dict[str, str]:
+    """Parse `NAME=VALUE`, separated by commas or given by repeated options.
+
+    Raises:
+        UserInputError: A name or a value is missing.
+    """
     pairs = {}
-    for part in (part for token in tokens for part in token.value.split(",")):
+    for part in (part for word in words for part in word.split(",")):
         name, _, value = part.partition("=")
         if not name or not value:
-            raise ValueError(f"expected NAME=VALUE, got {part!r}")
+            raise UserInputError(
+                f"`{option.name}={part!r}`: expected NAME=VALUE.", argument=option.name
+            )
         pairs[name] = value
     return pairs

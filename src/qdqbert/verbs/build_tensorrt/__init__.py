@@ -20,8 +20,8 @@ def build_tensorrt(
     batches: Sequence[int] = (1, 8),
     sequences: Sequence[int] = (),
     runs: int = 100,
-    tensorrt_version: str | None = None,
     dry_run: bool = False,
+    tensorrt_version: str | None = None,
     progress: Progress | bool = False,
 ) -> TensorRTReport:
     """Build the TensorRT engine of a quantized folder, and measure its latency.
@@ -33,9 +33,9 @@ def build_tensorrt(
             ones.
         sequences: Lengths in tokens, likewise. By default 32 and 128, or the model's limit.
         runs: Number of timed runs for each shape.
-        tensorrt_version: Version of TensorRT that the trtexec command line is written for. The
+        dry_run: Return the trtexec command line, and build nothing.
+        tensorrt_version: Version of TensorRT to write the command line for, with `dry_run`. The
             installed one by default.
-        dry_run: Print the trtexec command line, and build nothing.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:

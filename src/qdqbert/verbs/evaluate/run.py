@@ -39,6 +39,36 @@ class Comparison:
     fidelity: Fidelity
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+    """What is evaluated.
+
+    Attributes:
+        subject: The model.
+        reference: The reference, if there is one. Scored with the labels of the model.
+        notices: Messages about both.
+    """
+
+    subject: Subject
+    reference: Subject | None
+    notices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a model returned for the data.
+
+    Attributes:
+        encoded: The examples as the model read them.
+        predictions: Its outputs.
+        metrics: Its metrics.
+    """
+
+    encoded: EncodedExamples
+    predictions: Predictions
+    metrics: tuple[Metric, ...]
+
+
 def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     """Evaluate a model.
 
@@ -46,48 +76,21 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         UserInputError: An argument or a file cannot be used, or the model was calibrated on some
             of the examples.
     """
-    with progress.stage(f"Loading {Path(options.model).name}"):
-        subject = load_subject(options.model, request_of_model(options))
-    reference = None
-    if options.reference is not None:
-        with progress.stage(f"Loading {Path(options.reference).name}"):
-            reference = load_subject(options.reference, request_of_reference(options, subject))
-        _check_input_names(options, subject, reference)
-    _check_output(subject.task, options)
-    notices = [*subject.notices]
-    if reference is not None and reference.max_length < subject.max_length:
-        notices.append(
-            f"Texts are truncated at {reference.max_length} tokens, the limit of the reference."
-        )
-        subject = dataclasses.replace(subject, max_length=reference.max_length)
+    models = load_models(options, progress)
+    subject = models.subject
     task_options = task_options_of(options, subject.stored_task_options)
     dataset = subject.task.read(
         options.data, columns=columns_of(options), max_examples=options.max_examples
     )
     leaked = count_leaked(subject, dataset, options)
-    encoded = _encode(subject, dataset.examples, options, task_options, progress)
-    predictions = _predict(subject, encoded, progress)
-    metrics = subject.task.metrics(predictions, encoded.features, subject.id2label, task_options)
-    notices += [*dataset.notices, *encoded.features.notices]
-    if subject.is_proxy:
-        notices.append(
-            f"{subject.engine} runs the graph as a proxy for the runtime of {subject.target}."
-        )
-    if leaked:
-        notices.append(
-            f"The model was calibrated on {leaked} of {len(dataset)} examples, so the metrics are "
-            "inflated."
-        )
+    results = compute_metrics(subject, dataset.examples, options, task_options, progress)
     comparison = None
-    if reference is not None:
-        notices += [f"Reference: {notice}" for notice in reference.notices]
-        # Both are scored with the labels of the model.
-        reference = dataclasses.replace(reference, id2label=subject.id2label)
+    if models.reference is not None:
         comparison = _compare(
-            reference, dataset.examples, predictions, encoded, options, task_options, progress
+            models.reference, dataset.examples, results, options, task_options, progress
         )
     if options.output is not None:
-        _write_files(subject.task, predictions, encoded, task_options, Path(options.output))
+        _write_files(subject.task, results, task_options, Path(options.output))
     return EvaluateReport(
         model=options.model,
         task=subject.task.name,
@@ -96,12 +99,60 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         reference=options.reference,
         data=options.data,
         examples=len(dataset.examples),
-        metrics=tuple(metrics),
+        metrics=results.metrics,
         reference_metrics=() if comparison is None else comparison.metrics,
         fidelity=None if comparison is None else comparison.fidelity,
         leaked_examples=leaked,
-        notices=tuple(notices),
+        notices=(
+            *models.notices,
+            *dataset.notices,
+            *results.encoded.features.notices,
+            *_leak_notices(leaked, dataset),
+        ),
     )
+
+
+def load_models(options: EvaluateOptions, progress: Progress) -> Models:
+    """Load the model and the reference, and check the options that need them.
+
+    Raises:
+        UserInputError: One of them cannot be used, or an option does not fit.
+    """
+    with progress.stage(f"Loading {Path(options.model).name}"):
+        subject = load_subject(options.model, request_of_model(options))
+    _check_output(subject.task, options)
+    notices = [*subject.notices]
+    if subject.is_proxy:
+        notices.append(
+            f"{subject.engine} runs the graph as a proxy for the runtime of {subject.target}."
+        )
+    if options.reference is None:
+        return Models(subject=subject, reference=None, notices=tuple(notices))
+    with progress.stage(f"Loading {Path(options.reference).name}"):
+        reference = load_subject(options.reference, request_of_reference(options, subject))
+    _check_input_names(options, subject, reference)
+    notices += [f"Reference: {notice}" for notice in reference.notices]
+    if reference.max_length < subject.max_length:
+        notices.append(
+            f"Texts are truncated at {reference.max_length} tokens, the limit of the reference."
+        )
+        subject = dataclasses.replace(subject, max_length=reference.max_length)
+    reference = dataclasses.replace(reference, id2label=subject.id2label)
+    return Models(subject=subject, reference=reference, notices=tuple(notices))
+
+
+def compute_metrics(
+    subject: Subject,
+    examples: Sequence[Any],
+    options: EvaluateOptions,
+    task_options: TaskOptions,
+    progress: Progress,
+) -> Results:
+    """Run a model on examples and compute its metrics."""
+    encoded = _encode(subject, examples, options, task_options, progress)
+    predictions = _predict(subject, encoded, progress)
+    metrics = subject.task.metrics(predictions, encoded.features, subject.id2label, task_options)
+    return Results(encoded=encoded, predictions=predictions, metrics=tuple(metrics))
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:
@@ -119,6 +170,15 @@ def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -
             argument="data",
         )
     return leaked
+
+
+def _leak_notices(leaked: int, dataset: Dataset) -> tuple[str, ...]:
+    if not leaked:
+        return ()
+    return (
+        f"The model was calibrated on {leaked} of {len(dataset)} examples, so the metrics are "
+        "inflated.",
+    )
 
 
 def _check_input_names(options: EvaluateOptions, subject: Subject, reference: Subject) -> None:
@@ -168,39 +228,34 @@ def _predict(subject: Subject, encoded: EncodedExamples, progress: Progress) -> 
 def _compare(
     reference: Subject,
     examples: Sequence[Any],
-    predictions: Predictions,
-    encoded: EncodedExamples,
+    results: Results,
     options: EvaluateOptions,
     task_options: TaskOptions,
     progress: Progress,
 ) -> Comparison:
     """Run the reference on the same examples."""
-    others = _encode(reference, examples, options, task_options, progress)
-    expected = _predict(reference, others, progress)
+    features, predictions = results.encoded.features, results.predictions
+    encoded = _encode(reference, examples, options, task_options, progress)
+    expected = _predict(reference, encoded, progress)
     if expected[0].shape != predictions[0].shape:
         raise UserInputError(
             f"`reference={options.reference!r}` returns {expected[0].shape[-1]} values for a text, "
             f"and the model {predictions[0].shape[-1]}. Pass the model that was quantized.",
             argument="reference",
         )
-    metrics = reference.task.metrics(expected, encoded.features, reference.id2label, task_options)
+    metrics = reference.task.metrics(expected, features, reference.id2label, task_options)
     return Comparison(
         metrics=tuple(metrics),
-        fidelity=fidelity_of(reference.task, expected, predictions, encoded.features, task_options),
+        fidelity=fidelity_of(reference.task, expected, predictions, features, task_options),
     )
 
 
-def _write_files(
-    task: Task,
-    predictions: Predictions,
-    encoded: EncodedExamples,
-    task_options: TaskOptions,
-    output: Path,
-) -> None:
-    assert task.files is not None, "checked before the model ran"
+def _write_files(task: Task, results: Results, task_options: TaskOptions, output: Path) -> None:
+    assert task.files is not None, "checked when the model was loaded"
+    files = task.files(results.predictions, results.encoded.features, task_options)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name, content in task.files(predictions, encoded.features, task_options).items():
+        for name, content in files.items():
             write_json(output / name, content)
     except OSError as error:
         raise UserInputError(

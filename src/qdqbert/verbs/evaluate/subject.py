@@ -29,7 +29,7 @@ class Subject:
         task: Its task.
         engine: Name of the engine that runs it; `pytorch` for a checkpoint.
         target: Target that its graph was made for; `None` for a checkpoint or an .onnx file.
-        is_proxy: Whether the engine stands in for the runtime of the target.
+        is_proxy: Whether the engine is a proxy for the runtime of the target.
         runner: The model, ready to run.
         tokenizer: Its tokenizer.
         input_names: Names of its inputs.

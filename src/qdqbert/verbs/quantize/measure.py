@@ -114,7 +114,7 @@ def measure(
                 size_ratio=size_bytes(each.path) / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
             )
-        warnings += _fidelity_warnings(report)
+        warnings += fidelity_warnings(report)
         notices += _notices(report)
         reports.append(report)
     return Measurements(reports=tuple(reports), warnings=tuple(warnings), notices=tuple(notices))
@@ -195,7 +195,7 @@ def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     return evidence.sited.references(plan, evidence.calibration.for_recipe(plan.recipe), chosen)
 
 
-def _fidelity_warnings(report: TargetReport) -> list[str]:
+def fidelity_warnings(report: TargetReport) -> list[str]:
     """Warn about a graph that is far from the float model."""
     fidelity = report.fidelity
     changed = fidelity.flips_percent or 0.0

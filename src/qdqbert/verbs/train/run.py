@@ -256,7 +256,8 @@ def write_folder(
             plot_curves(history, folder / CURVES)
         content = {
             "format": TRAINING_FORMAT,
-            "command": command_line("train", options),
+            # A finished run is repeated from its start, even if it was resumed.
+            "command": command_line("train", dataclasses.replace(options, resume=False)),
             "max_length": max_length,
             "task_options": dataclasses.asdict(task_options_of(options, {}, seed=options.seed)),
             "calibration": {"fingerprints": list(calibrated_on)},

@@ -1,0 +1,190 @@
+"""The public functions, the dataclasses of options and the command line agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qdqbert
+from qdqbert.cli import main
+from qdqbert.errors import UserInputError
+from qdqbert.options import (
+    OnnxOptions,
+    QuantizerOverrides,
+    check_options,
+    command_line,
+    declared_options,
+    normalize_options,
+    option,
+)
+from qdqbert.recipes import QuantizerOptions
+from qdqbert.tasks.task import TaskOptions
+from qdqbert.verbs.benchmark.options import BenchmarkOptions
+from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
+from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.train.options import TrainOptions
+
+COMMANDS = {
+    qdqbert.quantize: QuantizeOptions,
+    qdqbert.evaluate: EvaluateOptions,
+    qdqbert.train: TrainOptions,
+    qdqbert.benchmark: BenchmarkOptions,
+    qdqbert.build_tensorrt: BuildTensorRTOptions,
+}
+commands = pytest.mark.parametrize(
+    ("function", "options"), COMMANDS.items(), ids=[each.__name__ for each in COMMANDS]
+)
+
+
+def documented(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the text of each argument in a docstring."""
+    section = inspect.getdoc(function).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line.startswith(" " * 8):
+            found[name] += f" {line.strip()}"
+        else:
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+    return found
+
+
+@commands
+def test_the_parameters_of_a_function_are_the_declared_options(function, options) -> None:
+    parameters = dict(inspect.signature(function).parameters)
+    assert parameters.pop("progress").default is False
+    declared = {each.name: each for each in declared_options(options)}
+    assert set(parameters) == set(declared)
+    for name, parameter in parameters.items():
+        missing = declared[name].default is dataclasses.MISSING
+        expected = inspect.Parameter.empty if missing else declared[name].default
+        assert parameter.default == expected, name
+
+
+@commands
+def test_the_docstring_of_a_function_repeats_the_help_of_the_options(function, options) -> None:
+    texts = documented(function)
+    texts.pop("progress")
+    assert texts == {each.name: each.help for each in declared_options(options)}
+
+
+@commands
+def test_parameters_are_annotated_with_the_types_of_the_options(function, options) -> None:
+    sources = {
+        name: text
+        for base in options.__mro__
+        for name, text in vars(base).get("__annotations__", {}).items()
+    }
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "progress":
+            continue
+        # Functions accept wider types: paths for strings, sequences for tuples.
+        narrow = parameter.annotation.replace("str | Path", "str")
+        narrow = narrow.replace("Sequence[", "tuple[").replace("]", ", ...]")
+        wide = sources[name].replace(", ...]", "]").replace("]", ", ...]")
+        assert narrow == wide, name
+
+
+def test_option_modules_import_no_heavy_library() -> None:
+    modules = ", ".join(sorted({each.__module__ for each in COMMANDS.values()}))
+    code = (
+        f"import sys, qdqbert.options, qdqbert.artifact, {modules}\n"
+        "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime'} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_overrides_are_the_quantizer_options_without_the_calibrator() -> None:
+    names = {field.name for field in dataclasses.fields(QuantizerOverrides)}
+    separate = {"calibrator", "percentile", "recalibrate_weights"}
+    assert names == {field.name for field in dataclasses.fields(QuantizerOptions)} - separate
+
+
+def test_task_options_of_a_call_are_the_settings_of_tasks() -> None:
+    given = {field.name for field in dataclasses.fields(qdqbert.options.TaskOptions)}
+    assert given == {field.name for field in dataclasses.fields(TaskOptions)} - {"seed"}
+
+
+def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
+    with pytest.raises(UserInputError, match="`batch_size` must be at least 1, got 0") as caught:
+        QuantizeOptions(batch_size=0)
+    assert caught.value.argument == "batch_size"
+    with pytest.raises(UserInputError, match="`percentile` must be above 0 and at most 100"):
+        QuantizeOptions(calibrator="percentile", percentile=101)
+    with pytest.raises(UserInputError, match="`epochs` must be above 0 and below inf, got nan"):
+        TrainOptions(model="m", output="o", train_data="d", epochs=float("nan"))
+
+
+def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
+    message = "`targets='gpu'` is unknown. Choose one of: portable, onnxruntime, "
+    with pytest.raises(UserInputError, match=message) as caught:
+        QuantizeOptions(targets=["onnxruntime", "gpu"])
+    assert caught.value.argument == "targets"
+
+
+def test_paths_become_strings_and_one_item_a_tuple() -> None:
+    chosen = QuantizeOptions(model=Path("m"), output=Path("o"), targets="openvino")
+    assert (chosen.model, chosen.output, chosen.targets) == ("m", "o", ("openvino",))
+
+
+def test_the_stored_command_gives_the_same_options_again(monkeypatch) -> None:
+    options = QuantizeOptions(
+        model="m.onnx",
+        output="o ut",
+        targets=("onnxruntime", "openvino"),
+        benchmark=False,
+        fuse_qkv=True,
+        percentile=99.5,
+        quant_disable_keyword=("query", "key|value"),
+        input_names={"input_ids": "tokens", "attention_mask": "mask"},
+        weights_for="vnni",
+        doc_stride=64,
+    )
+    line = command_line("quantize", options)
+    assert line.startswith("qdqbert quantize m.onnx --output 'o ut' --target onnxruntime --target")
+    called = []
+    monkeypatch.setattr("qdqbert.verbs.quantize.run.run", lambda given, _: called.append(given))
+    monkeypatch.setattr("qdqbert.cli._command.print_report", lambda *_, **__: None)
+    with pytest.raises(SystemExit, match="0"):
+        main(shlex.split(line)[1:])
+    assert called == [options]
+
+
+def test_options_are_printed_only_where_they_differ_from_the_default() -> None:
+    assert command_line("quantize", QuantizeOptions(batch_size=8)) == "qdqbert quantize"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Small(OnnxOptions):
+    """A command.
+
+    Attributes:
+        count: Number of things,
+            over two lines.
+    """
+
+    count: int | None = option(None, flag="number", short="n", above=0)
+
+
+def test_a_declaration_holds_name_flag_help_and_limits() -> None:
+    declared = declared_options(Small)
+    assert [each.name for each in declared] == ["count", *OnnxOptions.__dataclass_fields__]
+    count = declared[0]
+    assert (count.flag, count.short, count.type, count.is_optional) == ("number", "n", int, True)
+    assert count.help == "Number of things, over two lines."
+    assert (count.group, dict(count.limits), count.default) == (Small, {"above": 0}, None)
+    small = Small(count=3)
+    normalize_options(small)
+    check_options(small)
