@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import qdqbert
-from qdqbert.recipes import QuantizerOptions
 from scoring import Score, TestSet, mean_of
 
 ENGINES = ("pytorch", "onnxruntime", "openvino")
@@ -69,14 +68,13 @@ def row_of(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]
             task=options.task,
             qat=True,
             recipe=options.recipe,
-            quantizer_options=QuantizerOptions(
-                calibrator=options.calibrator, percentile=percentile
-            ),
-            ranges=options.ranges,
+            calibrator=options.calibrator,
+            percentile=percentile,
+            qat_ranges=options.ranges,
             distill_from=test.model,
-            distillation=qdqbert.Distillation(
-                alpha=options.alpha, temperature=options.temperature, hidden_weight=options.hidden
-            ),
+            distill_alpha=options.alpha,
+            temperature=options.temperature,
+            distill_hidden=options.hidden,
             learning_rate=options.learning_rate,
             epochs=options.epochs,
             batch_size=options.batch_size,

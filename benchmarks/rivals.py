@@ -27,7 +27,7 @@ from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
-from qdqbert.verbs.benchmark import export_float
+from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.inference import encode_examples
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int)
     parser.add_argument("--rounds", type=int, default=9, help="0 takes no times")
     parser.add_argument("--shapes", default="1x32,1x128,8x128")
-    parser.add_argument("--isa", default="any", help="vnni for CPUs that have it")
+    parser.add_argument("--weights-for", default="any", choices=("any", "vnni"))
     parser.add_argument("--json")
     arguments = parser.parse_args()
     columns = Columns(text=arguments.text_column, label=arguments.label_column)
@@ -132,11 +132,12 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         model,
         folder / "ours",
         calibration_data=arguments.calibration,
-        columns=columns if arguments.calibration else Columns(),
+        text_column=columns.text if arguments.calibration else None,
+        label_column=columns.label if arguments.calibration else None,
         calibration_samples=CALIBRATION_EXAMPLES,
         targets=("onnxruntime", "onnxruntime-dynamic", "openvino"),
         max_length=limit,
-        isa=arguments.isa,
+        weights_for=arguments.weights_for,
         benchmark=False,
     )
     export_float(model, folder / "float.onnx", [8])

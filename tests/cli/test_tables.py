@@ -5,11 +5,15 @@ import dataclasses
 import pytest
 from rich.console import Console
 
-from qdqbert.cli._tables import train_table
-from qdqbert.evidence.reports import TrainReport
+from qdqbert.cli._output import print_report
+from qdqbert.cli._tables import evaluate_table, quantize_table, train_table
+from qdqbert.evidence.reports import EvaluateReport, QuantizeReport, TrainReport
+from qdqbert.options import declared_options
 from qdqbert.tasks.task import Metric
+from qdqbert.verbs.quantize.options import QuantizeOptions
 
-REPORT = TrainReport(
+METRIC = Metric(name="accuracy", value=50.0, examples=1)
+TRAINED = TrainReport(
     directory="out",
     checkpoint="model",
     task="text-classification",
@@ -20,33 +24,79 @@ REPORT = TrainReport(
     resumed_at=None,
     before=(),
     after=(),
-    notices=("Mind the gap.",),
+    notices=("Check the data.",),
+)
+EVALUATED = EvaluateReport(
+    model="model",
+    task="text-classification",
+    engine="onnxruntime",
+    target=None,
+    reference=None,
+    data="dev.csv",
+    examples=1,
+    metrics=(METRIC,),
+    reference_metrics=(),
+    fidelity=None,
+    leaked_examples=0,
+    notices=(),
+)
+QUANTIZED = QuantizeReport(
+    directory="out",
+    checkpoint="model",
+    task="text-classification",
+    calibration_texts=1,
+    heldout_texts=8,
+    float_size_bytes=2_000_000,
+    targets=(),
+    warnings=("Pass more `calibration_data`.",),
+    notices=("Pass `overwrite=True`.",),
 )
 
 
-def shown(report: TrainReport) -> str:
+def shown(renderable: object) -> str:
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(train_table(report))
+        console.print(renderable)
     return capture.get()
 
 
 def test_training_without_evaluation_data_says_how_to_see_metrics() -> None:
-    text = shown(REPORT)
+    text = shown(train_table(TRAINED))
     assert "float training, 12 steps" in text
     assert "Trained on 16 examples. Pass `--eval-data` to see metrics." in text
     assert "before" not in text
 
 
 @pytest.mark.parametrize("quantizers", [0, 20])
-def test_metrics_are_shown_before_and_after(quantizers) -> None:
-    before, after = ((Metric(name="accuracy", value=value, examples=8),) for value in (50.0, 87.5))
-    report = dataclasses.replace(REPORT, quantizers=quantizers, before=before, after=after)
-    text = shown(report)
+def test_metrics_are_shown_before_and_after_training(quantizers) -> None:
+    after = dataclasses.replace(METRIC, value=87.5)
+    report = dataclasses.replace(TRAINED, quantizers=quantizers, before=(METRIC,), after=(after,))
+    text = shown(train_table(report))
     assert ("QAT with 20 quantizers" in text) == bool(quantizers)
-    cells = [line for line in text.splitlines() if "accuracy" in line]
-    assert len(cells) == 1
-    assert "50.00" in cells[0]
-    assert "87.50" in cells[0]
-    assert "before" in text
-    assert "--eval-data" not in text
+    (cells,) = (line for line in text.splitlines() if "accuracy" in line)
+    assert "50.00" in cells
+    assert "87.50" in cells
+
+
+def test_one_example_is_counted_in_the_singular_and_no_column_is_empty() -> None:
+    text = shown(evaluate_table(EVALUATED))
+    assert "1 example " in text
+    assert "reference" not in text
+    (cells,) = (line for line in text.splitlines() if "accuracy" in line)
+    assert cells.count("│") == 3
+
+
+def test_a_report_without_measurements_says_so_instead_of_an_empty_table() -> None:
+    text = shown(quantize_table(QUANTIZED))
+    assert "Nothing was measured." in text
+    assert "┃" not in text
+
+
+def test_warnings_come_before_notes_and_both_name_flags(capsys) -> None:
+    print_report(QUANTIZED, declared_options(QuantizeOptions), quantize_table, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == [
+        "WARNING: Pass more `--calibration-data`.",
+        "Note: Pass `--overwrite`.",
+        "Written to out",
+    ]

@@ -1,4 +1,4 @@
-"""Runs examples through a checkpoint or a graph, to one row for each row of their features."""
+"""Runs examples through a model, and compares the predictions of two models."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class EncodedExamples:
     """Examples as batches of model inputs.
 
     Attributes:
-        features: What the batches are cut from.
-        batches: Length-bucketed.
+        features: One model input or more for each example.
+        batches: The features in batches of similar length.
     """
 
     features: Features
@@ -29,7 +29,7 @@ class EncodedExamples:
 
     @property
     def texts(self) -> int:
-        """How many rows they make."""
+        """Number of features."""
         return len(self.features.encoded.rows)
 
 
@@ -43,27 +43,37 @@ def encode_examples(
     batch_size: int,
     options: TaskOptions,
 ) -> EncodedExamples:
-    """Tokenizes and batches examples as their task feeds them."""
+    """Tokenize and batch examples for a task.
+
+    Args:
+        task: Task of the model.
+        tokenizer: Tokenizer of the model.
+        examples: Examples of the task.
+        input_names: Names of the model's inputs.
+        max_length: Longest input in tokens.
+        batch_size: Number of features in a batch.
+        options: Settings of the task.
+    """
     features = task.encode(
         examples, tokenizer, input_names=input_names, max_length=max_length, options=options
     )
-    return EncodedExamples(
-        features=features, batches=tuple(make_batches(features.encoded, batch_size=batch_size))
-    )
+    batches = make_batches(features.encoded, batch_size=batch_size)
+    return EncodedExamples(features=features, batches=tuple(batches))
 
 
 class TorchRunner:
-    """Runs a PyTorch model as an engine; see `engines.runner.Runner`."""
+    """Runs a PyTorch model like an engine; see `engines.runner.Runner`."""
 
     precision = "float32"
 
     def __init__(self, body: GraphBody, input_names: Sequence[str]) -> None:
+        """Keep the model and the names of its inputs and outputs."""
         self._body = body
         self.input_names = tuple(input_names)
         self.output_names = body.output_names
 
     def run(self, inputs: Any) -> dict[str, Any]:
-        """One forward pass."""
+        """Return the outputs by name, as numpy arrays."""
         device = next(self._body.parameters()).device
         with torch.inference_mode():
             outputs = self._body(**{k: torch.from_numpy(v).to(device) for k, v in inputs.items()})
@@ -76,14 +86,21 @@ def predict(
     encoded: EncodedExamples,
     advance: Callable[[], None] = lambda: None,
 ) -> Predictions:
-    """What the model says, one row for each of the features'."""
-    rows: dict[int, Prediction] = {}
+    """Return the predictions of a model, one for each feature, in their order.
+
+    Args:
+        task: Task of the model.
+        runner: The model.
+        encoded: Its inputs.
+        advance: Called after each batch.
+    """
+    predictions: dict[int, Prediction] = {}
     for batch in encoded.batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        made = task.rows(runner.run(inputs), batch, encoded.features)
-        rows.update(zip(batch.indices, made, strict=True))
+        outputs = task.rows(runner.run(inputs), batch, encoded.features)
+        predictions.update(zip(batch.indices, outputs, strict=True))
         advance()
-    return [rows[index] for index in range(encoded.texts)]
+    return [predictions[index] for index in range(encoded.texts)]
 
 
 def fidelity_of(
@@ -93,12 +110,12 @@ def fidelity_of(
     features: Features,
     options: TaskOptions,
 ) -> Fidelity:
-    """How near one model's rows are to another's, by what counts in the task."""
-    answers = [task.decisions(rows, features, options) for rows in (reference, candidate)]
+    """Compare the predictions of a model with those of a reference, as the task does."""
+    ours, theirs = (task.decisions(each, features, options) for each in (candidate, reference))
     return compare(
         reference,
         candidate,
         is_embedding=task.is_embedding,
-        decisions=None if answers[0] is None or answers[1] is None else (answers[0], answers[1]),
+        decisions=None if ours is None or theirs is None else (theirs, ours),
         signal=task.signal,
     )

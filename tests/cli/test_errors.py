@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qdqbert.cli._errors import ExitCode, exit_code_of, in_flags, run_safely
+from qdqbert.errors import CalibrationError, GraphError, QdqBertError, UserInputError
+from qdqbert.options import declared_options
+from qdqbert.verbs.quantize.options import QuantizeOptions
+
+OPTIONS = declared_options(QuantizeOptions)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`max_length` must be at least 3.", "`--max-length` must be at least 3."),
+        ("`targets='gpu'` is unknown.", "`--target gpu` is unknown."),
+        ("Pass `overwrite=True`.", "Pass `--overwrite`."),
+        ("Pass `benchmark=False`.", "Pass `--no-benchmark`."),
+        ("`model='a b'` is quantized.", "`MODEL a b` is quantized."),
+        ("`ranges_from` and `seed=3`", "`--ranges-from` and `--seed 3`"),
+        # Not an option of this command, and a name of a file.
+        ("`temperature` and `config.json`", "`temperature` and `config.json`"),
+    ],
+)
+def test_names_of_options_become_flags(text, expected) -> None:
+    assert in_flags(text, OPTIONS) == expected
+
+
+def test_each_kind_of_error_has_an_exit_code() -> None:
+    assert exit_code_of(GraphError("x")) == ExitCode.FAILED == 1
+    for error in (UserInputError("x"), CalibrationError("x"), QdqBertError("x")):
+        assert exit_code_of(error) == ExitCode.USAGE == 2
+    assert (ExitCode.OK, ExitCode.QUALITY_GATE, ExitCode.INTERRUPTED) == (0, 3, 130)
+
+
+def test_json_errors_name_the_flag(capsys) -> None:
+    def call() -> None:
+        raise UserInputError("`seed=-1` is too small.", argument="seed")
+
+    with pytest.raises(SystemExit) as stop:
+        run_safely(call, OPTIONS, as_json=True, left="Nothing was written.")
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {
+        "error": "`--seed -1` is too small.",
+        "argument": "--seed",
+        "exit_code": 2,
+    }
+    assert printed.err == "Error: `--seed -1` is too small.\n"
