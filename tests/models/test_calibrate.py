@@ -469,7 +469,7 @@ def test_parameters_keep_their_values_and_get_no_gradient(folder, recorded) -> N
 
 
 def test_other_models_with_sited_quantizers_are_calibrated_too(make_model) -> None:
-    sited = insert_quantizers_(make_model("roberta"), family_of("roberta"), tables=False)
+    sited = insert_quantizers_(make_model("roberta"), family_of("roberta"), ["layer"])
     qdqbert.calibrate(sited.model, make_batches(padding_id=1), recipe=QuantizerOptions(aprec=7))
     assert len(sited.quantizers) == 20
     for quantizer in sited.quantizers.values():

@@ -143,7 +143,7 @@ def reference(make_model):
     @functools.cache
     def make(family: str, recipe: str) -> Reference:
         model = make_model(family)
-        sited = insert_quantizers_(model, family_of(family), tables=False)
+        sited = insert_quantizers_(model, family_of(family), ["layer"])
         built = build_recipe(recipe)
         rules = [rule for rule in built.rules if "embeddings" not in rule.site]
         specs = resolve(rules, sited.sites)

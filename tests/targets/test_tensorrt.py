@@ -16,7 +16,8 @@ from qdqbert.graph.qdq import insert_qdq
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import QdqStyle
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import lower, make_plan
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import make_plan
 from qdqbert.targets.tensorrt import trtexec_command
 from qdqbert.verbs.options import QuantizeOptions
 

@@ -100,8 +100,8 @@ def put_quantizers_in_(model: Any) -> None:
     """Puts quantizers in, as the model's config says; they quantize from here on."""
     config, training = model.config, model.training
     placement = getattr(config, "placement", None)
-    outputs = placement is not None and build_recipe(placement).outputs
-    sited = insert_quantizers_(model, family_of(config.model_type), tables=False, outputs=outputs)
+    groups = build_recipe(placement or "qdqbert", embeddings=None).groups
+    sited = insert_quantizers_(model, family_of(config.model_type), groups)
     for quantizer in sited.quantizers.values():
         quantizer.enable()
     quantizer_options = quantizer_options_of(config)

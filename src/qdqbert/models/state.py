@@ -88,7 +88,7 @@ def place_(
         UnmatchedRuleError: A pattern finds nothing.
     """
     # Tables are quantized when a graph is written; no quantizer of training stands on them.
-    rules = [rule for rule in build_recipe(recipe).rules if "embeddings" not in rule.site]
+    rules = build_recipe(recipe, embeddings=None).rules
     specs = quantizer_options.apply(resolve(rules, sited.sites), sited.sites)
     for name, quantizer in sited.quantizers.items():
         spec = specs[name]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from qdqbert.choices import Embeddings, EngineName, TargetName
 from qdqbert.recipes import QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import QdqStyle, Recipe, Site, TensorSpec, input_site_of, resolve
+from qdqbert.spec import QdqStyle, Recipe, Site, TensorSpec, input_site_of
 
 RewriteName = Literal[
     "fuse_integer_matmul",
@@ -145,12 +145,10 @@ def make_plan(
     """
     if stored is not None and recipe is None:
         built = stored_recipe(embeddings, placement)
-        resolved = {**resolve(built.rules, sites), **stored}
+        resolved = {**built.resolve(sites), **stored}
     else:
         built = build_recipe(recipe or target.recipe, embeddings=embeddings)
-        # Another recipe of the same run may need quantizers on outputs.
-        meant = [site for site in sites if built.outputs or not site.of_output]
-        resolved = dict.fromkeys((site.name for site in sites), None) | resolve(built.rules, meant)
+        resolved = built.resolve(sites)
     if quantizer_options is not None:
         resolved = quantizer_options.apply(resolved, sites)
     return Plan(

@@ -40,7 +40,7 @@ from qdqbert.insert.sited import (
 from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Site, Smoothing, TensorSpec
+from qdqbert.spec import Site, SiteGroup, Smoothing, TensorSpec
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.graph_files import GraphRunner, check_task, check_words, read_companions, running
 from qdqbert.verbs.inference import TorchRunner
@@ -96,8 +96,8 @@ class Door(Protocol):
         """The float model."""
         ...
 
-    def open_sites(self, *, outputs: bool) -> None:
-        """Puts sites in; `outputs` as in `insert_quantizers_`."""
+    def open_sites(self, groups: Collection[SiteGroup]) -> None:
+        """Puts sites in; `groups` as in `insert_quantizers_`."""
         ...
 
     def calibrate(
@@ -165,11 +165,9 @@ class CheckpointDoor:
         """See `Door`."""
         return TorchRunner(self._body, self.input_names)
 
-    def open_sites(self, *, outputs: bool) -> None:
+    def open_sites(self, groups: Collection[SiteGroup]) -> None:
         """See `Door`."""
-        self._sited = insert_quantizers_(
-            self._checkpoint.model, self._checkpoint.family, outputs=outputs
-        )
+        self._sited = insert_quantizers_(self._checkpoint.model, self._checkpoint.family, groups)
         self.sites = self._sited.sites
 
     def calibrate(
@@ -269,13 +267,13 @@ class GraphDoor:
         """See `Door`."""
         return self._float
 
-    def open_sites(self, *, outputs: bool) -> None:
+    def open_sites(self, groups: Collection[SiteGroup]) -> None:
         """See `Door`.
 
         Raises:
             UserInputError: Sites on outputs are wanted, which are found in checkpoints only.
         """
-        if outputs:
+        if not {"layer", "table"}.issuperset(groups):
             raise UserInputError(
                 "Recipe `qordered`, which target `qordered` has too, needs a checkpoint of "
                 "transformers: a ready graph has no quantizers on outputs. Pass another one."

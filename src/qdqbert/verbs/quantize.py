@@ -129,7 +129,7 @@ class _Run:
             )
             float_rows = self._float_rows(task, door, heldout_batches)
             recipes = {options.recipe or target.recipe for target in targets}
-            door.open_sites(outputs=any(build_recipe(name).outputs for name in recipes))
+            door.open_sites({group for name in recipes for group in build_recipe(name).groups})
             plans = [
                 make_plan(
                     target,
