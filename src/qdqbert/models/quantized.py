@@ -8,6 +8,8 @@ package loads its weights, and tells of the ranges as keys that it does not use.
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,19 @@ class QuantizedModel:
     """What makes a class of transformers one with quantizers; comes first in the list of bases."""
 
     _keep_in_fp32_modules_strict = ("_quantizer",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let `forward` take its arguments by position too."""
+        super().__init_subclass__(**kwargs)
+        model_class: Any = cls
+        names = [
+            parameter.name
+            for parameter in inspect.signature(model_class.forward).parameters.values()
+            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ][1:]
+        # A base class such as `BertPreTrainedModel` has only torch's placeholder, without names.
+        if "forward" not in vars(cls) and names:
+            model_class.forward = _by_keyword(model_class.forward, names)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         """Builds the float model and puts quantizers in.
@@ -94,6 +109,22 @@ class QuantizedModel:
                 if quantizer._learn_amax:
                     quantizer.start_learning()
         return (model, info) if output_loading_info else model
+
+
+def _by_keyword(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Pass positional arguments on by keyword, in the order of `names`.
+
+    TorchScript's exporter passes every argument by position. transformers 5 then adds `use_cache`
+    by keyword, so that `forward` would get it twice.
+    """
+
+    @functools.wraps(forward)
+    def by_keyword(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(names):
+            return forward(self, *args, **kwargs)
+        return forward(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+    return by_keyword
 
 
 def put_quantizers_in_(model: Any) -> None:

@@ -311,7 +311,7 @@ def stored_calibration(sited: SitedModel) -> Calibration:
                 weight_amax[name] = amax.reshape(()) if quantizer.axis is None else amax.flatten()
             continue
         if ends is not None:
-            low, high = (float(end) for end in ends)
+            low, high = ends.detach().tolist()
             ranges[name] = Range(amax=max(-low, high), low=low, high=high)
         elif amax is not None:
             largest = float(amax) * (quantizer._scale_amax or 1.0)
