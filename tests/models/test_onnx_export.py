@@ -269,7 +269,9 @@ def calibrated(folders):
     def make(head: str = "classifier", recipe: QuantizerOptions | None = None) -> nn.Module:
         cls = CLASSES.get(head, CLASSES["classifier"])
         model = cls.from_pretrained(folders / head)
-        return qdqbert.calibrate(model, [make_batch(4, 16, seed=0)], recipe=recipe)
+        return qdqbert.calibrate(
+            model, [make_batch(4, 16, seed=0)], **(recipe.to_dict() if recipe else {})
+        )
 
     return make
 

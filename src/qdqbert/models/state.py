@@ -330,7 +330,7 @@ def _spec_of(name: str, quantizer: TensorQuantizer) -> TensorSpec | None:
     if not isinstance(bits, int) or not 2 <= bits <= 8 or axis not in kept:
         raise CheckpointError(
             f"Quantizer `{name}` has num_bits={bits} and axis={axis}; a graph can have 2 to 8 "
-            f"bits and an axis of {kept[1]} or none. Set others with `apply_recipe`."
+            f"bits and an axis of {kept[1]} or none. Set others with `apply_quantizer_options`."
         )
     assert not isinstance(axis, tuple)
     if not quantizer.symmetric:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import DEMO_NAME
+from qdqbert.models.configuration import recipe_of
 from qdqbert.numerics.affine import parameters_of
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.data import digest_examples, fingerprint
@@ -62,7 +63,7 @@ def quantization_json(
             "model_type": door.model_type,
             "weights_sha256": weights_sha256,
             "sentence_head": door.head and dataclasses.asdict(door.head),
-            "placement": getattr(door.config, "placement", None),
+            "placement": recipe_of(door.config),
         },
         "max_length": max_length,
         "inputs": list(door.input_names),

@@ -35,6 +35,7 @@ from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph, value_names
+from qdqbert.models.configuration import recipe_of
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.recipes import QuantizerOptions, build_recipe
@@ -141,7 +142,7 @@ class _Run:
                     if options.quantizer_options != QuantizerOptions()
                     else None,
                     stored=None if door.stored is None else door.stored.specs,
-                    placement=getattr(door.config, "placement", None),
+                    placement=recipe_of(door.config),
                     dedicated_pairs=options.dedicated_qdq_pairs,
                 )
                 for target in targets

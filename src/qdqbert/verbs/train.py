@@ -24,7 +24,7 @@ from qdqbert.graph.export import GraphBody
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.loading import load_model
-from qdqbert.models.prepare import prepare
+from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.progress import Progress, Silent
 from qdqbert.tasks.task import Features, Metric, Task
@@ -150,7 +150,7 @@ class _Run:
         options = self.options
         model: Any = checkpoint.model
         if not sited_model(model).quantizers:
-            prepare(model, options.recipe, quantizer_options=options.quantizer_options)
+            prepare_with_options(model, options.recipe, options.quantizer_options)
         sample = calibration_sample(
             task,
             data.features,
