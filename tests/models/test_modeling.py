@@ -221,7 +221,7 @@ def test_a_model_is_in_evaluation_mode_when_loaded_and_in_training_mode_when_bui
     ids=["roberta", "distilbert"],
 )
 def test_a_checkpoint_of_another_family_is_refused(checkpoints, model_type, auto) -> None:
-    with pytest.raises(CheckpointError, match=f"takes BERT checkpoints, not `{model_type}`"):
+    with pytest.raises(CheckpointError, match=f"load BERT checkpoints, not `{model_type}`"):
         AUTO_CLASSES[auto].from_pretrained(checkpoints(model_type))
     with pytest.raises(CheckpointError, match=r"`qdqbert\.quantize` on its folder"):
         qdqbert.QDQBertConfig.from_pretrained(checkpoints(model_type))
