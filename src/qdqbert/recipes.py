@@ -108,7 +108,7 @@ RECIPES = {recipe.name: recipe for recipe in _TABLE}
 """Recipes by name, without a rule for embedding tables, which `build_recipe` puts before theirs."""
 
 ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
-"""Other names of recipes, in the row `ffn`, `linear`, `linear+matmul`, `full`."""
+"""Second names of recipes."""
 
 
 def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe:
@@ -125,7 +125,9 @@ def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe
     if found is None:
         known = ", ".join(sorted([*RECIPES, *ALIASES]))
         raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.", argument="recipe")
-    return found if embeddings is None else _with_tables(found, embeddings)
+    # Reports show the name that the user chose.
+    named = dataclasses.replace(found, name=name)
+    return named if embeddings is None else _with_tables(named, embeddings)
 
 
 def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None) -> Recipe:
@@ -138,13 +140,13 @@ def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None)
         placement: Name of the recipe that placed the quantizers. It decides how they are
             calibrated.
     """
-    placed = None if placement is None else build_recipe(placement)
+    placed = None if placement is None else build_recipe(placement, embeddings=None)
     return _with_tables(
         Recipe(
             name="stored",
             summary="the checkpoint's own quantizers",
             rules=(),
-            groups=(),
+            groups=("layer",) if placed is None else placed.groups,
             smoothing=None if placed is None else placed.smoothing,
             clips_residuals=placed is not None and placed.clips_residuals,
         ),
