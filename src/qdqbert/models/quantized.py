@@ -165,7 +165,7 @@ def set_options_(model: Any, options: QuantizerOptions) -> None:
     Raises:
         UnmatchedRuleError: A pattern matches no quantizer.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     configure_model_(sited_model(model), config, options)
     if hasattr(config, "quantizers"):
         config.quantizer_options = options.to_dict()
