@@ -172,6 +172,7 @@ def evaluate(
         subject = dataclasses.replace(subject, max_length=other.max_length)
     settings = dataclasses.replace(_options_of(Path(model)), **(options or {}))
     dataset = subject.task.read(str(data), columns=columns or Columns(), max_examples=max_examples)
+    subject.task.check_labels(dataset, subject.id2label)
     leaked = sum(fingerprint(each) in subject.calibrated_on for each in dataset.examples)
     check_leakage(leaked, len(dataset), str(data), allowed=allow_leakage)
     encoded, rows = _run(subject, dataset.examples, batch_size, settings, progress)

@@ -30,7 +30,7 @@ class EncodedExamples:
     @property
     def texts(self) -> int:
         """How many rows they make."""
-        return len(self.features.encoded.rows)
+        return len(self.features.encoded.inputs)
 
 
 def encode_examples(
@@ -80,7 +80,7 @@ def predict(
     rows: dict[int, Prediction] = {}
     for batch in encoded.batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        made = task.rows(runner.run(inputs), batch, encoded.features)
+        made = task.predictions(runner.run(inputs), batch, encoded.features)
         rows.update(zip(batch.indices, made, strict=True))
         advance()
     return [rows[index] for index in range(encoded.texts)]
