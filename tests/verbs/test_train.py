@@ -515,7 +515,11 @@ def test_a_teacher_with_quantizers_is_refused(trained, classifier, out) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("bert", {"num_labels": 3}, r"classes of .* are \['LABEL_0', .* those of the student \['bad', 'good'"),
+        (
+            "bert",
+            {"num_labels": 3},
+            r"classes of .* are \['LABEL_0', .* those of the student \['bad', 'good'",
+        ),
         ("roberta", SENTIMENT, r"The vocabulary of .* differs from the student's"),
     ],
     ids=["classes", "vocabulary"],
@@ -549,7 +553,8 @@ def test_states_of_another_width_are_refused_and_nothing_is_left(
     auto_class = transformers.AutoModelForSequenceClassification
     wide = save_tiny(tmp_path / "wide", "bert", auto_class, hidden_size=48, **SENTIMENT)
     with pytest.raises(
-        UserInputError, match="`distill_hidden` needs a teacher with the student's 1 layers of hidden size 32"
+        UserInputError,
+        match="`distill_hidden` needs a teacher with the student's 1 layers of hidden size 32",
     ):
         qdqbert.train(
             classifier.checkpoint,
