@@ -26,9 +26,12 @@ from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_graph_references, make_references
 from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.graph.edit import keep_outputs
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.imported.graph_runner import check_token_ids, engine_errors
 from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.graph.imported.observed_graph import ObservedGraph
+from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.insert.sited import (
     encoder_layers,
@@ -42,7 +45,6 @@ from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, SiteGroup, Smoothing, TensorSpec
 from qdqbert.targets.target import Plan
-from qdqbert.verbs.graph_files import GraphRunner, check_task, check_words, read_companions, running
 from qdqbert.verbs.inference import TorchRunner
 
 Advance = Callable[[], None]
@@ -235,31 +237,42 @@ class GraphDoor:
         tokenizer: str | None,
         input_names: Mapping[str, str],
         scratch: Path,
+        output_names: Mapping[str, str] | None = None,
     ) -> None:
         """Reads a graph and finds its parts.
 
         Args:
             path: The .onnx file.
-            task: What it is for; cannot be inferred.
+            task: What it is for; inferred from the config next to the tokenizer if `None`.
             tokenizer: Folder or hub id of its tokenizer, and config if there is one; the file's own
                 folder if `None`.
             input_names: Names of its inputs by transformers' names, where they are others.
             scratch: A folder for graphs that are run.
+            output_names: Maps transformers' names to names of the graph's outputs, for outputs
+                with unusual names.
 
         Raises:
             UserInputError: It cannot be read, is not of BERT's shape, or something is missing.
         """
-        self.name, self.task = str(path), check_task(task)
-        opened = import_onnx(path, task=self.task, input_names=input_names, scratch=scratch)
+        self.name = str(path)
+        self.task: str = choose_task(path, task=task, tokenizer=tokenizer)
+        opened = import_onnx(
+            path,
+            task=self.task,
+            input_names=input_names,
+            output_names=output_names or {},
+            scratch=scratch,
+        )
         self._path = path
-        self._float = GraphRunner(opened.runner, path, vocabulary=opened.vocabulary)
-        beside = read_companions(path, task=self.task, tokenizer=tokenizer, runner=self._float)
+        self._float = opened.runner
+        beside = load_tokenizer_and_config(
+            path, task=self.task, tokenizer=tokenizer, runner=self._float
+        )
         self.input_names, self.output_names = opened.input_names, opened.output_names
         self._scratch = scratch
         self._ready = opened.sited
         self.sites = self._ready.sites
-        counts = ", ".join(f"{name} {count}" for name, count in self._ready.roles.items())
-        self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.", *beside.notices)
+        self.notices: tuple[str, ...] = (*opened.notices, *beside.notices)
         self.model_type, self.config = beside.model_type, beside.config
         self.tokenizer, self.max_length = beside.tokenizer, beside.max_length
 
@@ -288,14 +301,16 @@ class GraphDoor:
         **settings: Any,
     ) -> Calibration:
         """See `Door`."""
+        # The float model's session would hold its weights a second time.
+        self._float.release()
         observed = ObservedGraph(
-            self._ready, self._scratch / "watched.onnx", sites=frozenset(sites)
+            self._ready, self._scratch / "observed.onnx", sites=frozenset(sites)
         )
         for batch in batches:
-            check_words(batch.inputs, self._path, self._float.vocabulary)
+            check_token_ids(batch.inputs, self._path, self._float.vocabulary_size)
 
         def show(observer: Observer, scales: Mapping[str, Tensor]) -> None:
-            with running(self._path):
+            with engine_errors(self._path):
                 observed.run(batches, observer, scales, advance)
 
         plan = CalibrationPlan(
@@ -332,6 +347,7 @@ class GraphDoor:
             scales=scales,
             weight_amax=calibration.weight_amax,
         )
+        keep_outputs(model, self.output_names)
         return make_graph_references(
             model, self._ready.starts, batches, last_bits=plan.target.last_bits
         )

@@ -13,19 +13,16 @@ from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.graph.export import GraphBody
+from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.input_output_names import INPUTS
+from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress, Silent
 from qdqbert.targets import target_named
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
-from qdqbert.verbs.graph_files import (
-    check_task,
-    is_graph_file,
-    open_any_graph,
-    read_companions,
-)
+from qdqbert.verbs.graph_files import is_graph_file
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,
@@ -323,18 +320,18 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
             f"{str(path)!r} is part of a quantized folder. Evaluate {folder.name!r} as a whole, "
             "with `--target` if it has several graphs."
         )
-    task = check_task(wanted.task)
+    task = choose_task(path, task=wanted.task, tokenizer=wanted.tokenizer)
     engine: EngineName = wanted.engine or "onnxruntime"
     check_engine(engine)
-    runner = open_any_graph(
+    runner = open_graph_file(
         path,
         task=task,
         engine=engine,
         provider=wanted.provider,
         input_names=wanted.input_names,
-        others=wanted.others,
+        skip_unknown_names=wanted.others,
     )
-    beside = read_companions(path, task=task, tokenizer=wanted.tokenizer, runner=runner)
+    beside = load_tokenizer_and_config(path, task=task, tokenizer=wanted.tokenizer, runner=runner)
     usual = TASKS[task].max_length or beside.max_length
     return _Subject(
         task=TASKS[task],
@@ -347,7 +344,7 @@ def _load_graph(path: Path, wanted: _Wanted) -> _Subject:
         max_length=min(wanted.max_length or usual, beside.max_length),
         calibrated_on=frozenset(),
         notices=beside.notices,
-        named=runner.named,
+        named=runner.matched_names,
     )
 
 
