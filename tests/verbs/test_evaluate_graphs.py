@@ -339,7 +339,7 @@ def test_positions_are_not_taken_for_types_of_tokens(
 def test_names_of_inputs_that_neither_graph_has_are_told(float_graph, checkpoints, data) -> None:
     words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
     for names in ({"input_ids": "typo"}, {"ids": "input_ids"}, {"typo": "typo"}):
-        with pytest.raises(UserInputError, match=r"`--input-names .* expected one of input_ids"):
+        with pytest.raises(UserInputError, match=r"input.names.* expected one of input_ids"):
             qdqbert.evaluate(float_graph, data, reference=float_graph, input_names=names, **words)
 
 
@@ -380,12 +380,12 @@ def test_classes_that_a_config_does_not_name_have_numbers(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": None}, "`--task` is missing: a graph does not say"),
-        ({"task": "question-answering"}, "has outputs logits; task `question-answering` reads"),
+        ({"task": None, "tokenizer": None}, "`task` is missing, and cannot be inferred"),
+        ({"task": "question-answering"}, "has outputs logits, and task `question-answering` reads"),
         ({"target": "portable"}, "`--target portable` is for quantized folders"),
-        ({"task": "other"}, "^`--task other` is unknown. Pass one of"),
-        ({"tokenizer": None}, r"beside graph 'classifier\.onnx' .* pass `--tokenizer`"),
-        ({"tokenizer": "none"}, "`--tokenizer none` (cannot be loaded|holds no vocabulary)"),
+        ({"task": "other"}, "^`task='other'` is unknown. Pass one of"),
+        ({"tokenizer": None}, r"next to graph 'classifier\.onnx' .* pass `tokenizer`"),
+        ({"tokenizer": "none"}, "`tokenizer='none'` (cannot be loaded|has no vocabulary)"),
         ({"input_names": {"input_ids": "none"}}, "expected one of input_ids"),
         ({"model": "missing.onnx"}, "there is no such file"),
     ],

@@ -162,7 +162,7 @@ class _Run:
             written = [self._write_graph(plan, plans, graph, calibration, folder) for plan in plans]
             self._write_inputs(folder, door, calibration, written, used, limit)
             float_model = Path(scratch) / MODEL
-            save_graph(float_graph(graph), float_model)
+            save_graph(float_graph(graph), float_model, temporary=True)
             evidence = Evidence(
                 door=door,
                 calibration=calibration,

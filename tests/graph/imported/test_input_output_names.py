@@ -190,7 +190,7 @@ def test_the_first_output_is_taken_where_none_has_the_name() -> None:
         (("end_logits", "start_logits"), {}, (1, 0)),
         (("o0", "start_logits"), {}, (1, 0)),
         (("a", "b"), {"start_logits": "b"}, (1, 0)),
-        (("x0", "end_logits", "b"), {"start_logits": "end_logits", "end_logits": "b"}, (1, 2)),
+        (("a", "end_logits", "b"), {"start_logits": "end_logits", "end_logits": "b"}, (1, 2)),
     ],
     ids=["no-names", "swapped", "one-name", "one-given", "given-before-known"],
 )

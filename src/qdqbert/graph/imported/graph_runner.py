@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -72,6 +73,7 @@ class GraphRunner:
         """Free the engine's memory until the next `run`, if the graph can be loaded again."""
         if self._reopen is not None:
             self._runner = None
+            gc.collect()
 
 
 def check_token_ids(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,6 +70,9 @@ def import_onnx(
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
         sited = mark_sites(model, find_roles(model))
+        # Graphs have reference cycles, and those replaced by now still hold weights.
+        del model
+        gc.collect()
         return ImportedModel(
             sited=sited,
             runner=GraphRunner(
