@@ -27,7 +27,8 @@ from qdqbert.insert.sited import insert_quantizers_, linear_weights, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import lower, make_plan
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import make_plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 CALIBRATORS: dict[str, Calibrator] = {

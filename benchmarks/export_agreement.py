@@ -67,7 +67,7 @@ def main() -> None:
     for per_tensor in (False, True):
         model = QDQBertModel.from_pretrained(source, add_pooling_layer=False, dtype=torch.float32)
         recipe = QuantizerOptions(quant_per_tensor=per_tensor)
-        models[per_tensor] = calibrate(model.eval(), batches[:4], recipe=recipe)
+        models[per_tensor] = calibrate(model.eval(), batches[:4], **recipe.to_dict())
     for exporter, opset, per_tensor, dtype in track(combinations, description="Exporting"):
         model = copy.deepcopy(models[per_tensor]).to(dtype)
         found = compare(model, dict(batches[4]), dict(batches[5]), exporter, opset)

@@ -28,7 +28,6 @@ from rich.table import Table
 from qdqbert import QDQBertModel, calibrate
 from qdqbert.models import QDQBertConfig
 from qdqbert.nn import TensorQuantizer
-from qdqbert.recipes import QuantizerOptions
 
 
 def main() -> None:
@@ -99,7 +98,7 @@ def build(options: argparse.Namespace) -> dict[str, torch.nn.Module]:
     torch.manual_seed(0)
     quantized = QDQBertModel(QDQBertConfig(**shape), add_pooling_layer=False)
     state = quantized.state_dict()
-    calibrate(quantized, [{"input_ids": tokens(options)}], recipe=QuantizerOptions())
+    calibrate(quantized, [{"input_ids": tokens(options)}], calibrator="max")
     linears = copy.deepcopy(quantized)
     for name, module in linears.named_modules():
         if isinstance(module, TensorQuantizer) and ("matmul_" in name or "add_" in name):

@@ -39,8 +39,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qdqbert.errors import QdqBertError
+from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.verbs.graph_files import open_any_graph
 
 TASK = "text-classification"
 
@@ -449,7 +449,7 @@ def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
     path.write_bytes(data)
     try:
         if evaluated:
-            open_any_graph(path, task=TASK, engine="onnxruntime", input_names={})
+            open_graph_file(path, task=TASK, engine="onnxruntime", input_names={})
         else:
             import_onnx(path, task=TASK, input_names={}, scratch=folder)
     except QdqBertError as error:

@@ -44,7 +44,8 @@ from qdqbert.graph.qdq import insert_qdq
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import Plan, lower, make_plan
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import Plan, make_plan
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -15,34 +15,34 @@ def tokenizer(checkpoints):
 
 
 @pytest.mark.parametrize("pairs", [None, ["rain on the river", "a"]], ids=["texts", "pairs"])
-def test_rows_are_what_the_tokenizer_gives_for_each_text_alone(tokenizer, pairs) -> None:
+def test_inputs_are_those_of_each_text_alone(tokenizer, pairs) -> None:
     texts = ["the cat sat", "a dog, far from home"]
     encoded = encode(tokenizer, texts, pairs, input_names=NAMES, max_length=64)
-    for index, row in enumerate(encoded.rows):
+    for index, inputs in enumerate(encoded.inputs):
         alone = tokenizer(texts[index], None if pairs is None else pairs[index])
-        assert {name: values.tolist() for name, values in row.items()} == {
+        assert {name: values.tolist() for name, values in inputs.items()} == {
             name: alone[name] for name in NAMES
         }
     assert encoded.truncated == 0
-    assert encoded.lengths == [len(row["input_ids"]) for row in encoded.rows]
+    assert encoded.lengths == [len(inputs["input_ids"]) for inputs in encoded.inputs]
 
 
 @pytest.mark.parametrize(
     ("words", "truncated"), [(3, 0), (4, 1)], ids=["just-fits", "one-too-many"]
 )
-def test_longer_texts_are_cut_and_counted(tokenizer, words, truncated) -> None:
+def test_longer_texts_are_truncated_and_counted(tokenizer, words, truncated) -> None:
     # [CLS] and [SEP] take two of five tokens.
     encoded = encode(tokenizer, [" ".join(["cat"] * words)], input_names=NAMES, max_length=5)
     assert encoded.lengths == [5]
     assert encoded.truncated == truncated
-    assert encoded.rows[0]["input_ids"][-1] == tokenizer.sep_token_id
+    assert encoded.inputs[0]["input_ids"][-1] == tokenizer.sep_token_id
 
 
-def test_a_pair_is_cut_as_a_whole(tokenizer) -> None:
+def test_a_pair_is_truncated_to_its_total_length(tokenizer) -> None:
     encoded = encode(tokenizer, ["cat " * 9], ["dog " * 9], input_names=NAMES, max_length=12)
     assert encoded.truncated == 1
     assert encoded.lengths == [12]
-    assert set(encoded.rows[0]["token_type_ids"].tolist()) == {0, 1}
+    assert set(encoded.inputs[0]["token_type_ids"].tolist()) == {0, 1}
 
 
 def test_many_texts_are_encoded_in_order(tokenizer) -> None:
@@ -50,7 +50,7 @@ def test_many_texts_are_encoded_in_order(tokenizer) -> None:
     encoded = encode(tokenizer, texts, input_names=("input_ids",), max_length=6)
     assert encoded.lengths == [min(6, 3 + index % 7) for index in range(150)]
     assert encoded.truncated == sum(3 + index % 7 > 6 for index in range(150))
-    assert set(encoded.rows[0]) == {"input_ids"}
+    assert set(encoded.inputs[0]) == {"input_ids"}
 
 
 def test_batches_are_longest_first_and_hold_each_text_once(tokenizer) -> None:
@@ -62,7 +62,7 @@ def test_batches_are_longest_first_and_hold_each_text_once(tokenizer) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_shorter_rows_are_filled_as_the_tokenizer_would(checkpoints, family) -> None:
+def test_batches_are_padded_as_by_the_tokenizer(checkpoints, family) -> None:
     checkpoint = load_checkpoint(str(checkpoints(family)))
     texts = ["the cat sat on a tree", "rain"]
     encoded = encode(checkpoint.tokenizer, texts, input_names=checkpoint.input_names, max_length=64)
@@ -74,7 +74,7 @@ def test_shorter_rows_are_filled_as_the_tokenizer_would(checkpoints, family) -> 
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_padding_is_the_tokenizers_for_the_inputs_that_are_wanted(tokenizer) -> None:
+def test_padding_is_the_tokenizers_for_the_requested_inputs(tokenizer) -> None:
     assert padding_of(tokenizer, ("attention_mask",)) == {"attention_mask": 0}
     assert padding_of(tokenizer, NAMES) == {
         "input_ids": tokenizer.pad_token_id,
@@ -84,22 +84,22 @@ def test_padding_is_the_tokenizers_for_the_inputs_that_are_wanted(tokenizer) -> 
 
 
 @pytest.mark.parametrize(
-    ("rows", "stacked"),
+    ("arrays", "stacked"),
     [
         ([[1, 2, 3], [4]], [[1, 2, 3], [4, 9, 9]]),
         ([[[1, 2], [3, 4]], [[5], [6]]], [[[1, 2], [3, 4]], [[5, 9], [6, 9]]]),
     ],
     ids=["tokens", "choices-and-tokens"],
 )
-def test_rows_are_filled_to_the_longest(rows, stacked) -> None:
-    padded = stack_padded([np.array(row, np.int32) for row in rows], 9)
+def test_arrays_are_padded_to_the_longest(arrays, stacked) -> None:
+    padded = stack_padded([np.array(each, np.int32) for each in arrays], 9)
     assert padded.dtype == np.int64
     assert padded.tolist() == stacked
 
 
-def test_rows_of_choices_are_batched_by_their_tokens() -> None:
-    rows = tuple({"input_ids": np.full((3, tokens), tokens, np.int32)} for tokens in (2, 4))
-    encoded = Encoded(rows=rows, padding={"input_ids": 0}, truncated=0)
+def test_choices_are_batched_by_their_tokens() -> None:
+    inputs = tuple({"input_ids": np.full((3, tokens), tokens, np.int32)} for tokens in (2, 4))
+    encoded = Encoded(inputs=inputs, padding={"input_ids": 0}, truncated=0)
     assert encoded.lengths == [2, 4]
     (batch,) = make_batches(encoded, batch_size=2)
     assert batch.indices == (1, 0)

@@ -291,7 +291,7 @@ def test_ranges_that_cut_off_half_of_the_values_ruin_the_score(
     qdqbert.prepare(model, recipe="qdqbert")
     for percentile, output in ((100.0, tmp_path / "whole"), (50.0, tmp_path / "half")):
         recipe = qdqbert.QuantizerOptions(calibrator="percentile", percentile=percentile)
-        qdqbert.calibrate(model, batches, recipe=recipe)
+        qdqbert.calibrate(model, batches, **recipe.to_dict())
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
     # The two rows are no text of the task, so that ranges fit less well than elsewhere.
@@ -353,7 +353,7 @@ def test_the_imdb_example_goes_from_reviews_to_a_graph(trained, run_example, tmp
     # 4 of 200 reviews: the example keeps dropout, which this model was not trained with.
     assert all(float(score) >= made.score - 2 for score in scores.values())
     config = json.loads((output / "qat" / "config.json").read_text())
-    assert config["placement"] == "qordered"
+    assert config["recipe"] == "qordered"
     assert (output / "int8" / "model.onnx").is_file()
 
 

@@ -1,10 +1,10 @@
-"""Texts to model inputs: tokenized once, then batched by length so that little is padding."""
+"""Tokenize texts and group them into batches of similar length, to keep padding short."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 Inputs = dict[str, NDArray[np.int64]]
 """Model inputs by name, each `(batch, seq)`, or `(batch, choices, seq)`."""
 
-_CHUNK = 64
-# Texts tokenized at a time: a tokenizer's answer is a hundred times as large as its ids.
+# A tokenizer's output takes about a hundred times the memory of its ids.
+_CHUNK_SIZE = 64
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,19 +23,20 @@ class Encoded:
     """Tokenized texts.
 
     Attributes:
-        rows: For each text its inputs by name, each `(tokens,)`, or `(choices, tokens)`, int32.
-        padding: What fills a shorter row, by input name.
-        truncated: How many texts were longer than allowed and lost their end.
+        inputs: Model inputs by name, one mapping for each text. Arrays `(tokens,)`, or
+            `(choices, tokens)`, int32.
+        padding: Value that pads shorter texts, by input name.
+        truncated: Number of texts that were longer than allowed and lost their end.
     """
 
-    rows: tuple[dict[str, NDArray[np.int32]], ...]
+    inputs: tuple[dict[str, NDArray[np.int32]], ...]
     padding: dict[str, int]
     truncated: int
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each text."""
-        return [row["input_ids"].shape[-1] for row in self.rows]
+        """Number of tokens of each text."""
+        return [each["input_ids"].shape[-1] for each in self.inputs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +44,8 @@ class Batch:
     """Some texts, padded to the longest of them.
 
     Attributes:
-        indices: Which texts these are.
-        inputs: What the model is given.
+        indices: Positions of the texts in `Encoded.inputs`.
+        inputs: Inputs of the model.
     """
 
     indices: tuple[int, ...]
@@ -57,37 +60,39 @@ def encode(
     input_names: Sequence[str],
     max_length: int,
 ) -> Encoded:
-    """Tokenizes texts, or pairs of texts, and counts those that had to be cut.
+    """Tokenize texts, or pairs of texts, and count those that are truncated.
 
     Args:
         tokenizer: A transformers tokenizer.
         texts: First texts.
-        pairs: Second texts, as many, if the model reads pairs.
-        input_names: Which inputs to make; `input_ids` among them.
-        max_length: Longest row in tokens, special ones included.
+        pairs: Second texts, one for each first text, if the model reads pairs.
+        input_names: Inputs to return; `input_ids` must be among them.
+        max_length: Longest input in tokens, special tokens included.
     """
-    rows: list[dict[str, NDArray[np.int32]]] = []
+    inputs: list[dict[str, NDArray[np.int32]]] = []
     truncated = 0
-    for start in range(0, len(texts), _CHUNK):
-        chunk = [list(texts[start : start + _CHUNK])]
-        if pairs is not None:
-            chunk.append(list(pairs[start : start + _CHUNK]))
+    columns = [texts] if pairs is None else [texts, pairs]
+    for chunk in zip(*map(in_chunks, columns), strict=True):
         uncut = tokenizer(*chunk, verbose=False)
         truncated += sum(len(ids) > max_length for ids in uncut["input_ids"])
         cut = tokenizer(*chunk, truncation=True, max_length=max_length)
-        rows += [
+        inputs += [
             {name: np.array(cut[name][index], dtype=np.int32) for name in input_names}
             for index in range(len(chunk[0]))
         ]
     return Encoded(
-        rows=tuple(rows),
-        padding=padding_of(tokenizer, input_names),
-        truncated=truncated,
+        inputs=tuple(inputs), padding=padding_of(tokenizer, input_names), truncated=truncated
     )
 
 
+def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:
+    """Yield the items in lists that are small enough to be tokenized at once."""
+    for start in range(0, len(items), _CHUNK_SIZE):
+        yield list(items[start : start + _CHUNK_SIZE])
+
+
 def padding_of(tokenizer: Any, input_names: Sequence[str]) -> dict[str, int]:
-    """What fills a shorter row, by input name."""
+    """Return the value that pads each input, by input name."""
     known = {
         "input_ids": tokenizer.pad_token_id,
         "attention_mask": 0,
@@ -97,7 +102,7 @@ def padding_of(tokenizer: Any, input_names: Sequence[str]) -> dict[str, int]:
 
 
 def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
-    """Batches of texts of like length, longest first, so that the first shows the peak memory."""
+    """Group texts of similar length, longest first, so that the first batch needs most memory."""
     lengths = encoded.lengths
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return [
@@ -107,18 +112,18 @@ def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
 
 
 def _pad(encoded: Encoded, indices: Sequence[int]) -> Batch:
-    rows = [encoded.rows[index] for index in indices]
+    chosen = [encoded.inputs[index] for index in indices]
     inputs = {
-        name: stack_padded([row[name] for row in rows], filler)
+        name: stack_padded([each[name] for each in chosen], filler)
         for name, filler in encoded.padding.items()
     }
     return Batch(indices=tuple(indices), inputs=inputs)
 
 
-def stack_padded(rows: Sequence[NDArray[Any]], filler: int) -> NDArray[np.int64]:
-    """Rows `(..., tokens)` of one batch as `(batch, ..., longest)`, int64."""
-    longest = max(row.shape[-1] for row in rows)
-    padded = np.full((len(rows), *rows[0].shape[:-1], longest), filler, dtype=np.int64)
-    for place, row in zip(padded, rows, strict=True):
-        place[..., : row.shape[-1]] = row
+def stack_padded(arrays: Sequence[NDArray[Any]], filler: int) -> NDArray[np.int64]:
+    """Stack arrays `(..., tokens)` to `(batch, ..., longest)`, int64, padded with `filler`."""
+    longest = max(array.shape[-1] for array in arrays)
+    padded = np.full((len(arrays), *arrays[0].shape[:-1], longest), filler, dtype=np.int64)
+    for target, array in zip(padded, arrays, strict=True):
+        target[..., : array.shape[-1]] = array
     return padded

@@ -100,7 +100,7 @@ _TABLE = (
             Rule(site="*_input_quantizer", spec=SYMMETRIC),
             Rule(site="*.layernorm_output_quantizer", spec=SYMMETRIC),
         ),
-        outputs=True,
+        groups=("layer", "output"),
     ),
 )
 
@@ -108,15 +108,15 @@ RECIPES = {recipe.name: recipe for recipe in _TABLE}
 """Recipes by name, without a rule for embedding tables, which `build_recipe` puts before theirs."""
 
 ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
-"""Other names of recipes, in the row `ffn`, `linear`, `linear+matmul`, `full`."""
+"""Second names of recipes."""
 
 
-def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
-    """The recipe of that name.
+def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe:
+    """Return the recipe with a name.
 
     Args:
-        name: Of `RECIPES` or `ALIASES`.
-        embeddings: How tables are stored.
+        name: A key of `RECIPES` or `ALIASES`.
+        embeddings: How embedding tables are stored. `None` leaves them out of the recipe.
 
     Raises:
         UserInputError: No recipe has that name.
@@ -124,24 +124,33 @@ def build_recipe(name: str, *, embeddings: Embeddings = "int8") -> Recipe:
     found = RECIPES.get(ALIASES.get(name, name))
     if found is None:
         known = ", ".join(sorted([*RECIPES, *ALIASES]))
-        raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.")
-    return dataclasses.replace(found, rules=(_embedding_rule(embeddings), *found.rules))
+        raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.", argument="recipe")
+    # Reports show the name that the user chose.
+    named = dataclasses.replace(found, name=name)
+    return named if embeddings is None else _with_tables(named, embeddings)
 
 
 def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None) -> Recipe:
-    """What a QDQBERT checkpoint says of its own quantizers; only tables are left to a rule.
+    """Return the recipe of a QDQBERT checkpoint, which has quantizers of its own.
+
+    It places embedding tables only; the checkpoint has the specs of all other sites.
 
     Args:
-        embeddings: How tables are stored.
-        placement: Name of the recipe that placed the quantizers, which says how to calibrate.
+        embeddings: How embedding tables are stored.
+        placement: Name of the recipe that placed the quantizers. It decides how they are
+            calibrated.
     """
-    placed = None if placement is None else build_recipe(placement)
-    return Recipe(
-        name="stored",
-        summary="as the checkpoint's own quantizers",
-        rules=(_embedding_rule(embeddings),),
-        smoothing=None if placed is None else placed.smoothing,
-        clips_residuals=placed is not None and placed.clips_residuals,
+    placed = None if placement is None else build_recipe(placement, embeddings=None)
+    return _with_tables(
+        Recipe(
+            name="stored",
+            summary="the checkpoint's own quantizers",
+            rules=(),
+            groups=("layer",) if placed is None else placed.groups,
+            smoothing=None if placed is None else placed.smoothing,
+            clips_residuals=placed is not None and placed.clips_residuals,
+        ),
+        embeddings,
     )
 
 
@@ -389,6 +398,10 @@ def _hull(ranges: list[Range]) -> Range:
     )
 
 
-def _embedding_rule(embeddings: Embeddings) -> Rule:
-    # A table is read by row, so its scales stand per hidden channel: one vector for any token.
-    return Rule(site="*embeddings._weight_quantizer", spec=WEIGHT if embeddings == "int8" else None)
+def _with_tables(recipe: Recipe, embeddings: Embeddings) -> Recipe:
+    # A table is read by row. With one scale for each hidden channel, one vector of scales serves
+    # every token.
+    rule = Rule(site="*embeddings._weight_quantizer", spec=WEIGHT if embeddings == "int8" else None)
+    return dataclasses.replace(
+        recipe, rules=(rule, *recipe.rules), groups=("table", *recipe.groups)
+    )

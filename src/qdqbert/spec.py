@@ -140,6 +140,15 @@ Source = Literal["norm", "attention", "activation", "gate", "encoder"]
 that times a gate, or the states of an encoder that a decoder attends to."""
 
 
+SiteGroup = Literal["layer", "table", "output"]
+"""Groups of sites.
+
+- `layer`: the sites of QDQBERT's encoder layers, which most recipes place.
+- `table`: embedding tables.
+- `output`: outputs that no site of `layer` reads; see `qdqbert.insert.outputs`.
+"""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
     """A named place where a tensor can be quantized.
@@ -152,7 +161,7 @@ class Site:
             [PAD]. Axis 0 is the batch. Empty for a weight.
         channel_axis: Axis of a weight that keeps one scale per index.
         source: What the input of a linear is; `None` elsewhere.
-        of_output: Whether only recipes of outputs quantize it, see `insert_quantizers_`.
+        group: The group of sites that it belongs to. A recipe names the groups that it places.
     """
 
     name: str
@@ -160,7 +169,7 @@ class Site:
     sequence_axes: tuple[int, ...] = ()
     channel_axis: int | None = None
     source: Source | None = None
-    of_output: bool = False
+    group: SiteGroup = "layer"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,7 +241,7 @@ class Recipe:
         summary: One line for people.
         rules: Matched in order against the names of all sites.
         smoothing: Which inputs are smoothed first, if any.
-        outputs: Whether its rules are about every output, see `insert_quantizers_`.
+        groups: Groups of sites that it places. Sites of other groups are left in float.
         clips_residuals: Whether the ranges of residual adds are clipped by the error behind the
             LayerNorm; see `calibration.residual_clipping`.
     """
@@ -241,8 +250,18 @@ class Recipe:
     summary: str
     rules: tuple[Rule, ...]
     smoothing: Smoothing | None = None
-    outputs: bool = False
+    groups: tuple[SiteGroup, ...] = ("layer",)
     clips_residuals: bool = False
+
+    def resolve(self, sites: Iterable[Site]) -> dict[str, TensorSpec | None]:
+        """Return the spec of every site by name; `None` is float.
+
+        Raises:
+            UnmatchedRuleError: A rule decides no site.
+        """
+        sites = list(sites)
+        placed = resolve(self.rules, [site for site in sites if site.group in self.groups])
+        return {site.name: placed.get(site.name) for site in sites}
 
 
 def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:

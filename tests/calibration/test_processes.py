@@ -16,6 +16,7 @@ from qdqbert import QuantizerOptions
 from qdqbert.calibration.processes import is_shared, shared_amax, shared_statistics
 from qdqbert.calibration.statistics import merge_statistics
 from qdqbert.insert.sited import sited_model
+from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import stored_calibration
 from qdqbert.numerics import histogram
 
@@ -62,7 +63,7 @@ def calibrated(case: str, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]
     """All that a calibration chose, as tensors by name."""
     recipe, quantizer_options = CASES[case]
     model = qdqbert.calibrate(
-        qdqbert.prepare(make_model(), recipe, quantizer_options=quantizer_options), batches
+        prepare_with_options(make_model(), recipe, quantizer_options), batches
     )
     chosen = stored_calibration(sited_model(model))
     ranges = {

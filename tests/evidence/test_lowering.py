@@ -10,7 +10,7 @@ import pytest
 from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
 from qdqbert.graph.edit import tidy
-from qdqbert.targets.target import lower
+from qdqbert.targets.lowering import lower
 
 GOOD = LoweringCheck(
     engine="onnxruntime",

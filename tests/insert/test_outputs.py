@@ -14,9 +14,9 @@ from qdqbert.checkpoint.families import family_of
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import SYMMETRIC, WEIGHT, build_recipe
-from qdqbert.spec import resolve
 
 LAYERS = 2
+EVERY_GROUP = ("layer", "table", "output")
 OUTPUTS = {
     "attention.self.softmax_input_quantizer",
     "attention.output.layernorm_input_quantizer",
@@ -40,7 +40,7 @@ def test_outputs_that_nothing_reads_get_quantizers_of_their_own(make_model, mode
         make_model(model_type, num_hidden_layers=LAYERS), family_of(model_type)
     )
     sited = insert_quantizers_(
-        make_model(model_type, num_hidden_layers=LAYERS), family_of(model_type), outputs=True
+        make_model(model_type, num_hidden_layers=LAYERS), family_of(model_type), EVERY_GROUP
     )
     more = set(sited.quantizers) - set(usual.quantizers)
     assert set(usual.quantizers) < set(sited.quantizers)
@@ -57,7 +57,7 @@ def test_at_rest_the_model_computes_what_it_did(make_model, model_type) -> None:
     inputs = inputs_of(model)
     with torch.inference_mode():
         expected = model(**inputs).last_hidden_state
-        insert_quantizers_(model, family_of(model_type), outputs=True)
+        insert_quantizers_(model, family_of(model_type), EVERY_GROUP)
         found = model(**inputs).last_hidden_state
     text = inputs["attention_mask"].bool()
     # The same sums by the same kernels.
@@ -66,15 +66,15 @@ def test_at_rest_the_model_computes_what_it_did(make_model, model_type) -> None:
 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_layers_of_another_form_are_refused(make_model, model_type) -> None:
-    with pytest.raises(CheckpointError, match=f"`{model_type}` has others. Pass another recipe"):
-        insert_quantizers_(make_model(model_type), family_of(model_type), outputs=True)
+    with pytest.raises(CheckpointError, match=f"`{model_type}` differ. Choose another `recipe`"):
+        insert_quantizers_(make_model(model_type), family_of(model_type), EVERY_GROUP)
 
 
 def test_all_is_symmetric_but_local_branches_which_stay_float(make_model) -> None:
     sited = insert_quantizers_(
-        make_model("bert", num_hidden_layers=LAYERS), family_of("bert"), outputs=True
+        make_model("bert", num_hidden_layers=LAYERS), family_of("bert"), EVERY_GROUP
     )
-    resolved = resolve(build_recipe("qordered").rules, sited.sites)
+    resolved = build_recipe("qordered").resolve(sited.sites)
     left = {name.rpartition(".")[2] for name, spec in resolved.items() if spec is None}
     assert left == {"add_local_input_quantizer"}
     kinds = {site.name: site.kind for site in sited.sites}

@@ -221,9 +221,9 @@ def test_a_model_is_in_evaluation_mode_when_loaded_and_in_training_mode_when_bui
     ids=["roberta", "distilbert"],
 )
 def test_a_checkpoint_of_another_family_is_refused(checkpoints, model_type, auto) -> None:
-    with pytest.raises(CheckpointError, match=f"takes BERT checkpoints, not `{model_type}`"):
+    with pytest.raises(CheckpointError, match=f"load BERT checkpoints, not `{model_type}`"):
         AUTO_CLASSES[auto].from_pretrained(checkpoints(model_type))
-    with pytest.raises(CheckpointError, match=r"`qdqbert\.quantize` takes that"):
+    with pytest.raises(CheckpointError, match=r"`qdqbert\.quantize` on its folder"):
         qdqbert.QDQBertConfig.from_pretrained(checkpoints(model_type))
 
 
@@ -234,8 +234,10 @@ def test_the_config_has_berts_padding_and_not_robertas() -> None:
         **transformers.BertConfig().to_dict(),
         "model_type": "qdqbert",
         "recipe": None,
+        "quantizer_options": None,
+        "exclude": None,
         "quantizers": None,
-        "placement": None,
+        "qdqbert_format": 2,
     }
 
 
@@ -484,7 +486,7 @@ def test_only_safetensors_and_json_are_written(calibrated_folder) -> None:
 
 
 def change_bits(model: nn.Module) -> None:
-    model.apply_recipe(QuantizerOptions(wprec=5, aprec=4))
+    model.apply_quantizer_options(QuantizerOptions(wprec=5, aprec=4))
 
 
 def disable_some(model: nn.Module) -> None:
@@ -494,7 +496,7 @@ def disable_some(model: nn.Module) -> None:
 
 
 def switch_some_off(model: nn.Module) -> None:
-    model.apply_recipe(
+    model.apply_quantizer_options(
         QuantizerOptions(quant_disable_keyword=("add_",), fuse_qkv=True, clip_gelu=0.5)
     )
 
@@ -542,17 +544,17 @@ def test_what_was_changed_after_calibration_is_saved(classifier, tmp_path, chang
 )
 def test_a_recipe_is_saved_with_the_model(classifier, tmp_path, quantizer_options) -> None:
     inputs = inputs_for(CLASSIFIER)
-    qdqbert.calibrate(classifier, [inputs], recipe=quantizer_options)
+    qdqbert.calibrate(classifier, [inputs], **quantizer_options.to_dict())
     classifier.save_pretrained(tmp_path)
     loaded = type(classifier).from_pretrained(tmp_path)
-    assert loaded.config.quantizer_options == quantizer_options
+    assert loaded.config.quantizer_options == quantizer_options.to_dict()
     assert_equal_outputs(loaded, classifier, inputs)
 
 
 def test_a_saved_model_is_calibrated_anew_by_its_own_recipe(classifier, tmp_path) -> None:
     inputs = inputs_for(CLASSIFIER)
     recipe = QuantizerOptions(aprec=6, wprec=5, quant_disable_keyword=("intermediate",))
-    qdqbert.calibrate(classifier, [inputs], recipe=recipe)
+    qdqbert.calibrate(classifier, [inputs], **recipe.to_dict())
     classifier.save_pretrained(tmp_path)
     loaded = type(classifier).from_pretrained(tmp_path)
     qdqbert.calibrate(loaded, [inputs])
@@ -561,8 +563,8 @@ def test_a_saved_model_is_calibrated_anew_by_its_own_recipe(classifier, tmp_path
 
 def test_a_config_with_a_recipe_makes_a_model_of_that_recipe() -> None:
     recipe = QuantizerOptions(aprec=4, quant_disable_keyword=("add_",))
-    config = tiny_config(recipe=recipe)
-    assert config.recipe == {"aprec": 4, "quant_disable_keyword": ["add_"]}
+    config = tiny_config(quantizer_options=recipe)
+    assert config.quantizer_options == {"aprec": 4, "quant_disable_keyword": ["add_"]}
     for name, quantizer in quantizers_of(qdqbert.QDQBertModel(config)).items():
         if ".add_" in name:
             assert quantizer._disabled
@@ -572,11 +574,11 @@ def test_a_config_with_a_recipe_makes_a_model_of_that_recipe() -> None:
 
 def test_a_recipe_can_be_given_to_from_pretrained(floats) -> None:
     model = qdqbert.QDQBertModel.from_pretrained(
-        floats("AutoModel"), recipe=QuantizerOptions(aprec=4)
+        floats("AutoModel"), quantizer_options=QuantizerOptions(aprec=4)
     )
     bits = Counter(quantizer.num_bits for quantizer in quantizers_of(model).values())
     assert bits == {4: 28, 8: 12}
-    assert model.config.quantizer_options == QuantizerOptions(aprec=4)
+    assert model.config.quantizer_options == {"aprec": 4}
 
 
 def test_an_uncalibrated_model_comes_back_uncalibrated(classifier, tmp_path) -> None:

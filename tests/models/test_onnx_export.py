@@ -269,7 +269,9 @@ def calibrated(folders):
     def make(head: str = "classifier", recipe: QuantizerOptions | None = None) -> nn.Module:
         cls = CLASSES.get(head, CLASSES["classifier"])
         model = cls.from_pretrained(folders / head)
-        return qdqbert.calibrate(model, [make_batch(4, 16, seed=0)], recipe=recipe)
+        return qdqbert.calibrate(
+            model, [make_batch(4, 16, seed=0)], **(recipe.to_dict() if recipe else {})
+        )
 
     return make
 
@@ -650,3 +652,32 @@ def test_an_export_changes_nothing_of_the_model(calibrated) -> None:
     state, expected = model.state_dict(), before.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_an_encoder_is_exported_with_positional_inputs(tmp_path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    model = qdqbert.QDQBertModel(
+        qdqbert.QDQBertConfig(vocab_size=300, num_hidden_layers=1, **sizes)
+    ).eval()
+    batch = make_batch(2, 7)
+    qdqbert.calibrate(model, [batch])
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (batch["input_ids"], batch["attention_mask"]),
+            path,
+            input_names=list(batch),
+            output_names=["last_hidden_state"],
+            dynamo=False,
+        )
+    graph = onnx.load(path)
+    assert sum(node.op_type == "QuantizeLinear" for node in graph.graph.node) == QUANTIZERS
+    feeds = {name: value.numpy() for name, value in batch.items()}
+    (states,) = session_of(graph).run(["last_hidden_state"], feeds)
+    with torch.no_grad():
+        expected = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+    # A code at a tie may fall on the other side.
+    assert np.abs(states - expected.numpy()).max() < 0.05

@@ -143,7 +143,7 @@ def reference(make_model):
     @functools.cache
     def make(family: str, recipe: str) -> Reference:
         model = make_model(family)
-        sited = insert_quantizers_(model, family_of(family), tables=False)
+        sited = insert_quantizers_(model, family_of(family), ["layer"])
         built = build_recipe(recipe)
         rules = [rule for rule in built.rules if "embeddings" not in rule.site]
         specs = resolve(rules, sited.sites)
@@ -173,7 +173,7 @@ def bert(make_model):
 def test_calibrating_a_model_and_a_checkpoint_give_the_same_fused_ranges(bert) -> None:
     options = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True, clip_gelu=0.5)
     recipe = build_recipe("full-smoothed")
-    sited = insert_quantizers_(copy.deepcopy(bert), family_of("bert"), tables=False)
+    sited = insert_quantizers_(copy.deepcopy(bert), family_of("bert"), ["layer"])
     expected = calibrate_floats(
         sited,
         lambda inputs: sited.model(**inputs),
@@ -186,7 +186,7 @@ def test_calibrating_a_model_and_a_checkpoint_give_the_same_fused_ranges(bert) -
         smoothing=recipe.smoothing,
         quantizer_options=options,
     )
-    model = calibrated(bert, "full-smoothed", quantizer_options=options)
+    model = calibrated(bert, "full-smoothed", **options.to_dict())
     found = stored_calibration(sited_model(model))
     for name, chosen in expected.ranges.items():
         # Quantizers keep float32.
@@ -509,14 +509,13 @@ def test_all_that_is_excluded_leaves_the_float_model(make_model) -> None:
 def test_what_is_excluded_stays_so_when_another_recipe_is_calibrated(bert) -> None:
     model = calibrated(bert, exclude=(r"layer\.0\.",))
     wanted = enabled(model).keys()
-    qdqbert.calibrate(model, inputs_for(model), recipe=QuantizerOptions(calibrator="mse"))
+    qdqbert.calibrate(model, inputs_for(model), calibrator="mse")
     assert enabled(model).keys() == wanted
     assert len(wanted) == 20
 
 
 def test_switches_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
-    quantizer_options = QuantizerOptions(aprec=6, wprec=4)
-    model = calibrated(make_model("bert"), "linear", quantizer_options=quantizer_options)
+    model = calibrated(make_model("bert"), "linear", aprec=6, wprec=4)
     assert {q.num_bits for q in enabled(model).values()} == {4, 6}
     loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
     assert stored_specs(sited_model(loaded)) == stored_specs(sited_model(model))
@@ -528,10 +527,10 @@ def test_switches_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> N
 REFUSALS: dict[str, tuple[dict[str, Any], type[QdqBertError], str]] = {
     "exclude": ({"exclude": ("clasifier",)}, UnmatchedRuleError, "matches no module of the model"),
     "second exclude": ({"exclude": ("query", "qerry")}, UnmatchedRuleError, "'qerry' matches no"),
-    "regular expression": ({"exclude": ("(",)}, SpecError, "is no regular expression"),
+    "regular expression": ({"exclude": ("(",)}, SpecError, "is not a regular expression"),
     "recipe": ({"recipe": "lineal"}, UserInputError, "Recipe 'lineal' is unknown"),
     "quantizer_options": (
-        {"quantizer_options": QuantizerOptions(quant_disable_keyword=("qerry",))},
+        {"quant_disable_keyword": ("qerry",)},
         UnmatchedRuleError,
         "`quant_disable_keyword` 'qerry' matches none",
     ),
@@ -565,9 +564,9 @@ def test_a_prepared_model_is_not_prepared_again(bert) -> None:
 
 def test_what_is_no_model_of_transformers_is_refused(bert) -> None:
     wrapped = nn.Sequential(bert)
-    with pytest.raises(UserInputError, match="must be a model of transformers, got Sequential"):
+    with pytest.raises(UserInputError, match="must be a transformers model, got Sequential"):
         qdqbert.prepare(wrapped)
-    with pytest.raises(UserInputError, match="Pass the model that is inside of yours"):
+    with pytest.raises(UserInputError, match="Pass the model that yours contains"):
         qdqbert.prepare(nn.Linear(2, 2))
     assert sited_model(wrapped).quantizers == {}
 

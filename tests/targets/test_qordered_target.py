@@ -141,7 +141,7 @@ def test_the_command_line_writes_it_and_says_so(classifier, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recipe": "linear"}, "in float"),
+        ({"recipe": "linear"}, "cannot run recipe .linear."),
         (
             {"quantizer_options": QuantizerOptions(quant_disable_keyword=("layer.1",))},
             r"Site `bert\.encoder\.layer\.1",

@@ -3,10 +3,16 @@ from __future__ import annotations
 import pytest
 
 from qdqbert.errors import UnmatchedRuleError, UserInputError
-from qdqbert.recipes import WEIGHT
+from qdqbert.recipes import RECIPES, WEIGHT, build_recipe, stored_recipe
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS, target_named
-from qdqbert.targets.target import Target, make_plan
+from qdqbert.targets.target import (
+    Target,
+    check_recipe,
+    make_plan,
+    measured_plan,
+    runs_recipe,
+)
 
 INPUT = Site(name="a.dense._input_quantizer", kind="activation", sequence_axes=(1,))
 LINEAR = Site(name="a.dense._weight_quantizer", kind="weight", channel_axis=0)
@@ -14,20 +20,18 @@ TABLE = Site(name="word_embeddings._weight_quantizer", kind="weight", channel_ax
 PLAIN = Target(name="plain", summary="for tests", engines=("onnxruntime",), recipe="linear")
 
 
-@pytest.mark.parametrize("name", list(TARGETS))
-def test_a_target_is_found_by_its_name(name) -> None:
-    assert target_named(name).name == name
+def test_a_target_is_found_by_its_name() -> None:
+    assert [target_named(name).name for name in TARGETS] == list(TARGETS)
 
 
-def test_another_target_is_refused() -> None:
+def test_an_unknown_target_is_refused() -> None:
     known = "Target 'ort' is unknown. Known: portable, onnxruntime, onnxruntime-dynamic, openvino,"
     with pytest.raises(UserInputError, match=known):
         target_named("ort")
 
 
-@pytest.mark.parametrize("target", [PLAIN, *TARGETS.values()], ids=lambda target: target.name)
-def test_float_stays_float_on_every_target(target) -> None:
-    assert target.adapt(INPUT, None) is None
+def test_float_stays_float_on_every_target() -> None:
+    assert {target.adapt(INPUT, None) for target in TARGETS.values()} == {None}
 
 
 def test_a_target_without_zero_points_makes_inputs_symmetric() -> None:
@@ -38,15 +42,15 @@ def test_a_target_without_zero_points_makes_inputs_symmetric() -> None:
     assert target.adapt(INPUT, unsigned) == unsigned
 
 
-def test_a_target_with_zero_points_at_linears_keeps_these_alone() -> None:
+def test_a_target_with_zero_points_at_linear_layers_keeps_only_these() -> None:
     target = Target(name="t", summary="", engines=(), recipe="linear", zero_points="linears")
     affine = TensorSpec(signed=False, symmetric=False)
     assert target.adapt(INPUT, affine) == affine
-    product = Site(name="a.matmul_q_input_quantizer", kind="activation", sequence_axes=(1,))
-    assert target.adapt(product, affine) == TensorSpec()
+    matmul = Site(name="a.matmul_q_input_quantizer", kind="activation", sequence_axes=(1,))
+    assert target.adapt(matmul, affine) == TensorSpec()
 
 
-def test_pairs_of_codes_are_limited_in_weights_of_linears_only() -> None:
+def test_adjacent_codes_are_limited_in_weights_of_linear_layers_only() -> None:
     target = Target(name="t", summary="", engines=(), recipe="linear", adjacent_sum_limit=128)
     narrow = TensorSpec(narrow=True, axis=0)
     assert target.adapt(LINEAR, narrow).adjacent_sum_limit == 128
@@ -66,16 +70,16 @@ def test_a_plan_resolves_the_recipe_of_its_target(prepared) -> None:
     assert (weight.axis, weight.narrow, weight.adjacent_sum_limit) == (0, WEIGHT.narrow, 128)
 
 
-@pytest.mark.parametrize(("embeddings", "is_float"), [("float", True), ("int8", False)])
-def test_tables_are_left_in_float_on_wish(prepared, embeddings, is_float) -> None:
-    plan = prepared("bert").plan("portable", embeddings=embeddings)
-    tables = [spec for name, spec in plan.specs.items() if name.startswith("embeddings.")]
-    assert [spec is None for spec in tables] == [is_float] * 3
+def test_embedding_tables_can_be_left_in_float(prepared) -> None:
+    for embeddings, is_float in (("float", True), ("int8", False)):
+        plan = prepared("bert").plan("portable", embeddings=embeddings)
+        tables = [spec for name, spec in plan.specs.items() if name.startswith("embeddings.")]
+        assert [spec is None for spec in tables] == [is_float] * 3
 
 
-def test_every_activation_of_qdqbert_needs_a_range(prepared) -> None:
+def test_every_activation_of_the_full_recipe_needs_a_range(prepared) -> None:
     each = prepared("bert")
-    assert len(each.plan("portable", "qdqbert").activations) == 14 * len(each.layers)
+    assert len(each.plan("portable", "full").activations) == 14 * len(each.layers)
 
 
 def test_an_unknown_recipe_is_refused() -> None:
@@ -83,6 +87,38 @@ def test_an_unknown_recipe_is_refused() -> None:
         make_plan(PLAIN, [INPUT], recipe="best", embeddings="int8")
 
 
-def test_a_recipe_that_fits_no_site_is_refused() -> None:
+def test_a_rule_that_matches_no_site_is_refused() -> None:
     with pytest.raises(UnmatchedRuleError, match="embeddings"):
         make_plan(PLAIN, [INPUT, LINEAR], embeddings="int8")
+
+
+def test_recipes_that_a_target_cannot_run_are_refused_before_anything_is_done() -> None:
+    runnable = {
+        name: [recipe for recipe in RECIPES if runs_recipe(target, build_recipe(recipe))]
+        for name, target in TARGETS.items()
+    }
+    assert runnable.pop("qordered") == ["qordered"]
+    assert runnable.pop("tensorrt") == [name for name in RECIPES if name != "qordered"]
+    assert all(names == list(RECIPES) for names in runnable.values())
+    for target, recipe, others in (
+        ("tensorrt", "qordered", "ffn, linear, linear"),
+        ("qordered", "full", "qordered"),
+    ):
+        message = f"Target '{target}' cannot run recipe '{recipe}' .* another `recipe`: {others}"
+        with pytest.raises(UserInputError, match=message) as caught:
+            make_plan(TARGETS[target], [INPUT, LINEAR, TABLE], recipe=recipe, embeddings="int8")
+        assert caught.value.argument == "recipe"
+
+
+def test_the_recipe_that_placed_stored_quantizers_decides_too() -> None:
+    check_recipe(TARGETS["qordered"], stored_recipe(placement="qordered"))
+    with pytest.raises(UserInputError, match="cannot run recipe 'stored'"):
+        check_recipe(TARGETS["tensorrt"], stored_recipe(placement="qordered"))
+    with pytest.raises(UserInputError, match="cannot run recipe 'stored'"):
+        check_recipe(TARGETS["qordered"], stored_recipe())
+
+
+def test_a_graph_that_an_engine_runs_is_measured_as_it_is(prepared) -> None:
+    for name in ("portable", "tensorrt"):
+        plan = prepared("bert").plan(name)
+        assert measured_plan(plan) is plan

@@ -6,7 +6,7 @@ import pytest
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks import conll
-from qdqbert.tasks.conll import TokenExample, read_sentences, tokens_of
+from qdqbert.tasks.conll import TokenExample, parse_sentence, read_sentences
 from qdqbert.tasks.data import Columns
 
 GUESS = Columns()
@@ -42,11 +42,11 @@ def read(path, *, columns=GUESS, max_examples=None) -> list[TokenExample]:
         ("rows.jsonl", ROWS),
     ],
 )
-def test_each_way_to_write_them_reads_as_the_same_sentences(write_file, name, text) -> None:
+def test_all_layouts_give_the_same_sentences(write_file, name, text) -> None:
     assert read(write_file(name, text)) == [CAT, RAIN]
 
 
-def test_comments_between_spaces_are_told_by_their_columns(write_file) -> None:
+def test_comments_are_recognized_by_their_number_of_columns(write_file) -> None:
     text = "# id = 1\n" + BTC.replace("\t", " ") + "# O\n"
     hash_word = TokenExample(words=("rain", "#"), tags=("B-LOC", "O"))
     assert read(write_file("a.conll", text)) == [CAT, hash_word]
@@ -57,7 +57,7 @@ def test_a_single_column_is_words_without_tags(write_file) -> None:
     assert read(path) == [TokenExample(words=("the", "#")), TokenExample(words=("rain",))]
 
 
-def test_odd_words_stay_what_they_are(write_file) -> None:
+def test_unusual_words_are_kept(write_file) -> None:
     words = ("#tag", "two words", " ", "", "\u00a0", "a\u2028b", "\u200b", "\x85", '"', "#")
     text = "".join(f"{word}\tO\n" for word in words)
     assert read(write_file("a.conll", text)) == [TokenExample(words=words, tags=("O",) * 10)]
@@ -65,25 +65,31 @@ def test_odd_words_stay_what_they_are(write_file) -> None:
     assert spaced == [TokenExample(words=("a\u00a0b",), tags=("O",))]
 
 
-def test_no_more_than_asked_for_are_read(write_file) -> None:
+def test_max_examples_limits_what_is_read(write_file) -> None:
     dataset = read_sentences(str(write_file("a.conll", BTC)), columns=Columns(), max_examples=1)
     assert dataset.examples == (CAT,)
     assert (dataset.columns, dataset.notices) == (Columns(), ())
     assert CAT.content == ("the cat sat",)
     assert len(dataset.digest) == 64
+    second = read(write_file("b.conll", "-DOCSTART-\tO\n\n" + BTC))[1]
+    assert second.row == 7
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.conll", "", "holds no sentences"),
-        ("a.conll", " \n\t\n\n", "holds no sentences"),
-        ("a.conll", "a\tO\nb\n", r"Line 2 of `.*a.conll` must have 2 column\(s\).*got 1"),
+        ("a.conll", "", "hold no sentences"),
+        ("a.conll", " \n\t\n\n", "hold no sentences"),
+        ("a.conll", "a\tO\nb\n", r"Line 2 of `.*a.conll` must have 2 columns .*got 1"),
         ("a.conll", "a\tO\n\nb\tx\tO\n", "Line 3 .* got 3. Separate all columns by a tab"),
         ("a.conll", "a\tO\nb\t \n", "Line 2 .* must have a tag in its last column, got none"),
         ("a.jsonl", "[1]", "Line 1 of `.*` must be a JSON object, got list"),
         ("a.jsonl", '\n{"tokens"', "Line 2 of `.*` is not JSON"),
-        ("a.jsonl", '\n{"tokens": ["\\ud800"]}', "Line 2 of `.*` holds half of a surrogate pair"),
+        (
+            "a.jsonl",
+            '\n{"tokens": ["\\ud800"]}',
+            "Line 2 of `.*` contains half of a surrogate pair",
+        ),
         ("a.ndjson", '{"text": "a"}', "Line 1 .* as `tokens` or `words`, got only 'text'"),
     ],
     ids=["empty", "blank", "short", "long", "no-tag", "list", "no-json", "half", "no-words"],
@@ -93,7 +99,7 @@ def test_a_malformed_file_is_refused(write_file, name, text, message) -> None:
         read(write_file(name, text))
 
 
-def test_what_is_no_file_in_utf8_is_refused(tmp_path) -> None:
+def test_a_missing_file_a_directory_and_another_encoding_are_refused(tmp_path) -> None:
     with pytest.raises(DataFileError, match="does not exist"):
         read(tmp_path / "none.conll")
     with pytest.raises(DataFileError, match="is a directory, not a file"):
@@ -106,23 +112,23 @@ def test_what_is_no_file_in_utf8_is_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("columns", "option"),
     [
-        (Columns(text="0"), "--text-column '0'"),
-        (Columns(text_pair="b"), "--text-pair-column 'b'"),
-        (Columns(label="tag"), "--label-column 'tag'"),
+        (Columns(text="0"), "text_column='0'"),
+        (Columns(text_pair="b"), "text_pair_column='b'"),
+        (Columns(label="tag"), "label_column='tag'"),
     ],
     ids=["text", "pair", "label"],
 )
-def test_columns_cannot_be_chosen(write_file, columns, option) -> None:
-    with pytest.raises(DataFileError, match=f"cannot be chosen, got `{option}`"):
+def test_requested_columns_are_refused(write_file, columns, option) -> None:
+    with pytest.raises(DataFileError, match=f"`{option}` cannot be used for this task"):
         read(write_file("a.conll", BTC), columns=columns)
 
 
-def test_at_least_one_example_is_asked_for(write_file) -> None:
+def test_max_examples_must_be_positive(write_file) -> None:
     with pytest.raises(DataFileError, match="`max_examples` must be at least 1, got 0"):
         read(write_file("a.conll", BTC), max_examples=0)
 
 
-def test_data_of_the_hub_is_read_row_by_row(monkeypatch) -> None:
+def test_hub_data_are_read_row_by_row(monkeypatch) -> None:
     rows = [{"id": "0", "tokens": ["rain"], "ner_tags": ["B-LOC"]}, {"tokens": 3}]
     monkeypatch.setattr(conll, "hub_rows", lambda path: enumerate(rows, start=1))
     assert read("hub:a@test", max_examples=1) == [RAIN]
@@ -130,24 +136,30 @@ def test_data_of_the_hub_is_read_row_by_row(monkeypatch) -> None:
         read("hub:a@test")
 
 
-@pytest.mark.parametrize("words", ["tokens", "words"])
-@pytest.mark.parametrize("tags", ["ner_tags", "tags", "labels"])
-def test_a_row_has_its_lists_under_several_names(words, tags) -> None:
+@pytest.mark.parametrize(
+    ("words", "tags"), [("tokens", "ner_tags"), ("words", "tags"), ("words", "labels")]
+)
+def test_the_lists_of_a_row_have_several_names(words, tags) -> None:
     row = json.loads(json.dumps({words: ["a", "b"], tags: [0, "B-PER"], "id": 3}))
-    assert tokens_of(row, "Row 1") == TokenExample(words=("a", "b"), tags=("0", "B-PER"))
+    assert parse_sentence(row, "hub:a@b", 1) == TokenExample(words=("a", "b"), tags=("0", "B-PER"))
 
 
 @pytest.mark.parametrize("tags", [None, [None]], ids=["none", "hidden"])
-def test_a_row_may_have_no_tags(tags) -> None:
-    assert tokens_of({"tokens": ["a"], "tags": tags}, "Row 1") == TokenExample(words=("a",))
+def test_a_row_without_tags_is_read(tags) -> None:
+    assert parse_sentence({"tokens": ["a"], "tags": tags}, "hub:a@b", 1) == TokenExample(
+        words=("a",)
+    )
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a b"}, "Row 7 must have a list of words as `tokens` or `words`, got only 'te"),
-        ({"words": "a b"}, "Row 7 must have a list of str as `words`, got str"),
-        ({"words": ["a", 1]}, "Row 7 must have str in `words`, got 1"),
+        (
+            {"text": "a b"},
+            "Row 7 of `hub:a@b` must have a list of words as `tokens` or `words`, got only 'te",
+        ),
+        ({"words": "a b"}, "Row 7 of `hub:a@b` must have a list of str as `words`, got str"),
+        ({"words": ["a", 1]}, "Row 7 of `hub:a@b` must have str in `words`, got 1"),
         ({"words": ["a"], "tags": "O"}, "a list of str or int as `tags`, got str"),
         ({"words": ["a"], "tags": [True]}, "str or int in `tags`, got True"),
         ({"words": ["a", "b"], "tags": ["O", None]}, "str or int in `tags`, got None"),
@@ -155,6 +167,6 @@ def test_a_row_may_have_no_tags(tags) -> None:
     ],
     ids=["text", "string", "number", "tags", "bool", "half-hidden", "lengths"],
 )
-def test_a_row_of_something_else_is_refused(row, message) -> None:
+def test_a_malformed_row_is_refused(row, message) -> None:
     with pytest.raises(DataFileError, match=message):
-        tokens_of(row, "Row 7")
+        parse_sentence(row, "hub:a@b", 7)

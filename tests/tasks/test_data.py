@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Example, digest_examples, read_dataset
+from qdqbert.tasks.data import Columns, Example, check_each, digest_examples, read_dataset
 
 Write = Callable[[str, str | bytes], Path]
 
@@ -26,17 +27,18 @@ def write(tmp_path: Path) -> Write:
 
 
 def _tuples(path: Path, **options) -> list[tuple[str | None, ...]]:
-    return [dataclasses.astuple(example) for example in read_dataset(path, **options).examples]
+    examples = read_dataset(path, **options).examples
+    return [(example.text, example.text_pair, example.label) for example in examples]
 
 
 # Formats.
 
 
-def test_txt_has_a_text_a_line_and_counts_blank_lines(write: Write) -> None:
+def test_each_line_of_a_txt_file_is_a_text_and_blank_lines_are_counted(write: Write) -> None:
     dataset = read_dataset(write("a.txt", "one, 1\n\n  \ntwo\tx\r\n"))
     assert dataset.examples == (Example(text="one, 1"), Example(text="two\tx"))
     assert dataset.columns == Columns()
-    assert dataset.notices == ("2 row(s) with a blank text: skipped (first at line 2).",)
+    assert dataset.notices == ("2 rows with a blank text: skipped (first at line 2).",)
 
 
 def test_txt_that_starts_with_many_blank_lines_is_read(write: Write) -> None:
@@ -48,9 +50,9 @@ def test_csv_follows_rfc_quoting(write: Write) -> None:
     assert _tuples(path) == [('a, "b"\r\nc', None, "x"), ("d", None, "y")]
 
 
-def test_csv_with_tabs_is_told_to_be_tsv(write: Write) -> None:
+def test_tab_separated_csv_is_refused(write: Write) -> None:
     path = write("data.csv", "text\tlabel\na\t1\n")
-    with pytest.raises(DataFileError, match=r"parted by tabs.*end in \.tsv"):
+    with pytest.raises(DataFileError, match=r"tab-separated.*end in \.tsv"):
         read_dataset(path)
 
 
@@ -124,7 +126,7 @@ def test_max_examples_stops_before_a_later_error(write: Write) -> None:
         ("text,text,label", ("text", None, "label")),
     ],
 )
-def test_known_names_are_guessed_in_order(write: Write, header: str, expected) -> None:
+def test_known_names_are_inferred_in_order(write: Write, header: str, expected) -> None:
     path = write("a.csv", header + "\n" + ",".join("abcd"[: header.count(",") + 1]) + "\n")
     assert dataclasses.astuple(read_dataset(path).columns) == expected
 
@@ -138,33 +140,33 @@ def test_requested_name_makes_a_row_the_header(write: Write) -> None:
     assert dataset.notices == ()
 
 
-def test_requested_column_is_guessed_for_no_other_role(write: Write) -> None:
+def test_requested_column_is_not_inferred_for_another_role(write: Write) -> None:
     path = write("a.csv", "text,sentence2,category\na,b,c\n")
     asked = Columns(text="sentence2", label="text")
     assert read_dataset(path, columns=asked).columns == asked
 
 
-def test_number_names_a_column_behind_a_header(write: Write) -> None:
+def test_number_selects_a_column_below_a_header(write: Write) -> None:
     path = write("a.csv", "text,foo\na,b\n")
     assert read_dataset(path, columns=Columns(label="1")).columns.label == "foo"
 
 
-def test_name_goes_before_number(write: Write) -> None:
+def test_name_takes_precedence_over_number(write: Write) -> None:
     path = write("a.csv", "1,text,foo\na,b,c\n")
     assert _tuples(path, columns=Columns(label="1")) == [("b", None, "a")]
 
 
-def test_second_column_of_a_name_goes_by_its_number(write: Write) -> None:
+def test_second_column_with_a_repeated_name_is_selected_by_number(write: Write) -> None:
     path = write("a.csv", "text,text\na,b\n")
     assert _tuples(path, columns=Columns(text_pair="1")) == [("a", "b", None)]
 
 
-def test_likely_text_that_is_not_read_is_told(write: Write) -> None:
+def test_possible_second_text_that_is_not_read_is_reported(write: Write) -> None:
     path = write("a.tsv", "index\tquestion\tsentence\tlabel\n0\tq\ts\tentailment\n")
     dataset = read_dataset(path)
     assert dataset.columns == Columns(text="sentence", label="label")
     assert dataset.notices == (
-        "Read no pair, but 'question' may be a text too: see `--text-pair-column`.",
+        "Read one text per row; 'question' may hold a second one: see `text_pair_column`.",
     )
 
 
@@ -198,7 +200,7 @@ def test_json_columns_may_start_in_a_later_row(write: Write) -> None:
     ],
     ids=["one", "two", "two_scores", "pair", "number_second", "word_last", "nan", "mostly_words"],
 )
-def test_columns_are_guessed_by_place(
+def test_columns_are_inferred_by_position(
     write: Write, rows: list[str], columns: Columns, notice: str
 ) -> None:
     dataset = read_dataset(write("a.csv", "\n".join(rows)))
@@ -207,18 +209,18 @@ def test_columns_are_guessed_by_place(
     assert len(dataset.examples) == len(rows)
 
 
-def test_only_the_first_20_rows_decide_on_a_number(write: Write) -> None:
+def test_only_the_first_20_rows_decide_whether_a_column_is_numeric(write: Write) -> None:
     rows = ["a,1,5"] * 20
     assert read_dataset(write("a.csv", "\n".join([*rows, "a,1,x"]))).columns.label == "2"
     assert read_dataset(write("a.csv", "\n".join([*rows[1:], "a,1,x"]))).columns.label is None
 
 
-def test_requested_number_that_is_a_cell_of_the_first_row_makes_it_no_header(write: Write) -> None:
+def test_requested_number_does_not_make_the_first_row_a_header(write: Write) -> None:
     path = write("a.csv", "a,1\nb,0\n")
     assert _tuples(path, columns=Columns(label="1")) == [("a", None, "1"), ("b", None, "0")]
 
 
-def test_requested_numbers_go_before_guesses_by_place(write: Write) -> None:
+def test_requested_numbers_take_precedence_over_inferred_columns(write: Write) -> None:
     path = write("a.tsv", "id7\t1\t*\tthe text\n")
     assert _tuples(path, columns=Columns(text="3", label="1")) == [("the text", None, "1")]
 
@@ -229,10 +231,10 @@ def test_requested_numbers_go_before_guesses_by_place(write: Write) -> None:
 def test_blank_texts_are_skipped_and_counted(write: Write) -> None:
     dataset = read_dataset(write("a.csv", "text,label\na,1\n ,2\n\n,\nb,3\n"))
     assert [example.text for example in dataset.examples] == ["a", "b"]
-    assert dataset.notices == ("3 row(s) with a blank text: skipped (first at line 3).",)
+    assert dataset.notices == ("3 rows with a blank text: skipped (first at line 3).",)
 
 
-def test_blank_text_of_a_pair_is_skipped_so_that_all_are_pairs(write: Write) -> None:
+def test_pairs_with_a_blank_text_are_skipped(write: Write) -> None:
     content = (
         '{"text": "a", "text_pair": null}\n'
         '{"text": null, "text_pair": "b"}\n'
@@ -240,18 +242,33 @@ def test_blank_text_of_a_pair_is_skipped_so_that_all_are_pairs(write: Write) -> 
     )
     dataset = read_dataset(write("a.jsonl", content))
     assert dataset.examples == (Example(text="c", text_pair="d"),)
-    assert "2 row(s) with a blank text" in dataset.notices[0]
+    assert "2 rows with a blank text" in dataset.notices[0]
 
 
-def test_more_fields_than_the_first_row_are_told(write: Write) -> None:
+def test_surplus_fields_are_reported(write: Write) -> None:
     dataset = read_dataset(write("a.csv", "text,label\nhello, world,1\nb,1,\n"))
     assert dataset.examples[0] == Example(text="hello", label=" world")
     assert dataset.notices == (
-        "1 row(s) longer than the first row: the surplus fields were left out (first at line 2).",
+        "1 row longer than the first row: the surplus fields were left out (first at line 2).",
     )
 
 
-# The digest.
+# Rows and the digest.
+
+
+def test_examples_know_their_row_and_errors_name_file_row_and_column(write: Write) -> None:
+    dataset = read_dataset(write("a.csv", 'text,label\n"a\nb",1\n,2\nc,x\n'))
+    assert [example.row for example in dataset.examples] == [2, 5]
+
+    def check(example: Example) -> None:
+        if example.label == "x":
+            raise DataFileError("Wrong.", argument="label_column")
+
+    with pytest.raises(
+        DataFileError, match=r"^Line 5 of `.*a\.csv`, column 'label': Wrong"
+    ) as caught:
+        check_each(dataset, check)
+    assert caught.value.argument == "label_column"
 
 
 def test_digest_is_that_of_the_examples_in_order(write: Write) -> None:
@@ -260,9 +277,12 @@ def test_digest_is_that_of_the_examples_in_order(write: Write) -> None:
     assert dataset.digest == same.digest == digest_examples(list(dataset.examples))
     assert re.fullmatch("[0-9a-f]{64}", dataset.digest)
     assert digest_examples(dataset.examples[::-1]) != dataset.digest
+    rows = [["a", None, "1"], ["é", None, "2"]]
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    assert dataset.digest == hashlib.sha256(content).hexdigest()
 
 
-def test_digest_tells_fields_and_examples_apart() -> None:
+def test_digest_distinguishes_fields_and_examples() -> None:
     variants: list[list[Example]] = [
         [],
         [Example(text="a")],
@@ -285,33 +305,38 @@ def test_digest_tells_fields_and_examples_apart() -> None:
         ("a.xlsx", "a", Columns(), r"one of \.csv, \.jsonl, \.ndjson, \.tsv, \.txt, got '\.xlsx'"),
         ("a", "a", Columns(), "must end in one of .*, got ''"),
         ("a.txt", "", Columns(), r"a\.txt` holds no examples"),
-        ("a.txt", " \n\n", Columns(), "holds no examples: .*, got 2 blank ones"),
+        ("a.txt", " \n\n", Columns(), "holds no examples: .*, got 2 blank rows"),
         ("a.csv", "", Columns(), "holds no examples"),
         ("a.csv", "text,label\n", Columns(), "holds no examples"),
         ("a.tsv", "text\tlabel\n\t1\n", Columns(), "holds no examples"),
         ("a.jsonl", "\n", Columns(), "holds no examples"),
-        ("a.txt", "a", Columns(text="text"), r"a\.txt` has no columns, .*--text-column 'text'"),
-        ("a.jsonl", '"a"', Columns(label="label"), "has no columns, .*--label-column 'label'"),
-        ("a.csv", "text,x\na,b", Columns(text="foo"), r"--text-column 'foo'.*a\.csv.*'text', 'x'"),
-        ("a.csv", "text,x\na,b", Columns(text_pair="2"), r"--text-pair-column '2'.*'text', 'x'"),
-        ("a.jsonl", '{"text": "a"}', Columns(label="y"), r"--label-column 'y'.*got columns 'text'"),
-        ("a.csv", "p,q\na,b", Columns(text="foo"), r"--text-column 'foo'.*no header.*'p', 'q'"),
-        ("a.csv", "id,label\n1,2", Columns(), "no column with .*'id', 'label'.*--text-column"),
-        ("a.jsonl", '{"foo": "a"}', Columns(), "no column with .*'foo'.*--text-column"),
-        ("a.csv", "text,b\n1,2", Columns(text="b", label="b"), "must name another column"),
+        ("a.txt", "a", Columns(text="text"), r"a\.txt` has no columns, .*`text_column='text'`"),
+        ("a.jsonl", '"a"', Columns(label="label"), "has no columns, .*`label_column='label'`"),
+        ("a.csv", "text,x\na,b", Columns(text="foo"), r"`text_column='foo'`.*a\.csv.*'text', 'x'"),
+        ("a.csv", "text,x\na,b", Columns(text_pair="2"), r"`text_pair_column='2'`.*'text', 'x'"),
+        ("a.jsonl", '{"text": "a"}', Columns(label="y"), r"`label_column='y'`.*got columns 'text'"),
+        ("a.csv", "p,q\na,b", Columns(text="foo"), r"`text_column='foo'`.*no header.*'p', 'q'"),
+        ("a.csv", "id,label\n1,2", Columns(), "no column whose .*'id', 'label'.*`text_column`"),
+        ("a.jsonl", '{"foo": "a"}', Columns(), "no column whose .*'foo'.*`text_column`"),
+        ("a.csv", "text,b\n1,2", Columns(text="b", label="b"), "must name a different column"),
         ("a.csv", "text,label\na,1\nb\n", Columns(), "Line 3 .*'label', got only 'text'"),
         ("a.tsv", "a\tb\t1\nc\td\n", Columns(label="2"), "Line 2 .*'2', got only '0', '1'"),
         ("a.csv", 'text,label\n"a\nb",1\nc', Columns(), "Line 4 .*'label'"),
-        ("a.csv", 'text,label\na,1\n"b,2\nc,3', Columns(), "row at line 3 .*is no CSV"),
+        ("a.csv", 'text,label\na,1\n"b,2\nc,3', Columns(), "row at line 3 .*is not CSV"),
         ("a.jsonl", '{"text": "a"}\n{"text": ', Columns(), "Line 2 .*is not JSON"),
         ("a.jsonl", "[" * 100_000, Columns(), "Line 1 .*is not JSON"),
-        ("a.jsonl", '"a"\n"\\ud800"', Columns(), "Line 2 .*holds half of a surrogate pair"),
+        ("a.jsonl", '"a"\n"\\ud800"', Columns(), "Line 2 .*contains half of a surrogate pair"),
         ("a.jsonl", '{"text": "a"}\n[1]', Columns(), "Line 2 .*must be a JSON object.*got list"),
         ("a.jsonl", '{"text": "a"}\n"b"', Columns(), "Line 2 .*'text', got only '<line>'"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', Columns(), "Line 2 .*'label'"),
         ("a.jsonl", '{"text": "a", "label": [1]}', Columns(), "Line 1 .*'label', got list"),
         ("a.jsonl", '{"text": "a", "label": {}}', Columns(), "Line 1 .*'label', got dict"),
-        ("a.jsonl", '{"text": 3}', Columns(), "Line 1 .*must have one of str as 'text', got int"),
+        (
+            "a.jsonl",
+            '{"text": 3}',
+            Columns(),
+            "Line 1 .*must have a value of type str as 'text', got int",
+        ),
         ("a.txt", b"ab\nc\xffd\n", Columns(), r"UTF-8, got byte 0xff at position 4 \(line 2\)"),
         ("a.csv", b"\xef\xbb\xbfte\xe9", Columns(), r"byte 0xe9 at position 5 \(line 1\)"),
         ("a.txt", "héllo".encode("utf-16"), Columns(), "byte 0xff at position 0.*Save it as UTF-8"),

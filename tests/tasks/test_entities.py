@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.tasks.entities import EntityCounts, count_entities, entities_of, total
+from qdqbert.tasks.entities import EntityCounts, count_entities, find_entities, total
 
 TAGS = ["O", *(f"{letter}-{name}" for letter in "BIES" for name in ("PER", "LOC"))]
-# Pairs of sentences with as many tags.
+# Pairs of sentences with equal numbers of tags.
 sentence_pairs = st.lists(
     st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), max_size=12), max_size=4
 )
 
 
 def of(text: str) -> list[tuple[str, int, int]]:
-    return [tuple(entity) for entity in entities_of(text.split())]
+    return [tuple(entity) for entity in find_entities(text.split())]
 
 
 def by_pairs(tags: list[str]) -> list[tuple[str, int, int]]:
-    """Cuts a sequence between two tags that cannot be of one entity."""
+    """Split a sequence between two tags that cannot belong to one entity."""
 
     def belong(left: str, right: str) -> bool:
         inside = right[0] in "IE" and left[0] in "BI"
@@ -72,14 +72,14 @@ def test_entities_by_hand(tags, entities) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(TAGS), max_size=20))
-def test_entities_are_cut_where_two_tags_do_not_belong_together(tags) -> None:
-    assert [tuple(entity) for entity in entities_of(tags)] == by_pairs(tags)
+def test_entities_are_split_where_two_tags_do_not_belong_together(tags) -> None:
+    assert [tuple(entity) for entity in find_entities(tags)] == by_pairs(tags)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_every_short_sequence_is_cut_so(length) -> None:
+def test_every_short_sequence_is_split_correctly(length) -> None:
     for tags in itertools.product(TAGS, repeat=length):
-        assert [tuple(entity) for entity in entities_of(tags)] == by_pairs(list(tags))
+        assert [tuple(entity) for entity in find_entities(tags)] == by_pairs(list(tags))
 
 
 def test_scores_by_hand() -> None:
@@ -108,7 +108,7 @@ def test_no_entities_score_0() -> None:
     assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
 
 
-def test_no_entity_goes_on_in_the_next_sentence() -> None:
+def test_no_entity_continues_in_the_next_sentence() -> None:
     counts = count_entities([["B-PER"], ["I-PER"]], [["B-PER"], ["I-PER"]])
     assert counts["PER"] == EntityCounts(predicted=2, labelled=2, correct=2)
 
@@ -131,10 +131,10 @@ def test_counts_are_sums_over_sentences(pairs) -> None:
     ("predictions", "labels", "message"),
     [
         ([["O"]], [["O"], ["O"]], "1 sentences with 1 tags and 2 with 2"),
-        ([["O"], ["O", "O"]], [["O", "O"], ["O"]], "as many tags in each sentence"),
+        ([["O"], ["O", "O"]], [["O", "O"], ["O"]], "equal numbers of tags in each sentence"),
     ],
     ids=["sentences", "tags"],
 )
-def test_other_numbers_of_tags_are_refused(predictions, labels, message) -> None:
+def test_different_numbers_of_tags_are_refused(predictions, labels, message) -> None:
     with pytest.raises(ValueError, match=message):
         count_entities(predictions, labels)

@@ -25,8 +25,8 @@ def tokenizer(checkpoints):
     return load_checkpoint(str(checkpoints("bert"))).tokenizer
 
 
-def features(examples: list[Example], rows: int = 0) -> Features:
-    encoded = Encoded(rows=({},) * rows, padding={}, truncated=0)
+def features(examples: list[Example], count: int = 0) -> Features:
+    encoded = Encoded(inputs=({},) * count, padding={}, truncated=0)
     return Features(examples=tuple(examples), encoded=encoded)
 
 
@@ -53,13 +53,13 @@ def test_each_text_of_a_pair_is_embedded_alone(tokenizer, examples, texts) -> No
     made = TASK.encode(
         examples, tokenizer, input_names=("input_ids",), max_length=64, options=OPTIONS
     )
-    assert [row["input_ids"].tolist() for row in made.encoded.rows] == [
+    assert [row["input_ids"].tolist() for row in made.encoded.inputs] == [
         tokenizer(text)["input_ids"] for text in texts
     ]
     assert (made.examples, made.notices) == (tuple(examples), ())
 
 
-def test_both_texts_of_a_pair_count_as_cut(tokenizer) -> None:
+def test_both_texts_of_a_pair_count_as_truncated(tokenizer) -> None:
     examples = [Example(text="cat " * 9, text_pair="dog " * 9), Example(text="a", text_pair="b")]
     made = TASK.encode(
         examples, tokenizer, input_names=("input_ids",), max_length=5, options=OPTIONS
@@ -67,53 +67,62 @@ def test_both_texts_of_a_pair_count_as_cut(tokenizer) -> None:
     assert made.notices == ("2 of 4 texts were longer than 5 tokens and were cut.",)
 
 
-def test_a_row_is_the_sentence_embedding_where_there_is_one() -> None:
+def test_the_sentence_embedding_is_the_prediction_if_there_is_one() -> None:
     embedding = np.arange(6, dtype=np.float32).reshape(2, 3)
     outputs = {
         "last_hidden_state": np.zeros((2, 4, 3), np.float32),
         "sentence_embedding": embedding,
     }
-    rows = TASK.rows(outputs, batch([[1] * 4] * 2), features(PAIRS))
-    assert [row.tolist() for row in rows] == embedding.tolist()
+    made = TASK.predictions(outputs, batch([[1] * 4] * 2), features(PAIRS))
+    assert [each.tolist() for each in made] == embedding.tolist()
 
 
-def test_a_row_of_a_plain_encoder_is_the_mean_over_text() -> None:
+def test_the_prediction_of_a_plain_encoder_is_the_mean_over_text() -> None:
     states = np.array([[[1, 2], [3, 4], [100, 100]], [[5, 6], [100, 100], [100, 100]]], np.float32)
     masked = batch([[1, 1, 0], [1, 0, 0]])
-    rows = TASK.rows({"last_hidden_state": states}, masked, features(PAIRS))
-    assert [row.tolist() for row in rows] == [[2, 3], [5, 6]]
-    assert {row.dtype for row in rows} == {np.dtype(np.float32)}
+    made = TASK.predictions({"last_hidden_state": states}, masked, features(PAIRS))
+    assert [each.tolist() for each in made] == [[2, 3], [5, 6]]
+    assert {each.dtype for each in made} == {np.dtype(np.float32)}
 
 
 def test_correlations_of_cosines_by_hand() -> None:
-    # Cosines 1, 0 and 0.6 stand in the order of the scores 5, 0.5 and 3.
-    rows = list(np.array([[2, 0], [1, 0], [1, 0], [1, 0], [0, 3], [3, 4]], np.float32))
-    spearman, pearson = TASK.metrics(rows, features(PAIRS), {}, OPTIONS)
+    # The cosines are 1, 0 and 0.6, the scores 5, 0.5 and 3.
+    predictions = list(np.array([[2, 0], [1, 0], [1, 0], [1, 0], [0, 3], [3, 4]], np.float32))
+    spearman, pearson = TASK.metrics(predictions, features(PAIRS), {}, OPTIONS)
     assert (spearman.name, spearman.examples) == ("spearman", 3)
-    assert spearman.value == pytest.approx(100, abs=1e-9)  # float64 rounding
+    # The tolerance is that of float64.
+    assert spearman.value == pytest.approx(100, abs=1e-9)
     expected = 100 * np.corrcoef([1, 0, 0.6], [5, 0.5, 3])[0, 1]
-    assert pearson.value == pytest.approx(expected, abs=1e-9)  # float64 rounding
+    assert pearson.value == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("examples", "message"),
+    ("content", "message"),
     [
-        ([Example(text="a", label="1")], "one text a row. Name the second"),
-        ([Example(text="a", text_pair="b")], "no scores to compare with"),
-        ([Example(text="a", text_pair="b", label="good")], "'good' is no number"),
+        ("text,label\na,1\n", "one text per row; .*`text_pair_column`"),
+        ("text,text2\na,b\n", "have no column of labels. Name it with `label_column`"),
+        ("text,text2,label\na,b,1\na,b, \n", "^Line 3 of .*, column 'label': The label is blank"),
+        ("text,text2,label\na,b,good\n", "^Line 2 of .*: Label 'good' is not a finite number"),
+        ("text,text2,label\na,b,nan\n", "^Line 2 of .*: Label 'nan' is not a finite number"),
     ],
-    ids=["no-pair", "no-score", "not-a-number"],
+    ids=["no-pair", "no-score", "blank", "word", "nan"],
 )
-def test_data_without_scored_pairs_is_refused(examples, message) -> None:
+def test_data_without_scored_pairs_are_refused(write_file, content, message) -> None:
+    dataset = TASK.read(str(write_file("a.csv", content)), columns=Columns(), max_examples=None)
     with pytest.raises(DataFileError, match=message):
-        TASK.metrics([np.ones(2, np.float32)] * 2, features(examples), {}, OPTIONS)
+        TASK.check_labels(dataset, {})
 
 
-def test_a_row_is_an_embedding_and_no_decision() -> None:
+def test_scored_pairs_are_accepted(write_file) -> None:
+    path = write_file("pairs.csv", "sentence1,sentence2,score\na,b,5\nc,d,0.5\n")
+    TASK.check_labels(TASK.read(str(path), columns=Columns(), max_examples=None), {})
+
+
+def test_predictions_are_embeddings_not_decisions() -> None:
     assert TASK.is_embedding
     assert TASK.decisions([np.ones(3, np.float32)] * 6, features(PAIRS), OPTIONS) is None
 
 
-def test_each_row_is_trained_without_labels_or_classes() -> None:
-    assert TASK.labels(features(PAIRS, rows=6), {}) == [{}] * 6
-    assert TASK.class_names(PAIRS) is None
+def test_features_have_no_labels_and_no_classes() -> None:
+    assert TASK.labels(features(PAIRS, count=6), {}) == [{}] * 6
+    assert TASK.class_names is None

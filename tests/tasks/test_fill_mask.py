@@ -41,29 +41,32 @@ def test_the_task_is_listed_under_its_name() -> None:
 def test_labels_of_a_table_are_not_read(write_file) -> None:
     path = write_file("reviews.csv", "text,label\na b,\nc d,x\n")
     dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    TASK.check_labels(dataset, {})
     assert [example.text for example in dataset.examples] == ["a b", "c d"]
-    assert TASK.class_names(dataset.examples) is None
+    assert TASK.class_names is None
 
 
 def test_places_hold_what_was_masked(tokenizer) -> None:
     made = encode(tokenizer, TEXTS, mlm_probability=0.5)
-    for example, row, (positions, ids) in zip(TEXTS, made.encoded.rows, made.places, strict=True):
-        restored = row["input_ids"].copy()
+    for example, inputs, (positions, ids) in zip(
+        TEXTS, made.encoded.inputs, made.places, strict=True
+    ):
+        restored = inputs["input_ids"].copy()
         restored[positions] = ids
         assert restored.tolist() == tokenizer(example.text)["input_ids"]
         assert (positions.dtype, ids.dtype) == (np.int32, np.int32)
         assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
-    assert [row["attention_mask"].all() for row in made.encoded.rows] == [True] * 3
+    assert [inputs["attention_mask"].all() for inputs in made.encoded.inputs] == [True] * 3
 
 
 def test_masks_of_a_text_do_not_depend_on_its_neighbours(tokenizer) -> None:
     together = encode(tokenizer, TEXTS)
     alone = encode(tokenizer, TEXTS[2:])
-    np.testing.assert_equal(together.encoded.rows[2], alone.encoded.rows[0])
+    np.testing.assert_equal(together.encoded.inputs[2], alone.encoded.inputs[0])
     np.testing.assert_equal(together.places[2], alone.places[0])
 
 
-def test_another_seed_masks_others(tokenizer) -> None:
+def test_masks_depend_on_the_seed(tokenizer) -> None:
     first, again, other = (
         [place[0].tolist() for place in encode(tokenizer, TEXTS, seed=seed).places]
         for seed in (0, 0, 1)
@@ -72,7 +75,7 @@ def test_another_seed_masks_others(tokenizer) -> None:
     assert first != other
 
 
-def test_shares_are_those_of_bert() -> None:
+def test_tokens_are_masked_in_the_proportions_of_bert() -> None:
     ids = np.random.default_rng(0).integers(5, 900, 100_000).astype(np.int32)
     masked, (positions, true) = mask(ids)
     now = masked[positions]
@@ -90,22 +93,22 @@ def test_at_least_one_token_is_masked() -> None:
     assert (positions.tolist(), true.tolist()) == ([1], [77])
 
 
-def test_ids_that_were_given_are_not_changed() -> None:
+def test_the_given_ids_are_not_changed() -> None:
     ids = np.arange(5, 50, dtype=np.int32)
     mask(ids, mlm_probability=0.9)
     assert ids.tolist() == list(range(5, 50))
 
 
-def test_text_without_a_known_token_is_left_out_and_told(tokenizer) -> None:
+def test_text_without_a_known_token_is_left_out(tokenizer) -> None:
     made = encode(tokenizer, [Example(text="\u2603"), TEXTS[0]])
     assert made.examples == (TEXTS[0],)
-    assert len(made.encoded.rows) == len(made.places) == 1
-    assert made.notices == ("1 of 2 texts have no token to mask: left out.",)
-    with pytest.raises(DataFileError, match="All 1 texts have no token to mask"):
+    assert len(made.encoded.inputs) == len(made.places) == 1
+    assert made.notices == ("Left out 1 of 2 texts: without a token to mask.",)
+    with pytest.raises(DataFileError, match="No text can be used: 1 text without a token to mask"):
         encode(tokenizer, [Example(text="\u2603")])
 
 
-def test_tokenizer_without_a_mask_is_refused() -> None:
+def test_tokenizer_without_a_mask_token_is_refused() -> None:
     @dataclasses.dataclass
     class Maskless:
         mask_token_id: None = None
@@ -114,18 +117,20 @@ def test_tokenizer_without_a_mask_is_refused() -> None:
         encode(Maskless(), TEXTS)
 
 
-def test_rows_are_of_masked_positions_in_the_order_of_the_batch(tokenizer) -> None:
+def test_predictions_are_of_masked_positions_in_the_order_of_the_batch(tokenizer) -> None:
     made = encode(tokenizer, [*TEXTS, Example(text="home")], mlm_probability=0.4)
     (batch,) = make_batches(made.encoded, batch_size=4)
     logits = np.zeros((*batch.inputs["input_ids"].shape, len(tokenizer)), np.float32)
     for place, index in enumerate(batch.indices):
         positions, ids = made.places[index]
-        logits[place, positions, ids] = 50  # as good as certain
-    rows = TASK.rows({"logits": logits}, batch, made)
-    for row, index in zip(rows, batch.indices, strict=True):
-        assert row[:, 1].tolist() == made.places[index][1].tolist()
-        assert row[:, 0] == pytest.approx(0, abs=1e-6)  # 1000 exp(-50)
-    ordered = [rows[batch.indices.index(index)] for index in range(4)]
+        # Practically certain.
+        logits[place, positions, ids] = 50
+    predictions = TASK.predictions({"logits": logits}, batch, made)
+    for prediction, index in zip(predictions, batch.indices, strict=True):
+        assert prediction[:, 1].tolist() == made.places[index][1].tolist()
+        # The tolerance is above 1000 exp(-50), the share of all other tokens.
+        assert prediction[:, 0] == pytest.approx(0, abs=1e-6)
+    ordered = [predictions[batch.indices.index(index)] for index in range(4)]
     perplexity, accuracy = TASK.metrics(ordered, made, {}, TaskOptions())
     assert perplexity.value == pytest.approx(1, abs=1e-6)
     assert accuracy.value == 100
@@ -134,15 +139,15 @@ def test_rows_are_of_masked_positions_in_the_order_of_the_batch(tokenizer) -> No
     ]
 
 
-def test_rows_of_a_part_of_the_batches_fit(tokenizer) -> None:
+def test_predictions_of_a_later_batch_use_its_own_places(tokenizer) -> None:
     made = encode(tokenizer, TEXTS)
     batch = Batch(indices=(2,), inputs={})
     logits = np.zeros((1, 64, len(tokenizer)), np.float32)
-    (row,) = TASK.rows({"logits": logits}, batch, made)
-    assert row[:, 0] == pytest.approx(-np.log(len(tokenizer)))
+    (prediction,) = TASK.predictions({"logits": logits}, batch, made)
+    assert prediction[:, 0] == pytest.approx(-np.log(len(tokenizer)))
 
 
-def test_labels_are_minus_100_but_where_masked(tokenizer) -> None:
+def test_labels_are_minus_100_except_where_masked(tokenizer) -> None:
     made = encode(tokenizer, TEXTS[:1], mlm_probability=0.5)
     (labels,) = TASK.labels(made, {})
     ((positions, ids),) = made.places

@@ -26,7 +26,7 @@ def imdb(tmp_path: Path) -> Path:
     return tmp_path / "aclImdb"
 
 
-def test_file_is_a_text_and_its_folder_the_label(imdb: Path) -> None:
+def test_a_file_is_a_text_and_its_folder_the_label(imdb: Path) -> None:
     dataset = read_dataset(imdb / "train")
     assert [(example.text, example.label) for example in dataset.examples] == [
         ("Bad.", "neg"),
@@ -42,14 +42,14 @@ def test_first_examples_are_of_all_classes(imdb: Path) -> None:
     assert sorted(labels) == ["neg", "pos"]
 
 
-def test_texts_without_a_class_are_left_out_and_told(imdb: Path) -> None:
+def test_texts_without_a_class_are_left_out(imdb: Path) -> None:
     assert read_dataset(imdb / "train").notices == (
         "Took neg, pos as labels: the names of the sub-folders.",
-        "Left out `unsup`: its 1 texts have no label.",
+        "Left out 1 text without a label: `unsup`.",
     )
 
 
-def test_root_of_the_data_names_the_folders_to_take(imdb: Path) -> None:
+def test_error_for_the_root_names_the_folders_with_classes(imdb: Path) -> None:
     expected = rf"Name `{imdb}/test` or `{imdb}/train`, which has them\."
     with pytest.raises(DataFileError, match=expected):
         read_dataset(imdb)
@@ -61,11 +61,13 @@ def test_folder_without_classes_is_refused(tmp_path: Path) -> None:
         read_dataset(tmp_path)
 
 
-def test_blank_files_are_skipped_and_told(imdb: Path) -> None:
+def test_blank_files_are_skipped_and_line_ends_are_normalized(imdb: Path) -> None:
     (imdb / "train" / "neg" / "5_1.txt").write_text(" \n")
+    (imdb / "train" / "neg" / "6_1.txt").write_bytes(b"a\r\nb")
     dataset = read_dataset(imdb / "train")
-    assert len(dataset) == 4
-    assert "1 row(s) with a blank text: skipped" in dataset.notices[-1]
+    assert len(dataset) == 5
+    assert "a\nb" in [example.text for example in dataset.examples]
+    assert "1 row with a blank text: skipped" in dataset.notices[-1]
 
 
 def test_file_in_another_encoding_is_refused(imdb: Path) -> None:

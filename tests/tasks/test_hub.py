@@ -41,7 +41,7 @@ def text() -> object:
     return datasets.Value("string")
 
 
-def test_paths_of_files_are_no_hub_names() -> None:
+def test_paths_of_files_are_not_hub_names() -> None:
     assert is_hub("hub:imdb@test")
     assert not is_hub("hub.csv")
 
@@ -62,14 +62,14 @@ def test_names_are_split_into_their_parts(path: str, expected: HubName) -> None:
     assert parse_hub(path) == expected
 
 
-def test_colon_in_a_folder_that_exists_starts_no_config(tmp_path: Path) -> None:
+def test_colon_in_an_existing_folder_does_not_start_a_config(tmp_path: Path) -> None:
     folder = tmp_path / "a:b"
     folder.mkdir()
     assert parse_hub(f"hub:{folder}@train").name == str(folder)
 
 
 @pytest.mark.parametrize("path", ["hub:imdb", "hub:@train", "hub:imdb@", "hub:"])
-def test_missing_part_shows_the_syntax(path: str) -> None:
+def test_error_for_a_missing_part_shows_the_syntax(path: str) -> None:
     with pytest.raises(DataFileError, match="must be written `hub:NAME@SPLIT`"):
         parse_hub(path)
 
@@ -113,7 +113,7 @@ def test_nested_and_missing_values_are_kept(save: Save) -> None:
     assert rows[1]["answers"] in (None, {"text": None, "answer_start": None})
 
 
-def test_dataset_of_a_hub_name_has_its_columns_guessed(save: Save) -> None:
+def test_columns_of_hub_data_are_inferred(save: Save) -> None:
     folder = save(
         "train",
         {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [0, 1], "idx": [0, 1]},
@@ -152,12 +152,12 @@ def test_unknown_config_names_the_known_ones(save: Save) -> None:
         next(hub_rows(f"hub:{folder}:zz@train"))
 
 
-def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match=r"cannot be read: .*none"):
         next(hub_rows(f"hub:{tmp_path}/none@train"))
 
 
-def test_hub_out_of_reach_is_a_data_file_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_a_data_file_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise ConnectionError("Couldn't reach 'imdb' on the Hub")
 
@@ -166,7 +166,9 @@ def test_hub_out_of_reach_is_a_data_file_error(monkeypatch: pytest.MonkeyPatch) 
         next(hub_rows("hub:imdb@test"))
 
 
-def test_progress_bars_are_off_and_put_back(save: Save, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_are_disabled_and_restored(
+    save: Save, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = save("train", {"text": ["a"]}, text=text())
     before = datasets.are_progress_bars_disabled()
     list(hub_rows(f"hub:{folder}@train"))
@@ -174,7 +176,9 @@ def test_progress_bars_are_off_and_put_back(save: Save, capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")
 
 
-def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_missing_library_shows_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[datasets\]'"):
         next(hub_rows("hub:imdb@test"))

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.lines import existing_file, json_object, json_rows, load_json, read_lines
+from qdqbert.tasks.lines import (
+    counted,
+    existing_file,
+    json_object,
+    json_rows,
+    load_json,
+    read_lines,
+    row_name,
+)
 
 
 def test_lines_keep_their_ends_and_only_a_line_feed_ends_one(write_file) -> None:
@@ -14,7 +22,7 @@ def test_lines_keep_their_ends_and_only_a_line_feed_ends_one(write_file) -> None
     assert list(read_lines(str(path))) == list(read_lines(path))
 
 
-def test_a_byte_order_mark_is_one_at_the_start_alone(write_file) -> None:
+def test_a_byte_order_mark_is_removed_at_the_start_only(write_file) -> None:
     assert list(read_lines(write_file("a.txt", "a\n\ufeffb"))) == [(1, "a\n"), (2, "\ufeffb")]
 
 
@@ -31,7 +39,7 @@ def test_an_empty_file_has_no_lines(write_file) -> None:
     ],
     ids=["second-line", "after-a-mark", "cut-by-a-line-end"],
 )
-def test_a_byte_that_is_not_utf8_is_told_with_its_place(
+def test_the_position_of_a_byte_that_is_not_utf8_is_reported(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "a.txt"
@@ -40,13 +48,24 @@ def test_a_byte_that_is_not_utf8_is_told_with_its_place(
         list(read_lines(path))
 
 
-def test_a_later_line_that_is_not_utf8_does_not_keep_from_the_first(tmp_path: Path) -> None:
+def test_lines_before_one_that_is_not_utf8_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\n\xff\n")
     assert next(read_lines(path)) == (1, "a\n")
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path, write_file) -> None:
+def test_messages_count_and_name_rows(write_file) -> None:
+    assert (counted(0, "row"), counted(1, "row"), counted(2, "batch")) == (
+        "0 rows",
+        "1 row",
+        "2 batches",
+    )
+    path = str(write_file("a.txt", "a"))
+    assert row_name(path, 3) == f"Line 3 of `{path}`"
+    assert row_name("hub:a@b", 3) == "Row 3 of `hub:a@b`"
+
+
+def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path, write_file) -> None:
     path = write_file("a.txt", "a")
     assert existing_file(str(path)) == path
     with pytest.raises(DataFileError, match=r"Data file `.*none\.txt` does not exist\. Check"):
@@ -57,11 +76,11 @@ def test_what_is_no_file_is_refused(tmp_path: Path, write_file) -> None:
         list(read_lines(tmp_path / "none.txt"))
 
 
-def test_rows_are_the_objects_of_lines_that_are_not_blank(write_file) -> None:
+def test_json_rows_skip_blank_lines(write_file) -> None:
     path = str(write_file("a.jsonl", '\n{"a": 1}\r\n \t\n{"b": "\u2028"}'))
     assert list(json_rows(path)) == [
-        (f"Line 2 of `{path}`", {"a": 1}),
-        (f"Line 4 of `{path}`", {"b": "\u2028"}),
+        (2, {"a": 1}),
+        (4, {"b": "\u2028"}),
     ]
 
 
@@ -70,17 +89,17 @@ def test_rows_are_the_objects_of_lines_that_are_not_blank(write_file) -> None:
     [
         ("{}\n[1]", r"^Line 2 of `.*a\.jsonl` must be a JSON object, got list\. Write one object"),
         ("null", "^Line 1 .* must be a JSON object, got null"),
-        ("\n{", r"^Line 2 of `.*a\.jsonl` is not JSON: .*\. Write one object a line\."),
+        ("\n{", r"^Line 2 of `.*a\.jsonl` is not JSON: .*\. Write one object per line\."),
         ("[" * 100_000, "^Line 1 .* is not JSON"),
     ],
     ids=["list", "null", "cut", "deep"],
 )
-def test_a_line_of_something_else_is_refused(write_file, text: str, message: str) -> None:
+def test_a_line_that_is_not_an_object_is_refused(write_file, text: str, message: str) -> None:
     with pytest.raises(DataFileError, match=message):
         list(json_rows(str(write_file("a.jsonl", text))))
 
 
-def test_a_whole_file_is_named_without_a_line() -> None:
+def test_errors_about_a_whole_file_name_no_line() -> None:
     assert json_object('{\n"a": 1}\n', "a.json") == {"a": 1}
     with pytest.raises(DataFileError, match=r"^File `a\.json` is not JSON: .*Write one object\."):
         json_object("{", "a.json")
@@ -106,8 +125,8 @@ def test_half_of_a_surrogate_pair_is_refused(text: str, escape: str) -> None:
     with pytest.raises(DataFileError) as caught:
         load_json(text, "a.jsonl", line=3)
     assert str(caught.value) == (
-        f"Line 3 of `a.jsonl` holds half of a surrogate pair, got `{escape}`, which is no "
-        "character. Write both halves, or leave it out."
+        f"Line 3 of `a.jsonl` contains half of a surrogate pair, got `{escape}`, which is not "
+        "a character. Write both halves, or remove it."
     )
 
 
@@ -121,10 +140,10 @@ def test_half_of_a_surrogate_pair_is_refused(text: str, escape: str) -> None:
     ],
     ids=["pair", "case", "escaped", "others"],
 )
-def test_other_escapes_are_read(text: str, value: str) -> None:
+def test_valid_escapes_are_read(text: str, value: str) -> None:
     assert load_json(text, "a.jsonl", line=1) == value
 
 
-def test_half_of_a_pair_in_a_whole_file_is_told_with_its_line() -> None:
-    with pytest.raises(DataFileError, match=r"^Line 3 of `a\.json` holds half of a surrogate"):
+def test_half_of_a_surrogate_pair_in_a_whole_file_is_reported_with_its_line() -> None:
+    with pytest.raises(DataFileError, match=r"^Line 3 of `a\.json` contains half of a surrogate"):
         load_json('{"a":\n["\\ud83d\\ude00",\n"\\ud83d"]\n}', "a.json")

@@ -61,13 +61,13 @@ def test_f1_by_hand() -> None:
 
 
 @pytest.mark.parametrize("metric", [f1_binary, matthews])
-def test_a_class_that_is_nowhere_scores_0(metric) -> None:
+def test_a_class_that_does_not_occur_scores_0(metric) -> None:
     assert metric([0, 0], [0, 0]) == 0
     assert metric([0, 0], [1, 1]) == 0
     assert metric([1, 0], [0, 0]) == 0
 
 
-def test_macro_f1_is_over_the_classes_that_are_predicted_or_there() -> None:
+def test_macro_f1_is_over_the_classes_that_are_predicted_or_labelled() -> None:
     # Class 1 is predicted alone, class 2 is there alone: both score 0. Class 3 is nowhere.
     assert f1_macro([0, 1], [0, 2]) == pytest.approx(100 / 3, abs=TOLERANCE)
 
@@ -158,8 +158,8 @@ def test_scores_whose_squares_overflow_still_correlate() -> None:
     [
         ([], [], "must not be empty"),
         ([1, 2], [1, 2, 3], "equal lengths, got 2 and 3"),
-        ([1.0, float("nan")], [1, 2], "must hold no NaN"),
-        ([1, 2], [1.0, float("nan")], "must hold no NaN"),
+        ([1.0, float("nan")], [1, 2], "must not contain NaN"),
+        ([1, 2], [1.0, float("nan")], "must not contain NaN"),
         ([[1, 2]], [[1, 2]], r"shape `\(examples,\)`, got \(1, 2\)"),
     ],
     ids=["empty", "lengths", "nan_left", "nan_right", "two_axes"],

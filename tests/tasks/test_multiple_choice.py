@@ -39,7 +39,7 @@ def features(*labels: int | None) -> Features:
         ChoiceExample(context="a", prompt="", endings=("b", "c", "d"), label=label)
         for label in labels
     )
-    return Features(examples=examples, encoded=Encoded(rows=(), padding={}, truncated=0))
+    return Features(examples=examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
 
 
 def encode(tokenizer, *examples: object, max_length: int = 64) -> Features:
@@ -52,7 +52,7 @@ def test_the_task_is_listed_under_its_name() -> None:
     assert TASKS["multiple-choice"] is TASK
 
 
-def test_swag_is_read_as_it_comes(write_file) -> None:
+def test_swag_is_read(write_file) -> None:
     (example,) = read(write_file("val.csv", SWAG)).examples
     assert example == ChoiceExample(
         context="The cat sat.",
@@ -63,7 +63,7 @@ def test_swag_is_read_as_it_comes(write_file) -> None:
     assert example.content == ("The cat sat.", "It", "was good.", "ran.", "slept, then.", "came.")
 
 
-def test_swag_without_labels_is_read_too(write_file) -> None:
+def test_swag_without_labels_is_read(write_file) -> None:
     lines = [line.rsplit(",", 1)[0] for line in SWAG.splitlines()]
     (example,) = read(write_file("test.csv", "\n".join(lines))).examples
     assert example.label is None
@@ -99,36 +99,38 @@ def test_json_lines_are_read_in_both_layouts(write_file, row, expected) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a", "label": 0}, "must have `sent1`, .*; got `text`, `label` with 0"),
+        ({"text": "a", "label": 0}, "must have `sent1`, .*; got `text`, `label`, with 0 endings"),
         ({"context": "a", "endings": ["b"], "label": 0}, "at least two endings"),
         ({"context": "a", "endings": ["b", 3]}, "must have strings .* got int"),
-        ({"context": "a", "endings": ["b", " "]}, "must have no blank context or ending"),
+        ({"context": "a", "endings": ["b", " "]}, "must not have a blank context or ending"),
         ({"context": "a", "endings": ["b", "c"], "label": 2}, "0 to 1, as `label`, got 2"),
         ({"context": "a", "endings": ["b", "c"], "label": "b"}, "0 to 1, as `label`, got 'b'"),
     ],
     ids=["other-fields", "one-ending", "number", "blank", "label-too-high", "label-no-number"],
 )
-def test_rows_that_are_no_questions_are_refused(write_file, row, message) -> None:
+def test_malformed_rows_are_refused(write_file, row, message) -> None:
     with pytest.raises(DataFileError, match=message) as caught:
         read(write_file("a.jsonl", json.dumps(row)))
-    assert str(caught.value).startswith("Row 1 of `")
+    assert str(caught.value).startswith("Line 1 of `")
 
 
-def test_other_number_of_endings_is_refused(write_file) -> None:
+def test_different_numbers_of_endings_are_refused(write_file) -> None:
     rows = [{"context": "a", "endings": ["b", "c", "d"][:n]} for n in (2, 2, 3)]
     path = write_file("a.jsonl", "\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataFileError, match=r"Row 3 of .* must have 2 endings .* got 3"):
+    with pytest.raises(DataFileError, match=r"Line 3 of .* must have 2 endings .* got 3"):
         read(path)
 
 
-def test_columns_cannot_be_named(write_file) -> None:
-    with pytest.raises(DataFileError, match="columns have fixed names"):
+def test_requested_columns_are_refused(write_file) -> None:
+    with pytest.raises(
+        DataFileError, match=r"`text_column='sent1'` cannot be used .* fixed column names"
+    ):
         TASK.read(
             str(write_file("val.csv", SWAG)), columns=Columns(text="sent1"), max_examples=None
         )
 
 
-def test_only_the_first_rows_are_read_on_wish(write_file) -> None:
+def test_max_examples_limits_what_is_read(write_file) -> None:
     path = write_file("val.csv", SWAG + SWAG.splitlines()[1])
     assert len(TASK.read(str(path), columns=Columns(), max_examples=1)) == 1
     with pytest.raises(DataFileError, match="at least 1, got 0"):
@@ -141,17 +143,19 @@ def test_empty_file_is_refused(write_file) -> None:
 
 
 def test_each_choice_is_a_pair_padded_to_the_longest(tokenizer) -> None:
-    (row,) = encode(tokenizer, QUESTION).encoded.rows
+    (inputs,) = encode(tokenizer, QUESTION).encoded.inputs
     texts = [QUESTION.context] * 3, [f"it {ending}" for ending in QUESTION.endings]
     expected = tokenizer(*texts, padding=True)
-    assert row["input_ids"].dtype == np.int32
-    assert {name: row[name].tolist() for name in NAMES} == {name: expected[name] for name in NAMES}
+    assert inputs["input_ids"].dtype == np.int32
+    assert {name: inputs[name].tolist() for name in NAMES} == {
+        name: expected[name] for name in NAMES
+    }
 
 
-def test_prompt_that_is_empty_adds_no_space(tokenizer) -> None:
+def test_empty_prompt_adds_no_space(tokenizer) -> None:
     example = ChoiceExample(context="a", prompt="", endings=("b", "c"))
-    (row,) = encode(tokenizer, example).encoded.rows
-    assert row["input_ids"].tolist() == tokenizer(["a", "a"], ["b", "c"])["input_ids"]
+    (inputs,) = encode(tokenizer, example).encoded.inputs
+    assert inputs["input_ids"].tolist() == tokenizer(["a", "a"], ["b", "c"])["input_ids"]
 
 
 def test_questions_are_batched_with_padding(tokenizer) -> None:
@@ -159,46 +163,48 @@ def test_questions_are_batched_with_padding(tokenizer) -> None:
     made = encode(tokenizer, other, QUESTION)
     (batch,) = make_batches(made.encoded, batch_size=2)
     assert batch.indices == (1, 0)
-    longest = made.encoded.rows[1]["input_ids"].shape[1]
+    longest = made.encoded.inputs[1]["input_ids"].shape[1]
     assert batch.inputs["input_ids"].shape == (2, 3, longest)
-    assert batch.inputs["attention_mask"][1].sum() == made.encoded.rows[0]["attention_mask"].sum()
+    assert batch.inputs["attention_mask"][1].sum() == made.encoded.inputs[0]["attention_mask"].sum()
 
 
-def test_choices_that_were_cut_are_told(tokenizer) -> None:
+def test_truncated_choices_are_reported(tokenizer) -> None:
     made = encode(tokenizer, QUESTION, max_length=8)
     assert made.notices == ("2 of 3 texts were longer than 8 tokens and were cut.",)
 
 
-def test_plain_text_to_calibrate_on_is_its_only_choice(tokenizer) -> None:
+def test_plain_text_for_calibration_is_the_only_choice(tokenizer) -> None:
     made = encode(tokenizer, Example(text="the cat"))
-    assert made.encoded.rows[0]["input_ids"].tolist() == [tokenizer("the cat")["input_ids"]]
+    assert made.encoded.inputs[0]["input_ids"].tolist() == [tokenizer("the cat")["input_ids"]]
     assert TASK.decisions([np.zeros(1, np.float32)], made, OPTIONS) is None
-    with pytest.raises(DataFileError, match="do not say which ending is right"):
+    with pytest.raises(DataFileError, match="The right ending is missing"):
         TASK.labels(made, {})
 
 
-# Predictions 0, 2, 2.
-ROWS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1]], np.float32))
+# Decisions 0, 2, 2.
+PREDICTIONS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1]], np.float32))
 
 
 def test_accuracy_by_hand() -> None:
-    (metric,) = TASK.metrics(ROWS, features(0, 1, 2), {}, OPTIONS)
+    (metric,) = TASK.metrics(PREDICTIONS, features(0, 1, 2), {}, OPTIONS)
     assert (metric.name, metric.examples) == ("accuracy", 3)
     assert metric.value == pytest.approx(200 / 3)
 
 
 def test_answers_and_labels_are_indices_of_endings() -> None:
-    assert TASK.decisions(ROWS, features(0, 1, 2), OPTIONS) == [0, 2, 2]
+    assert TASK.decisions(PREDICTIONS, features(0, 1, 2), OPTIONS) == [0, 2, 2]
     assert TASK.labels(features(0, 2), {}) == [{"labels": 0}, {"labels": 2}]
-    assert TASK.class_names(()) is None
+    assert TASK.class_names is None
 
 
-def test_missing_label_is_refused() -> None:
-    with pytest.raises(DataFileError, match="Add it as `label`, from 0"):
-        TASK.metrics(ROWS, features(0, None, 2), {}, OPTIONS)
+def test_missing_label_is_reported_with_its_row(write_file) -> None:
+    rows = [{"context": "a", "endings": ["b", "c"], "label": label} for label in (0, None)]
+    dataset = read(write_file("a.jsonl", "\n".join(map(json.dumps, rows))))
+    with pytest.raises(DataFileError, match=r"^Line 2 of .*Add its number as `label`, from 0"):
+        TASK.check_labels(dataset, {})
 
 
-def test_rows_are_the_logits() -> None:
+def test_predictions_are_the_logits() -> None:
     batch = Batch(indices=(0, 1, 2), inputs={})
-    rows = TASK.rows({"logits": np.stack(ROWS)}, batch, features(0, 0, 0))
-    np.testing.assert_array_equal(rows, ROWS)
+    made = TASK.predictions({"logits": np.stack(PREDICTIONS)}, batch, features(0, 0, 0))
+    np.testing.assert_array_equal(made, PREDICTIONS)

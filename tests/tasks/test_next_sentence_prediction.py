@@ -11,13 +11,13 @@ from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as T
 from qdqbert.tasks.task import Features, TaskOptions
 
 OPTIONS = TaskOptions()
-# Predictions 0, 1, 1.
-ROWS = list(np.array([[2, 1], [0, 3], [-2, -1]], np.float32))
+# Decisions 0, 1, 1.
+PREDICTIONS = list(np.array([[2, 1], [0, 3], [-2, -1]], np.float32))
 
 
 def features(*labels: str | None) -> Features:
     examples = tuple(Example(text="a", text_pair="b", label=label) for label in labels)
-    return Features(examples=examples, encoded=Encoded(rows=(), padding={}, truncated=0))
+    return Features(examples=examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
 
 
 def test_the_task_is_listed_under_its_name() -> None:
@@ -32,44 +32,52 @@ def test_pairs_are_read_from_a_table(write_file) -> None:
 
 def test_data_without_second_texts_names_the_option(write_file) -> None:
     path = write_file("texts.csv", "text,label\na,0\n")
-    with pytest.raises(DataFileError, match="Name the second with `--text-pair-column`"):
+    with pytest.raises(DataFileError, match="Name the second one with `text_pair_column`"):
         TASK.read(str(path), columns=Columns(), max_examples=None)
 
 
+def test_class_0_means_that_the_second_text_follows() -> None:
+    follows = ("0", "0.0", "next", "IS_NEXT", "isNext", " true ")
+    random = ("1", "1.0", "random", "not_next", "notNext", "False")
+    assert TASK.labels(features(*follows), {}) == [{"labels": 0}] * 6
+    assert TASK.labels(features(*random), {}) == [{"labels": 1}] * 6
+
+
 @pytest.mark.parametrize(
-    ("label", "expected"),
+    ("label", "message"),
     [
-        *((name, 0) for name in ("0", "0.0", "next", "IS_NEXT", "isNext", " true ")),
-        *((name, 1) for name in ("1", "1.0", "random", "not_next", "notNext", "False")),
+        ("2", "Label '2' must be 0, 'next' or 'true'"),
+        ("maybe", "Label 'maybe' must be 0, 'next' or 'true'"),
+        ("", "The label is blank"),
     ],
+    ids=["number", "word", "blank"],
 )
-def test_class_0_says_that_the_second_text_follows(label: str, expected: int) -> None:
-    assert TASK.labels(features(label), {}) == [{"labels": expected}]
+def test_unknown_label_is_reported_with_its_row(write_file, label: str, message: str) -> None:
+    path = write_file("pairs.csv", f"text,text2,label\na,b,0\na,b,{label}\n")
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    with pytest.raises(DataFileError, match=f"^Line 3 of `.*`, column 'label': {message}"):
+        TASK.check_labels(dataset, {})
 
 
-@pytest.mark.parametrize("label", ["2", "-1", "maybe"])
-def test_other_labels_are_refused(label: str) -> None:
-    with pytest.raises(DataFileError, match=f"Label '{label}' must be 0, 'next' or 'true'"):
-        TASK.labels(features(label), {})
-
-
-def test_missing_label_is_refused() -> None:
-    with pytest.raises(DataFileError, match="no labels to compare with"):
-        TASK.metrics(ROWS, features("0", None, "1"), {}, OPTIONS)
+def test_data_without_labels_are_refused(write_file) -> None:
+    path = write_file("pairs.csv", "text,text2\na,b\n")
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    with pytest.raises(DataFileError, match="have no column of labels"):
+        TASK.check_labels(dataset, {})
 
 
 def test_accuracy_by_hand() -> None:
-    (metric,) = TASK.metrics(ROWS, features("next", "next", "random"), {}, OPTIONS)
+    (metric,) = TASK.metrics(PREDICTIONS, features("next", "next", "random"), {}, OPTIONS)
     assert (metric.name, metric.examples) == ("accuracy", 3)
     assert metric.value == pytest.approx(200 / 3)
 
 
-def test_answers_are_classes() -> None:
-    assert TASK.decisions(ROWS, features("0", "0", "0"), OPTIONS) == [0, 1, 1]
-    assert TASK.class_names(()) is None
+def test_decisions_are_classes() -> None:
+    assert TASK.decisions(PREDICTIONS, features("0", "0", "0"), OPTIONS) == [0, 1, 1]
+    assert TASK.class_names is None
 
 
-def test_rows_are_the_logits() -> None:
+def test_predictions_are_the_logits() -> None:
     batch = Batch(indices=(0, 1, 2), inputs={})
-    rows = TASK.rows({"logits": np.stack(ROWS)}, batch, features("0", "0", "0"))
-    np.testing.assert_array_equal(rows, ROWS)
+    made = TASK.predictions({"logits": np.stack(PREDICTIONS)}, batch, features("0", "0", "0"))
+    np.testing.assert_array_equal(made, PREDICTIONS)

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 from qdqbert.tasks.questions import Answer, QuestionExample, read_questions
 from qdqbert.tasks.task import Features, TaskOptions
@@ -84,7 +85,7 @@ def test_windows_share_the_stride_and_cover_the_context(tokenizer) -> None:
     features = encode(tokenizer, question(), max_length=11)
     words = CONTEXT.split()
     whole = tokenizer(CONTEXT, add_special_tokens=False)["input_ids"]
-    shown = [row["input_ids"][5:-1].tolist() for row in features.encoded.rows]
+    shown = [row["input_ids"][5:-1].tolist() for row in features.encoded.inputs]
     assert len(whole) == len(words)
     # Each begins 5 - 2 tokens after the one before.
     assert shown == [whole[start : start + 5] for start in range(0, len(words) - 2, 3)]
@@ -97,9 +98,9 @@ def test_windows_share_the_stride_and_cover_the_context(tokenizer) -> None:
         assert window.offsets.dtype == np.int32
 
 
-def test_rows_are_what_the_tokenizer_makes_of_question_and_context(tokenizer) -> None:
+def test_features_are_the_tokenized_question_and_context(tokenizer) -> None:
     features = encode(tokenizer, question(), question("rain", id_="2"))
-    for row, context in zip(features.encoded.rows, (CONTEXT, "rain"), strict=True):
+    for row, context in zip(features.encoded.inputs, (CONTEXT, "rain"), strict=True):
         expected = tokenizer("where is it", context)
         assert {name: value.tolist() for name, value in row.items()} == dict(expected)
     assert features.encoded.truncated == 0
@@ -109,39 +110,41 @@ def test_rows_are_what_the_tokenizer_makes_of_question_and_context(tokenizer) ->
 def test_tokenizers_without_token_types_work(byte_tokenizer) -> None:
     names = ("input_ids", "attention_mask")
     features = encode(byte_tokenizer, question(), max_length=200, input_names=names)
-    assert list(features.encoded.rows[0]) == list(names)
+    assert list(features.encoded.inputs[0]) == list(names)
     assert features.encoded.padding == {"input_ids": 1, "attention_mask": 0}
 
 
-def test_more_questions_than_are_tokenized_at_a_time_keep_their_order(tokenizer) -> None:
+def test_questions_keep_their_order_across_chunks(tokenizer) -> None:
     examples = [question("rain " * (1 + i % 12), id_=str(i)) for i in range(150)]
     features = encode(tokenizer, *examples, max_length=11)
     counts = np.bincount([window.example for window in features.places])
     assert counts.tolist() == [max(1, -(-(1 + i % 12 - 2) // 3)) for i in range(150)]
 
 
-def test_spaces_before_a_question_are_left_out(byte_tokenizer) -> None:
+def test_leading_spaces_of_a_question_are_stripped(byte_tokenizer) -> None:
     names = ("input_ids", "attention_mask")
     spaced = question(question=" \t\n where is it")
     rows = [
-        encode(byte_tokenizer, each, input_names=names, max_length=200).encoded.rows[0]["input_ids"]
+        encode(byte_tokenizer, each, input_names=names, max_length=200).encoded.inputs[0][
+            "input_ids"
+        ]
         for each in (spaced, question())
     ]
     assert rows[0].tolist() == rows[1].tolist()
 
 
-def test_long_questions_are_cut_and_told(tokenizer) -> None:
+def test_truncated_questions_are_reported(tokenizer) -> None:
     long = question(question="cat " * 65, id_="2")
     features = encode(tokenizer, question(question="cat " * 64), long, max_length=100)
-    first, second = (row["input_ids"].tolist() for row in features.encoded.rows)
+    first, second = (row["input_ids"].tolist() for row in features.encoded.inputs)
     assert first == second
-    assert features.notices == ("1 of 2 questions were longer than 64 tokens and were cut.",)
+    assert features.notices == ("1 of 2 questions was longer than 64 tokens and was cut.",)
     assert features.encoded.truncated == 1
 
 
-def test_an_empty_context_still_makes_a_row(tokenizer) -> None:
+def test_an_empty_context_makes_a_feature(tokenizer) -> None:
     features = encode(tokenizer, question(""))
-    assert len(features.encoded.rows) == 1
+    assert len(features.encoded.inputs) == 1
     assert (features.places[0].offsets == -1).all()
 
 
@@ -149,15 +152,15 @@ def test_an_empty_context_still_makes_a_row(tokenizer) -> None:
     ("max_length", "stride", "fits"),
     [(9, 2, True), (8, 2, False), (7, 0, True), (6, 0, False), (3, 0, False), (2, 128, False)],
 )
-def test_windows_that_cannot_move_on_are_refused(
+def test_windows_that_would_not_advance_are_refused(
     tokenizer, max_length: int, stride: int, fits: bool
 ) -> None:
-    """Three tokens of a question and three special ones leave `max_length` - 6."""
+    # Three tokens of the question and three special ones leave `max_length` - 6.
     options = TaskOptions(doc_stride=stride)
     if fits:
         assert len(encode(tokenizer, question(), max_length=max_length, options=options).places) > 1
         return
-    message = f"`--max-length {max_length}` leaves .* question of 3 and 3 .*`--doc-stride {stride}`"
+    message = f"`max_length={max_length}` leaves .* 3 of the question and 3 .*`doc_stride={stride}`"
     with pytest.raises(UserInputError, match=message):
         encode(tokenizer, question(), max_length=max_length, options=options)
 
@@ -171,7 +174,7 @@ def labels_of(tokenizer: Any, *examples: QuestionExample, **settings: Any) -> li
     return [(each["start_positions"], each["end_positions"]) for each in made]
 
 
-def test_a_window_with_the_whole_answer_points_at_it_and_others_at_cls(tokenizer) -> None:
+def test_a_window_with_the_complete_answer_points_at_it_and_the_rest_at_cls(tokenizer) -> None:
     answer = ("old tree", CONTEXT.index("old tree"))  # tokens 5 and 6 of the context
     positions = labels_of(tokenizer, question(CONTEXT, answer), max_length=11)
     # Windows of tokens 0-4, 3-7, 6-10 and 9-13.
@@ -182,12 +185,12 @@ def test_without_an_answer_all_windows_point_at_cls(tokenizer) -> None:
     assert set(labels_of(tokenizer, impossible(), max_length=11)) == {(0, 0)}
 
 
-def test_an_answer_that_no_window_holds_points_at_cls(tokenizer) -> None:
+def test_an_answer_that_no_window_contains_points_at_cls(tokenizer) -> None:
     assert set(labels_of(tokenizer, question(CONTEXT, (CONTEXT, 0)), max_length=11)) == {(0, 0)}
 
 
 @pytest.mark.parametrize("text", ["dog", "", " "], ids=["elsewhere", "empty", "no-token"])
-def test_nothing_is_learned_from_answers_without_a_place(tokenizer, text: str) -> None:
+def test_windows_of_an_answer_that_is_not_found_have_no_labels(tokenizer, text: str) -> None:
     lost = question(CONTEXT, (text, 3), id_="lost")
     features = encode(tokenizer, question(CONTEXT, ("cat", 4)), lost, max_length=14)
     windows = [window.example for window in features.places]
@@ -196,21 +199,20 @@ def test_nothing_is_learned_from_answers_without_a_place(tokenizer, text: str) -
     assert [each is None for each in labels] == [example == 1 for example in windows]
 
 
-def test_the_first_answer_that_is_in_the_context_is_taken(tokenizer) -> None:
+def test_the_first_answer_that_is_in_the_context_is_used(tokenizer) -> None:
     example = question(CONTEXT, ("dog", 4), ("cat", 4), ("tree", 23))
     assert labels_of(tokenizer, example) == [(6, 6)]
 
 
-def test_questions_without_known_answers_cannot_be_scored_or_trained_on(tokenizer) -> None:
-    features = encode(tokenizer, question(), impossible(id_="2"))
-    rows = [np.zeros((len(w.offsets), 2), np.float32) for w in features.places]
-    for call in (
-        lambda: TASK.labels(features, {}),
-        lambda: TASK.metrics(rows, features, {}, OPTIONS),
-    ):
-        with pytest.raises(DataFileError, match="1 of 2 have no such field, such as '1'"):
-            call()
-    assert len(TASK.decisions(rows, features, OPTIONS)) == 2
+def test_questions_without_known_answers_cannot_be_scored_but_are_answered(tokenizer) -> None:
+    examples = (question(), impossible(id_="2"))
+    dataset = Dataset(path="dev.json", examples=examples, columns=Columns(), notices=())
+    message = r"of `dev\.json` must have `answers`.* 1 of 2 .* among them question '1'"
+    with pytest.raises(DataFileError, match=message):
+        TASK.check_labels(dataset, {})
+    features = encode(tokenizer, *examples)
+    predictions = [np.zeros((len(w.offsets), 2), np.float32) for w in features.places]
+    assert len(TASK.decisions(predictions, features, OPTIONS)) == 2
 
 
 UNITS = ["the", "cat", "r", "rain", ".", "tree-house", "1990", "\U0001f600", "\U00020000", "é", "ß"]
@@ -269,7 +271,7 @@ def test_labels_of_byte_tokens_lead_back_to_the_answer(byte_tokenizer, data) -> 
     ],
     ids=["mark", "space-after", "space-before", "astral", "after-astral", "inside"],
 )
-def test_answers_that_are_not_whole_tokens_have_the_tokens_they_touch(
+def test_labels_are_the_tokens_that_an_answer_overlaps(
     tokenizer, context: str, text: str, shown: str
 ) -> None:
     features = encode(tokenizer, question(context, (text, context.index(text))))
@@ -297,12 +299,12 @@ def values_of(rows: Any, features: Features, options: TaskOptions = OPTIONS) -> 
     return {each.name: each.value for each in TASK.metrics(rows, features, {}, options)}
 
 
-def test_rows_are_logits_without_padding(tokenizer) -> None:
+def test_predictions_are_logits_without_padding(tokenizer) -> None:
     features = encode(tokenizer, question("rain"), question(CONTEXT, id_="2"))
     (batch,) = make_batches(features.encoded, batch_size=2)
     assert batch.indices == (1, 0)
     start = np.arange(2 * batch.inputs["input_ids"].shape[1], dtype=np.float32).reshape(2, -1)
-    long, short = TASK.rows({"start_logits": start, "end_logits": -start}, batch, features)
+    long, short = TASK.predictions({"start_logits": start, "end_logits": -start}, batch, features)
     assert (long.shape, short.shape) == ((20, 2), (7, 2))
     assert short[:, 0].tolist() == start[1, :7].tolist()
     assert short[:, 1].tolist() == (-start[1, :7]).tolist()
@@ -344,7 +346,7 @@ def test_v2_compares_the_best_span_with_the_least_null_score(tokenizer) -> None:
     ("threshold", "expected"),
     [(-3.5, ["", ""]), (-3.0, ["cat", ""]), (4.5, ["cat", ""]), (5.0, ["cat", "rain"])],
 )
-def test_v2_answers_nothing_above_the_threshold(
+def test_v2_returns_no_answer_above_the_threshold(
     tokenizer, threshold: float, expected: list[str]
 ) -> None:
     features, rows = v2_features(tokenizer)
@@ -352,7 +354,7 @@ def test_v2_answers_nothing_above_the_threshold(
     assert TASK.decisions(rows, features, options) == expected
 
 
-def test_v2_metrics_say_over_how_many_questions_they_are(tokenizer) -> None:
+def test_v2_metrics_count_their_questions(tokenizer) -> None:
     features, rows = v2_features(tokenizer)
     counts = {each.name: each.examples for each in TASK.metrics(rows, features, {}, OPTIONS)}
     assert counts["f1"] == 2
@@ -380,7 +382,7 @@ def test_decisions_are_the_predictions_in_the_order_of_the_questions(tokenizer) 
     assert len(set(predictions.values())) > 3
 
 
-def test_the_task_says_what_it_is() -> None:
+def test_the_attributes_of_the_task() -> None:
     assert (TASK.name, TASK.max_length, TASK.is_embedding) == ("question-answering", 384, False)
-    assert TASK.class_names([question()]) is None
+    assert TASK.class_names is None
     assert TASK.read is read_questions

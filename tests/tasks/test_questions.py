@@ -14,7 +14,7 @@ from qdqbert.tasks.questions import (
     Answer,
     QuestionExample,
     find_answer,
-    question_of,
+    parse_question,
     read_questions,
 )
 
@@ -61,11 +61,11 @@ def test_squad_files_are_read(write_file) -> None:
     assert len(dataset.digest) == 64
 
 
-def test_a_line_is_a_row_in_the_layout_of_the_hub(write_file) -> None:
+def test_lines_have_the_layout_of_hub_rows(write_file) -> None:
     rows = [hub_row(), hub_row(id="b", answers={"text": [], "answer_start": []})]
     text = "\ufeff" + "\n\n".join(json.dumps(row) for row in rows)
     first, second = read(write_file("dev.jsonl", text)).examples
-    assert first == question_of(hub_row(), "Row 1")
+    assert first == parse_question(hub_row(), "Row 1")
     assert (first.answers[1], first.title) == (Answer(text="the cat", start=0), "Cats")
     assert (second.answers, second.is_impossible) == ((), True)
 
@@ -85,7 +85,7 @@ def test_rows_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         read_questions("hub:squad@validation", columns=NONE_ASKED, max_examples=None)
 
 
-def test_no_more_questions_than_asked_are_read(write_file) -> None:
+def test_max_examples_limits_what_is_read(write_file) -> None:
     path = write_file("dev.json", squad(asked("a", ("cat", 4)), asked("b", ("cat", 4))))
     assert [example.id for example in read(path, 1).examples] == ["a"]
     with pytest.raises(DataFileError, match="`max_examples` must be at least 1, got 0"):
@@ -93,7 +93,7 @@ def test_no_more_questions_than_asked_are_read(write_file) -> None:
 
 
 def test_ids_may_be_numbers() -> None:
-    assert question_of(hub_row(id=7), "Row 1").id == "7"
+    assert parse_question(hub_row(id=7), "Row 1").id == "7"
 
 
 @pytest.mark.parametrize("answers", [None, "none"], ids=["null", "missing"])
@@ -101,7 +101,7 @@ def test_without_answers_it_is_not_known_whether_there_is_one(answers: str | Non
     row = hub_row(answers=None)
     if answers is not None:
         del row["answers"]
-    example = question_of(row, "Row 1")
+    example = parse_question(row, "Row 1")
     assert (example.answers, example.is_impossible) == ((), False)
 
 
@@ -120,7 +120,7 @@ def test_without_answers_it_is_not_known_whether_there_is_one(answers: str | Non
         ("a.jsonl", "3", r"Line 1 of .* must be a JSON object, got int"),
     ],
 )
-def test_other_files_are_refused(write_file, name: str, text: str, message: str) -> None:
+def test_malformed_files_are_refused(write_file, name: str, text: str, message: str) -> None:
     with pytest.raises(DataFileError, match=message):
         read(write_file(name, text))
 
@@ -134,23 +134,23 @@ def test_other_files_are_refused(write_file, name: str, text: str, message: str)
         ({"answers": "cat"}, r"`answers` of line 1 of .* a list of objects, got str"),
         ({"answers": ["cat"]}, r"`answers` of line 1 of .* must have `text`: a string"),
         ({"answers": {"text": ["cat"]}}, r"must have `answer_start`: a list, got none"),
-        ({"answers": {"text": ["cat"], "answer_start": []}}, r"as many .* got 0 and 1"),
+        ({"answers": {"text": ["cat"], "answer_start": []}}, r"equal numbers .* got 0 and 1"),
         ({"answers": {"text": ["a"], "answer_start": ["0"]}}, r"an integer, got str"),
         ({"is_impossible": True}, r"no `answers` where `is_impossible` is true, got 2"),
     ],
 )
-def test_other_rows_are_refused(write_file, changes: dict[str, Any], message: str) -> None:
+def test_malformed_rows_are_refused(write_file, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataFileError, match=message):
         read(write_file("dev.jsonl", json.dumps(hub_row(**changes))))
 
 
-def test_a_question_that_is_no_object_is_named(write_file) -> None:
+def test_a_question_that_is_not_an_object_is_named(write_file) -> None:
     content = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": ["who"]}]}]}
     with pytest.raises(DataFileError, match="Question 1 of paragraph 1 of article 1 of"):
         read(write_file("dev.json", json.dumps(content)))
 
 
-def test_a_file_that_is_not_there_or_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_another_encoding_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match=r"`.*none\.json` does not exist"):
         read(tmp_path / "none.json")
     with pytest.raises(DataFileError, match="is a directory"):
@@ -160,30 +160,28 @@ def test_a_file_that_is_not_there_or_not_utf8_is_refused(tmp_path: Path) -> None
         read(tmp_path / "latin.json")
 
 
-def test_ids_that_several_questions_have_are_refused(write_file) -> None:
+def test_repeated_ids_are_refused(write_file) -> None:
     path = write_file("dev.json", squad(asked("a"), asked("b"), asked("b")))
-    with pytest.raises(
-        DataFileError, match="`id` of its own, got 1 that several have, such as 'b'"
-    ):
+    with pytest.raises(DataFileError, match="a different `id`, got 1 repeated id, among them 'b'"):
         read(path)
 
 
 @pytest.mark.parametrize(
     ("columns", "option"),
     [
-        (Columns(text="q"), "--text-column 'q'"),
-        (Columns(text_pair="c"), "--text-pair-column 'c'"),
-        (Columns(label="a"), "--label-column 'a'"),
+        (Columns(text="q"), "text_column='q'"),
+        (Columns(text_pair="c"), "text_pair_column='c'"),
+        (Columns(label="a"), "label_column='a'"),
     ],
 )
-def test_options_for_columns_are_refused(columns: Columns, option: str) -> None:
-    with pytest.raises(DataFileError, match=f"got `{option}`. Leave the option out"):
+def test_requested_columns_are_refused(columns: Columns, option: str) -> None:
+    with pytest.raises(DataFileError, match=f"^`{option}` cannot be used"):
         read_questions("dev.json", columns=columns, max_examples=None)
 
 
 def test_leaks_are_found_by_question_and_context() -> None:
-    first = question_of(hub_row(answers=None), "Row 1")
-    second = question_of(hub_row(id="2", context="THE cat  " + CONTEXT[8:]), "Row 2")
+    first = parse_question(hub_row(answers=None), "Row 1")
+    second = parse_question(hub_row(id="2", context="THE cat  " + CONTEXT[8:]), "Row 2")
     assert first.content == ("who", CONTEXT)
     assert fingerprint(first) == fingerprint(second)
     assert fingerprint(first) != fingerprint(dataclasses.replace(first, context="another"))
@@ -193,7 +191,9 @@ def test_leaks_are_found_by_question_and_context() -> None:
 def test_half_of_a_surrogate_pair_is_refused(write_file, name: str) -> None:
     row = json.dumps(hub_row(context="the \ud800 cat"))
     text = f"{json.dumps(hub_row())}\n{row}" if name == "dev.jsonl" else f'{{"data":\n[{row}]}}'
-    with pytest.raises(DataFileError, match=rf"Line 2 of `.*{name}` holds half of a surrogate pai"):
+    with pytest.raises(
+        DataFileError, match=rf"Line 2 of `.*{name}` contains half of a surrogate pa"
+    ):
         read(write_file(name, text))
 
 
@@ -212,11 +212,11 @@ def test_half_of_a_surrogate_pair_is_refused(write_file, name: str) -> None:
         (Answer(text="", start=3), None),
     ],
 )
-def test_an_answer_is_found_at_the_nearest_place(answer: Answer, expected: int | None) -> None:
+def test_an_answer_is_found_at_the_nearest_position(answer: Answer, expected: int | None) -> None:
     assert find_answer(CONTEXT, answer) == expected
 
 
-def test_answers_that_are_not_where_the_file_says_are_told(write_file) -> None:
+def test_answers_at_another_position_are_reported(write_file) -> None:
     questions = [
         asked("right", ("cat", 4)),
         asked("moved", ("cat", 5), ("cat", 6)),
@@ -226,9 +226,9 @@ def test_answers_that_are_not_where_the_file_says_are_told(write_file) -> None:
     ]
     dataset = read(write_file("dev.json", squad(*questions)))
     assert dataset.notices == (
-        "2 of 5 questions have an answer that is not where the file says; it was found elsewhere "
-        "in the context.",
-        "2 of 5 questions have an answer that is not in the context; 1 have no other and are left "
-        "out of training.",
+        "In 2 of 5 questions an answer is not at the position given by the data; it was found "
+        "elsewhere in the context.",
+        "In 2 of 5 questions an answer is not in the context. Questions without another answer, "
+        "which training leaves out: 1.",
     )
     assert dataset.examples[3].span == (CONTEXT.index("tree"), CONTEXT.index("tree") + 4)

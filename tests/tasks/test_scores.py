@@ -26,6 +26,6 @@ def test_correlations_of_equal_orders_are_100() -> None:
     [([0.1, 0.2], ("3", "3")), ([0.1], ("3",)), ([0.1, float("nan")], ("1", "2"))],
     ids=["equal-labels", "one-example", "nan"],
 )
-def test_scores_that_cannot_be_correlated_are_the_users_to_mend(values, labels) -> None:
+def test_undefined_correlations_are_data_file_errors(values, labels) -> None:
     with pytest.raises(DataFileError, match="cannot be correlated"):
         correlations(values, examples(*labels))

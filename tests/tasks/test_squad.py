@@ -69,24 +69,24 @@ def test_texts_are_normalized_in_the_official_order(text: str, expected: str) ->
     assert normalize(text) == expected
 
 
-def test_v1_takes_the_right_answer_that_fits_best() -> None:
+def test_v1_compares_with_the_right_answer_that_fits_best() -> None:
     golds = {"1": ["Saint Bernadette Soubirous", "Bernadette"], "2": ["in the copper"]}
     scores = score_v1(golds, {"1": "bernadette!", "2": "copper statue"})
     # Question 2: one shared word, precision 1/2 and recall 1/2.
     assert scores == {"exact_match": 50.0, "f1": 75.0}
 
 
-def test_v1_gives_an_empty_match_no_f1() -> None:
+def test_v1_f1_of_two_empty_answers_is_0() -> None:
     assert score_v1({"1": ["The"]}, {"1": "a."}) == {"exact_match": 100.0, "f1": 0.0}
 
 
-def test_v1_counts_a_missing_prediction_as_wrong_and_says_so(
+def test_v1_scores_a_missing_prediction_0_and_warns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
         scores = score_v1({"1": ["cat"], "2": ["dog"]}, {"1": "cat", "3": "not asked"})
     assert scores == {"exact_match": 50.0, "f1": 50.0}
-    assert "1 of 2 questions have no prediction" in caplog.text
+    assert "Questions without a prediction, which score 0: 1 of 2" in caplog.text
 
 
 def test_v1_refuses_a_question_without_an_answer() -> None:
@@ -110,19 +110,19 @@ def test_v2_splits_questions_by_whether_they_have_an_answer() -> None:
     }
 
 
-def test_v2_names_only_the_kinds_of_questions_that_there_are() -> None:
+def test_v2_reports_only_the_kinds_of_questions_that_exist() -> None:
     assert list(score_v2({"1": []}, {"1": ""})) == [
         *("exact", "f1", "total", "NoAns_exact", "NoAns_f1", "NoAns_total")
     ]
 
 
-def test_v2_takes_nothing_for_right_where_right_answers_are_only_articles() -> None:
+def test_v2_expects_no_answer_if_right_answers_are_only_articles() -> None:
     """Such a question still counts as one that has an answer."""
     scores = score_v2({"1": ["the", "..."]}, {"1": "a"})
     assert (scores["exact"], scores["f1"], scores["HasAns_total"]) == (100.0, 100.0, 1)
 
 
-def test_v2_leaves_out_empty_right_answers_beside_others() -> None:
+def test_v2_ignores_empty_right_answers_next_to_nonempty_ones() -> None:
     scores = score_v2({"1": ["the", "cat"]}, {"1": ""})
     assert (scores["exact"], scores["f1"]) == (0.0, 0.0)
 
@@ -148,7 +148,7 @@ def test_v2_finds_the_best_threshold() -> None:
     assert scores["best_f1_thresh"] == -1.0
 
 
-def test_v2_looks_at_ties_one_by_one_as_the_official_evaluator() -> None:
+def test_v2_processes_ties_one_by_one_as_the_official_evaluator() -> None:
     golds, predictions = {"1": ["cat"], "2": []}, {"1": "cat", "2": "dog"}
     tied = {"1": 2.0, "2": 2.0}
     # No threshold parts them; the evaluator counts what it sees between the two.
@@ -158,16 +158,18 @@ def test_v2_looks_at_ties_one_by_one_as_the_official_evaluator() -> None:
 
 
 @pytest.mark.parametrize("what", ["a prediction", "null odds"])
-def test_v2_names_a_question_that_misses_something(what: str) -> None:
+def test_v2_names_a_question_without_prediction_or_odds(what: str) -> None:
     golds: dict[str, list[str]] = {"1": [], "2": []}
     full, short = {"1": 0.0, "2": 0.0}, {"1": 0.0}
     predictions = {"1": ""} if what == "a prediction" else {"1": "", "2": ""}
-    with pytest.raises(DataFileError, match=f"must have {what}, got none for 1 of 2, such as '2'"):
+    with pytest.raises(
+        DataFileError, match=f"must have {what}, got none for 1 of 2, among them '2'"
+    ):
         score_v2(golds, predictions, full if what == "a prediction" else short)
 
 
 @pytest.mark.parametrize("score", [score_v1, score_v2])
-def test_no_question_at_all_is_refused(score) -> None:
+def test_empty_data_are_refused(score) -> None:
     with pytest.raises(DataFileError, match="at least one question"):
         score({}, {})
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -7,14 +9,14 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Columns, Example
+from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.task import Features, TaskOptions
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
 
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
 OPTIONS = TaskOptions()
-# Predictions 0, 2, 2, 2.
-ROWS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1], [-3, -2, -1]], np.float32))
+# Decisions 0, 2, 2, 2.
+PREDICTIONS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1], [-3, -2, -1]], np.float32))
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +24,17 @@ def tokenizer(checkpoints):
     return load_checkpoint(str(checkpoints("bert"))).tokenizer
 
 
-def examples(*labels: str | None) -> list[Example]:
-    return [Example(text="a", label=label) for label in labels]
+@pytest.fixture
+def read(write_file) -> Callable[[str], Dataset]:
+    def read_csv(content: str) -> Dataset:
+        return TASK.read(str(write_file("a.csv", content)), columns=Columns(), max_examples=None)
+
+    return read_csv
 
 
 def features(*labels: str | None) -> Features:
-    encoded = Encoded(rows=(), padding={}, truncated=0)
-    return Features(examples=tuple(examples(*labels)), encoded=encoded)
+    examples = tuple(Example(text="a", label=label) for label in labels)
+    return Features(examples=examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
 
 
 def test_the_task_is_listed_under_its_name() -> None:
@@ -42,26 +48,29 @@ def test_texts_and_labels_are_read_from_a_table(write_file) -> None:
 
 
 @pytest.mark.parametrize("pair", [None, "b"], ids=["one-text", "pair"])
-def test_both_texts_of_a_pair_are_read_together(tokenizer, pair) -> None:
+def test_both_texts_of_a_pair_are_encoded_together(tokenizer, pair) -> None:
     example = Example(text="a", text_pair=pair)
     names = ("input_ids", "token_type_ids")
     made = TASK.encode([example], tokenizer, input_names=names, max_length=64, options=OPTIONS)
-    (row,) = made.encoded.rows
+    (inputs,) = made.encoded.inputs
     expected = tokenizer("a", pair)
-    assert {name: row[name].tolist() for name in names} == {name: expected[name] for name in names}
+    assert {name: inputs[name].tolist() for name in names} == {
+        name: expected[name] for name in names
+    }
     assert (made.examples, made.notices) == ((example,), ())
 
 
-def test_texts_that_were_cut_are_told(tokenizer) -> None:
+def test_truncated_texts_are_reported(tokenizer) -> None:
     long = [Example(text="cat " * 9), Example(text="a")]
     made = TASK.encode(long, tokenizer, input_names=("input_ids",), max_length=5, options=OPTIONS)
-    assert made.notices == ("1 of 2 texts were longer than 5 tokens and were cut.",)
+    assert made.notices == ("1 of 2 texts was longer than 5 tokens and was cut.",)
 
 
-def test_a_row_is_the_logits() -> None:
+def test_predictions_are_the_logits() -> None:
     logits = np.arange(6, dtype=np.float32).reshape(2, 3)
-    rows = TASK.rows({"logits": logits}, Batch(indices=(0, 1), inputs={}), features("0", "1"))
-    assert [row.tolist() for row in rows] == logits.tolist()
+    batch = Batch(indices=(0, 1), inputs={})
+    made = TASK.predictions({"logits": logits}, batch, features("0", "1"))
+    assert [each.tolist() for each in made] == logits.tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,15 +85,15 @@ def test_a_row_is_the_logits() -> None:
     ids=["names", "any-case", "numbers", "numbers-as-pandas-writes-them", "mixed"],
 )
 def test_accuracy_by_hand(labels) -> None:
-    # The third prediction is wrong.
-    metric, *_ = TASK.metrics(ROWS, features(*labels), ID2LABEL, OPTIONS)
+    # The third decision is wrong.
+    metric, *_ = TASK.metrics(PREDICTIONS, features(*labels), ID2LABEL, OPTIONS)
     assert (metric.name, metric.value, metric.examples) == ("accuracy", 75.0, 4)
 
 
-def test_two_classes_are_scored_by_the_f1_of_the_second() -> None:
-    # Predictions 1, 1, 1, 0.
-    rows = list(np.array([[0, 1], [-2, -1], [3, 4], [1, 0]], np.float32))
-    metrics = TASK.metrics(rows, features(*"1100"), {0: "no", 1: "yes"}, OPTIONS)
+def test_two_classes_are_scored_with_the_f1_of_the_second() -> None:
+    # Decisions 1, 1, 1, 0.
+    predictions = list(np.array([[0, 1], [-2, -1], [3, 4], [1, 0]], np.float32))
+    metrics = TASK.metrics(predictions, features(*"1100"), {0: "no", 1: "yes"}, OPTIONS)
     assert [(metric.name, metric.examples) for metric in metrics] == [
         ("accuracy", 4),
         ("f1", 4),
@@ -93,49 +102,66 @@ def test_two_classes_are_scored_by_the_f1_of_the_second() -> None:
     assert [metric.value for metric in metrics] == pytest.approx([75, 80, 200 / 12**0.5])
 
 
-def test_more_classes_are_scored_by_the_mean_of_their_f1() -> None:
+def test_more_classes_are_scored_with_the_mean_of_their_f1() -> None:
     # F1 of the classes: 1, 0 and 2 · 2 / (3 + 2).
-    metrics = TASK.metrics(ROWS, features(*"0212"), ID2LABEL, OPTIONS)
+    metrics = TASK.metrics(PREDICTIONS, features(*"0212"), ID2LABEL, OPTIONS)
     assert [metric.name for metric in metrics] == ["accuracy", "f1_macro", "mcc"]
     assert metrics[1].value == pytest.approx(100 * (1 + 0 + 0.8) / 3)
 
 
 def test_a_name_that_looks_like_a_number_is_a_name() -> None:
-    rows = [np.array([1, 0], np.float32)]
-    metric, *_ = TASK.metrics(rows, features("1"), {0: "1", 1: "0"}, OPTIONS)
+    predictions = [np.array([1, 0], np.float32)]
+    metric, *_ = TASK.metrics(predictions, features("1"), {0: "1", 1: "0"}, OPTIONS)
     assert metric.value == 100
 
 
-@pytest.mark.parametrize("label", ["3", "-1", "excellent", "1.5"])
-def test_an_unknown_label_lists_those_of_the_model(label) -> None:
+@pytest.mark.parametrize("label", ["3", "-1", "excellent", "1.5", "\u00b2"])
+def test_an_unknown_label_is_reported_with_its_row_and_the_classes(read, label) -> None:
+    dataset = read(f"text,label\na,0\nb,{label}\n")
     known = "0 or 'Negative', 1 or 'Neutral', 2 or 'Positive'"
-    with pytest.raises(DataFileError, match=f"{label!r} is not one of the model's: {known}"):
-        TASK.metrics(ROWS[:1], features(label), ID2LABEL, OPTIONS)
-    with pytest.raises(DataFileError, match="is not one of the model's"):
-        TASK.labels(features(label), ID2LABEL)
+    message = f"^Line 3 of `.*`, column 'label': Label {label!r} is not one of the model's: {known}"
+    with pytest.raises(DataFileError, match=message):
+        TASK.check_labels(dataset, ID2LABEL)
 
 
-def test_data_without_labels_is_refused() -> None:
-    with pytest.raises(DataFileError, match="no labels to compare with"):
-        TASK.metrics(ROWS[:1], features(None), ID2LABEL, OPTIONS)
-    with pytest.raises(DataFileError, match="no labels to compare with"):
-        TASK.labels(features(None), ID2LABEL)
-    with pytest.raises(DataFileError, match="no labels to compare with"):
-        TASK.class_names(examples("0", None))
+@pytest.mark.parametrize("label", ["", "  "], ids=["empty", "spaces"])
+def test_a_blank_label_among_many_is_reported_with_its_row(read, label) -> None:
+    dataset = read("text,label\n" + "a,0\n" * 30 + f"a,{label}\n" + "a,0\n" * 30)
+    message = r"^Line 32 of `.*a\.csv`, column 'label': The label is blank. Fill it in"
+    with pytest.raises(DataFileError, match=message):
+        TASK.check_labels(dataset, ID2LABEL)
+    with pytest.raises(DataFileError, match=message):
+        TASK.class_names(dataset)
+
+
+def test_data_without_a_column_of_labels_are_refused(read) -> None:
+    dataset = read("text\na\n")
+    for check in (TASK.class_names, lambda each: TASK.check_labels(each, ID2LABEL)):
+        with pytest.raises(DataFileError, match="have no column of labels") as caught:
+            check(dataset)
+        assert caught.value.argument == "label_column"
+
+
+def test_known_labels_are_accepted(read) -> None:
+    TASK.check_labels(read("text,label\na,Positive\nb,0\n"), ID2LABEL)
+    TASK.check_labels(read("text,label\na,2.5\nb,-1\n"), {0: "LABEL_0"})
+    with pytest.raises(DataFileError, match="Label 'good' is not a finite number"):
+        TASK.check_labels(read("text,label\na,good\n"), {0: "LABEL_0"})
 
 
 def test_one_output_is_scored_by_correlation() -> None:
-    rows = list(np.array([[0.1], [0.9], [0.5]], np.float32))
+    predictions = list(np.array([[0.1], [0.9], [0.5]], np.float32))
     scored = features("1", "3", "2.5")
-    spearman, pearson = TASK.metrics(rows, scored, {0: "LABEL_0"}, OPTIONS)
-    assert spearman.value == pytest.approx(100, abs=1e-9)  # float64 rounding
+    spearman, pearson = TASK.metrics(predictions, scored, {0: "LABEL_0"}, OPTIONS)
+    # The tolerance is that of float64.
+    assert spearman.value == pytest.approx(100, abs=1e-9)
     expected = 100 * np.corrcoef([0.1, 0.9, 0.5], [1, 3, 2.5])[0, 1]
-    # The rows are float32.
+    # The predictions are float32.
     assert pearson.value == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_decision_is_the_largest_class_unless_there_is_one_output() -> None:
-    assert TASK.decisions(ROWS, features(*"0212"), OPTIONS) == [0, 2, 2, 2]
+    assert TASK.decisions(PREDICTIONS, features(*"0212"), OPTIONS) == [0, 2, 2, 2]
     assert TASK.decisions([np.ones(1, np.float32)] * 2, features(*"01"), OPTIONS) is None
 
 
@@ -154,8 +180,10 @@ def test_a_model_is_trained_with_numbers_of_classes_or_with_scores() -> None:
         (("pos", "neg", " pos ", "Neutral"), ["Neutral", "neg", "pos"]),
         (("10", "2", "0", "2"), ["0", "2", "10"]),
         (("b", "3"), ["3", "b"]),
+        (("1.5", "2"), ["score"]),
     ],
-    ids=["names", "numbers-by-value", "numbers-first"],
+    ids=["names", "numbers-by-value", "numbers-first", "fractions"],
 )
-def test_the_classes_of_a_new_head_are_all_labels_sorted(labels, names) -> None:
-    assert TASK.class_names(examples(*labels)) == names
+def test_the_classes_of_a_new_head_are_all_labels_sorted(read, labels, names) -> None:
+    dataset = read("text,label\n" + "".join(f"a,{label}\n" for label in labels))
+    assert TASK.class_names(dataset) == names

@@ -8,6 +8,7 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import CheckpointError, DataFileError
 from qdqbert.tasks.conll import TokenExample, read_sentences
+from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.task import Features, TaskOptions
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 
@@ -30,48 +31,52 @@ def encode(examples, tokenizer, max_length: int = 64, names=NAMES) -> Features:
 
 
 def features(*examples: TokenExample, places: list[list[int]] | None = None) -> Features:
-    """As if each word were one token, [CLS] before the first, unless places are given."""
+    """Features in which each word is one token after [CLS], unless places are given."""
     if places is None:
         places = [list(range(1, 1 + len(example.words))) for example in examples]
-    rows = tuple({"input_ids": np.zeros(12, np.int32)} for _ in examples)
+    inputs = tuple({"input_ids": np.zeros(12, np.int32)} for _ in examples)
     return Features(
         examples=examples,
-        encoded=Encoded(rows=rows, padding={"input_ids": 0}, truncated=0),
+        encoded=Encoded(inputs=inputs, padding={"input_ids": 0}, truncated=0),
         places=tuple(np.array(each, np.int32) for each in places),
     )
+
+
+def read(path) -> Dataset:
+    return TASK.read(str(path), columns=Columns(), max_examples=None)
 
 
 def predicting(*classes: list[int]) -> list[np.ndarray]:
     return [np.eye(len(ID2LABEL), dtype=np.float32)[each] for each in classes]
 
 
-def values(rows, made: Features, id2label=None) -> dict[str, float]:
-    metrics = TASK.metrics(rows, made, ID2LABEL if id2label is None else id2label, OPTIONS)
+def values(predictions, made: Features, id2label=None) -> dict[str, float]:
+    metrics = TASK.metrics(predictions, made, ID2LABEL if id2label is None else id2label, OPTIONS)
     assert {metric.examples for metric in metrics} == {len(made.examples)}
     return {metric.name: metric.value for metric in metrics}
 
 
-def test_a_word_has_the_place_of_its_first_token(tokenizer) -> None:
+def test_the_place_of_a_word_is_its_first_token(tokenizer) -> None:
     # "xyz" is of three letters: x, ##y, ##z.
     made = encode([TokenExample(words=("the", "xyz", "cat."))], tokenizer)
-    (row,), (places,) = made.encoded.rows, made.places
-    tokens = tokenizer.convert_ids_to_tokens(row["input_ids"])
+    (inputs,), (places,) = made.encoded.inputs, made.places
+    tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"])
     assert tokens == ["[CLS]", "the", "x", "##y", "##z", "cat", ".", "[SEP]"]
     assert places.dtype == np.int32
     assert places.tolist() == [1, 2, 5]
-    assert set(row) == set(made.encoded.padding) == set(NAMES)
+    assert set(inputs) == set(made.encoded.padding) == set(NAMES)
     assert made.notices == ()
 
 
 def test_words_of_plain_text_are_tokenized_as_the_text(tokenizer) -> None:
     examples = [TokenExample(words=("the", "cat") * (1 + index % 5)) for index in range(70)]
     made = encode(examples, tokenizer, names=("input_ids",))
-    for row, example in zip(made.encoded.rows, examples, strict=True):
-        assert row["input_ids"].tolist() == tokenizer(*example.content)["input_ids"]
+    for inputs, example in zip(made.encoded.inputs, examples, strict=True):
+        assert inputs["input_ids"].tolist() == tokenizer(*example.content)["input_ids"]
 
 
 @pytest.mark.parametrize("nothing", ["", " ", "\u200b", "\x00"])
-def test_words_without_tokens_shift_no_others(tokenizer, nothing) -> None:
+def test_words_without_tokens_do_not_shift_later_ones(tokenizer, nothing) -> None:
     made = encode([TokenExample(words=(nothing, "the", nothing, nothing, "cat"))], tokenizer)
     assert made.places[0].tolist() == [-1, 1, -1, -1, 2]
     # They are not beyond the end.
@@ -90,20 +95,22 @@ def test_words_beyond_the_end_are_counted(tokenizer) -> None:
     assert [places.tolist() for places in made.places] == [[1, 2, -1, -1, -1], [1, 2], [1, -1], [1]]
     assert made.encoded.truncated == 3
     assert made.encoded.lengths == [4, 4, 4, 3]
-    assert made.notices == ("3 of 10 words lie beyond the first 4 tokens: their tags count as O.",)
+    assert made.notices == (
+        "3 of 10 words are beyond the first 4 tokens: tag O is predicted there.",
+    )
 
 
-def test_words_of_a_byte_level_tokenizer_get_their_space() -> None:
+def test_byte_level_tokenizers_get_a_space_before_each_word() -> None:
     vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 5, "\u0120": 6}
     plain = RobertaTokenizer(vocab=vocab | {"\u0120a": 7}, merges=[("\u0120", "a")])
     made = encode([TokenExample(words=("a", "a"))], plain, names=("input_ids",))
-    assert made.encoded.rows[0]["input_ids"].tolist() == [0, 7, 7, 2]
+    assert made.encoded.inputs[0]["input_ids"].tolist() == [0, 7, 7, 2]
     assert made.places[0].tolist() == [1, 2]
-    # The caller's is as it was.
+    # The caller's tokenizer is unchanged.
     assert plain("aa")["input_ids"] == [0, 5, 5, 2]
 
 
-def test_a_tokenizer_that_knows_no_words_is_refused() -> None:
+def test_a_slow_tokenizer_is_refused() -> None:
     class Slow:
         is_fast = False
 
@@ -111,27 +118,27 @@ def test_a_tokenizer_that_knows_no_words_is_refused() -> None:
         encode([CAT], Slow())
 
 
-def test_rows_are_the_logits_of_first_tokens(tokenizer) -> None:
+def test_predictions_are_the_logits_of_first_tokens(tokenizer) -> None:
     examples = [RAIN, TokenExample(words=("xyz", "", "cat", "sat", "on"))]
     made = encode(examples, tokenizer, max_length=6)
     (batch,) = make_batches(made.encoded, batch_size=2)
     assert batch.indices == (1, 0)
     logits = np.arange(2 * 6 * 5, dtype=np.float32).reshape(2, 6, 5)
-    long, short = TASK.rows({"logits": logits}, batch, made)
+    long, short = TASK.predictions({"logits": logits}, batch, made)
     assert short.tolist() == [logits[1, 1].tolist()]
     zeros = [0.0] * 5
     assert long.tolist() == [logits[0, 1].tolist(), zeros, logits[0, 4].tolist(), zeros, zeros]
     assert {long.dtype, short.dtype} == {np.dtype(np.float32)}
 
 
-def test_rows_belong_to_the_texts_of_their_batch() -> None:
+def test_predictions_of_a_later_batch_use_its_own_places() -> None:
     made = features(CAT, RAIN)
     logits = np.arange(40, dtype=np.float32).reshape(1, 8, 5)
-    (row,) = TASK.rows({"logits": logits}, Batch(indices=(1,), inputs={}), made)
-    assert row.tolist() == [logits[0, 1].tolist()]
+    (prediction,) = TASK.predictions({"logits": logits}, Batch(indices=(1,), inputs={}), made)
+    assert prediction.tolist() == [logits[0, 1].tolist()]
 
 
-def test_decisions_are_the_classes_of_words_that_were_seen() -> None:
+def test_decisions_leave_out_words_without_a_token() -> None:
     made = features(CAT, RAIN, places=[[1, -1, 2], [1]])
     assert TASK.decisions(predicting([0, 4, 2], [3]), made, OPTIONS) == [0, 2, 3]
 
@@ -141,7 +148,7 @@ def test_entities_are_scored_by_hand() -> None:
         TokenExample(words=("a",) * 4, tags=("B-PER", "I-PER", "O", "B-LOC")),
         TokenExample(words=("a",) * 2, tags=("B-LOC", "O")),
     ]
-    # The person is found, the first place is cut off, the second is longer: 1 of 3 and 1 of 2.
+    # The person is found, the first location is cut off, and the second one is too long.
     made = features(*examples, places=[[1, 2, 3, -1], [1, 2]])
     found = values(predicting([1, 2, 0, 3], [3, 4]), made)
     assert list(found) == ["f1", "precision", "recall", "accuracy"]
@@ -166,18 +173,18 @@ def test_the_name_of_a_tag_comes_before_its_number_and_case() -> None:
     assert labels["labels"].tolist()[1:4] == [0, 2, 1]
 
 
-def test_parts_of_speech_are_scored_by_accuracy_alone() -> None:
+def test_parts_of_speech_are_scored_by_accuracy_only() -> None:
     made = features(TokenExample(words=("the", "cat"), tags=("DET", "NOUN")))
     id2label = {0: "DET", 1: "NOUN", 2: "VERB", 3: "X", 4: "SYM"}
     assert values(predicting([0, 2]), made, id2label) == {"accuracy": 50}
 
 
-def test_letters_alone_are_tags_of_entities() -> None:
+def test_bare_letters_are_tags_of_entities() -> None:
     made = features(TokenExample(words=("the", "cat"), tags=("O", "B")))
     assert values(predicting([0, 1]), made, {0: "O", 1: "B", 2: "I", 3: "E", 4: "S"})["f1"] == 100
 
 
-def test_a_model_is_trained_at_first_tokens_alone(tokenizer) -> None:
+def test_labels_are_at_first_tokens_only(tokenizer) -> None:
     example = TokenExample(words=("xyz", "", "cat", "sat"), tags=("B-PER", "O", "I-PER", "B-LOC"))
     made = encode([example], tokenizer, max_length=6)
     (labels,) = TASK.labels(made, ID2LABEL)
@@ -186,23 +193,21 @@ def test_a_model_is_trained_at_first_tokens_alone(tokenizer) -> None:
     assert labels["labels"].tolist() == [-100, 1, -100, -100, 2, -100]
 
 
-def test_an_unknown_tag_lists_those_of_the_model() -> None:
-    made = features(TokenExample(words=("a", "b"), tags=("O", "B-ORG")))
-    message = "Tag 'B-ORG' is not one of the model's: 0 or 'O', 1 or 'B-PER', 2 or 'I-PER', 3 or"
+def test_an_unknown_tag_is_reported_with_its_line_and_the_classes(write_file) -> None:
+    dataset = read(write_file("a.conll", "the\tO\n\na\tO\nb\tB-ORG\n"))
+    message = (
+        "^Line 3 of .*: Tag 'B-ORG' is not one of the model's: 0 or 'O', 1 or 'B-PER', 2 or 'I-PE"
+    )
     with pytest.raises(DataFileError, match=message):
-        TASK.metrics(predicting([0, 0]), made, ID2LABEL, OPTIONS)
-    with pytest.raises(DataFileError, match=message):
-        TASK.labels(made, ID2LABEL)
+        TASK.check_labels(dataset, ID2LABEL)
+    TASK.check_labels(read(write_file("b.conll", "the\tO\ncat\tb-per\n")), ID2LABEL)
 
 
-def test_data_without_tags_is_refused() -> None:
-    example = TokenExample(words=("a",))
-    with pytest.raises(DataFileError, match="no tags to compare with"):
-        TASK.metrics(predicting([0]), features(example), ID2LABEL, OPTIONS)
-    with pytest.raises(DataFileError, match="no tags to compare with"):
-        TASK.labels(features(example), ID2LABEL)
-    with pytest.raises(DataFileError, match="no tags to compare with"):
-        TASK.class_names([CAT, example])
+def test_data_without_tags_are_refused(write_file) -> None:
+    dataset = read(write_file("a.conll", "the\ncat\n"))
+    for check in (TASK.class_names, lambda each: TASK.check_labels(each, ID2LABEL)):
+        with pytest.raises(DataFileError, match=r"^Line 1 of .*: The sentence has no tags"):
+            check(dataset)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +219,9 @@ def test_data_without_tags_is_refused() -> None:
     ids=["names", "numbers-by-value"],
 )
 def test_the_classes_of_a_new_head_are_all_tags_sorted(tags, names) -> None:
-    assert TASK.class_names([TokenExample(words=("a",) * len(tags), tags=tags)]) == names
+    example = TokenExample(words=("a",) * len(tags), tags=tags)
+    dataset = Dataset(path="a.conll", examples=(example,), columns=Columns(), notices=())
+    assert TASK.class_names(dataset) == names
 
 
 def test_the_task_reads_sentences() -> None:

@@ -17,7 +17,7 @@ HISTORY = [
 ]
 
 
-def test_curves_are_the_loss_the_rate_and_each_metric_over_the_steps() -> None:
+def test_curves_are_loss_learning_rate_and_metrics_over_steps() -> None:
     assert curves_of(HISTORY) == {
         "loss": [(1, 2.0), (2, 1.0)],
         "learning_rate": [(1, 1e-3), (2, 5e-4)],
@@ -31,7 +31,7 @@ def test_curves_are_the_loss_the_rate_and_each_metric_over_the_steps() -> None:
     [(HISTORY, 3), (HISTORY[:1], 1), ([], 0)],
     ids=["loss-and-two-metrics", "loss-only", "nothing"],
 )
-def test_the_picture_is_an_svg_with_a_panel_for_each_curve(history, panels, tmp_path) -> None:
+def test_the_plot_is_an_svg_with_a_panel_for_each_curve(history, panels, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     plot_curves(history, tmp_path / "curves.svg")
     root = ElementTree.parse(tmp_path / "curves.svg").getroot()
@@ -40,7 +40,7 @@ def test_the_picture_is_an_svg_with_a_panel_for_each_curve(history, panels, tmp_
     assert len(axes) == panels
 
 
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch) -> None:
+def test_error_without_matplotlib_shows_how_to_install_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[train\]'"):
         plot_curves(HISTORY, tmp_path / "curves.svg")

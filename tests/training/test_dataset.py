@@ -16,8 +16,8 @@ LENGTHS = [3 + (7 * index) % 31 for index in range(203)]
 
 
 def features_of(*lengths: int) -> Features:
-    """Row `i` holds `i * 100`, `i * 100 + 1`, ... as its ids."""
-    rows = tuple(
+    """Features of which number `i` has the ids `i * 100`, `i * 100 + 1`, and so on."""
+    inputs = tuple(
         {
             "input_ids": np.arange(length, dtype=np.int32) + 100 * index,
             "attention_mask": np.ones(length, dtype=np.int32),
@@ -25,17 +25,17 @@ def features_of(*lengths: int) -> Features:
         for index, length in enumerate(lengths)
     )
     return Features(
-        examples=tuple(range(len(rows))),
-        encoded=Encoded(rows=rows, padding=PADDING, truncated=0),
+        examples=tuple(range(len(inputs))),
+        encoded=Encoded(inputs=inputs, padding=PADDING, truncated=0),
     )
 
 
-def first_ids(rows: TrainingDataset) -> list[list[int]]:
-    return [[int(row["input_ids"][0]) for row in item["rows"]] for item in _items(rows)]
+def first_ids(data: TrainingDataset) -> list[list[int]]:
+    return [[int(each["input_ids"][0]) for each in item["features"]] for item in _items(data)]
 
 
-def _items(rows: TrainingDataset) -> list[dict[str, Any]]:
-    return [rows[index] for index in range(len(rows))]
+def _items(data: TrainingDataset) -> list[dict[str, Any]]:
+    return [data[index] for index in range(len(data))]
 
 
 def batches_of(sampler: BucketSampler, size: int) -> list[list[int]]:
@@ -43,57 +43,57 @@ def batches_of(sampler: BucketSampler, size: int) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def test_rows_without_labels_are_left_out() -> None:
-    rows = TrainingDataset(features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False)
-    assert first_ids(rows) == [[0], [200]]
-    assert [item["labels"] for item in _items(rows)] == [{"labels": 1}, {"labels": 0}]
-    assert rows.lengths == [4, 3]
+def test_features_without_labels_are_left_out() -> None:
+    data = TrainingDataset(features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False)
+    assert first_ids(data) == [[0], [200]]
+    assert [item["labels"] for item in _items(data)] == [{"labels": 1}, {"labels": 0}]
+    assert data.lengths == [4, 3]
 
 
-def test_a_pair_is_a_first_row_and_a_second_one_and_as_long_as_the_longer() -> None:
+def test_a_pair_has_two_features_and_the_length_of_the_longer_one() -> None:
     labels = [{"scores": 0.5}, None, {"scores": 1.0}]
-    rows = TrainingDataset(features_of(4, 2, 3, 5, 6, 1), labels, pairs=True)
-    assert first_ids(rows) == [[0, 300], [200, 500]]
-    assert rows.lengths == [5, 3]
+    data = TrainingDataset(features_of(4, 2, 3, 5, 6, 1), labels, pairs=True)
+    assert first_ids(data) == [[0, 300], [200, 500]]
+    assert data.lengths == [5, 3]
 
 
-def test_texts_of_an_embedder_without_a_second_one_stand_alone() -> None:
-    rows = TrainingDataset(features_of(4, 2), [{}, {}], pairs=True)
-    assert first_ids(rows) == [[0], [100]]
+def test_single_texts_of_an_embedder_make_items_of_one_feature() -> None:
+    data = TrainingDataset(features_of(4, 2), [{}, {}], pairs=True)
+    assert first_ids(data) == [[0], [100]]
 
 
-def test_two_rows_of_other_tasks_are_no_pair() -> None:
-    rows = TrainingDataset(features_of(4, 2), [{"labels": 1}], pairs=False)
-    assert first_ids(rows) == [[0]]
+def test_two_features_of_other_tasks_are_not_a_pair() -> None:
+    data = TrainingDataset(features_of(4, 2), [{"labels": 1}], pairs=False)
+    assert first_ids(data) == [[0]]
 
 
-def test_a_batch_is_padded_to_its_longest_row_and_labels_too() -> None:
+def test_inputs_and_labels_of_a_batch_are_padded() -> None:
     labels = [{"labels": np.array(row, dtype=np.int64)} for row in ([1, 2, 0], [IGNORED])]
-    rows = TrainingDataset(features_of(3, 1), labels, pairs=False)
-    batch = collator(PADDING)(_items(rows))
+    data = TrainingDataset(features_of(3, 1), labels, pairs=False)
+    batch = collator(PADDING)(_items(data))
     assert batch["input_ids"].tolist() == [[0, 1, 2], [100, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["labels"].tolist() == [[1, 2, 0], [IGNORED, IGNORED, IGNORED]]
     assert {each.dtype for each in batch.values()} == {torch.int64}
 
 
-def test_all_first_rows_come_before_all_second_ones() -> None:
-    rows = TrainingDataset(features_of(2, 1, 1, 2), [{"scores": 0.0}, {"scores": 1.0}], pairs=True)
-    batch = collator(PADDING)(_items(rows))
+def test_all_first_texts_come_before_all_second_ones() -> None:
+    data = TrainingDataset(features_of(2, 1, 1, 2), [{"scores": 0.0}, {"scores": 1.0}], pairs=True)
+    batch = collator(PADDING)(_items(data))
     assert batch["input_ids"].tolist() == [[0, 1], [100, 9], [200, 9], [300, 301]]
     assert batch["scores"].tolist() == [0.0, 1.0]
 
 
-def test_a_row_of_choices_keeps_them_together() -> None:
+def test_choices_of_a_feature_are_kept_together() -> None:
     choices = np.array([[1, 2, 3], [4, 5, 9]], dtype=np.int32)
-    row = {"input_ids": choices, "attention_mask": (choices != 9).astype(np.int32)}
-    other = {name: values[:, :2] for name, values in row.items()}
+    longer = {"input_ids": choices, "attention_mask": (choices != 9).astype(np.int32)}
+    shorter = {name: values[:, :2] for name, values in longer.items()}
     features = Features(
-        examples=("a", "b"), encoded=Encoded(rows=(row, other), padding=PADDING, truncated=0)
+        examples=("a", "b"), encoded=Encoded(inputs=(longer, shorter), padding=PADDING, truncated=0)
     )
-    rows = TrainingDataset(features, [{"labels": 1}, {"labels": 0}], pairs=False)
-    batch = collator(PADDING)(_items(rows))
-    assert rows.lengths == [3, 2]
+    data = TrainingDataset(features, [{"labels": 1}, {"labels": 0}], pairs=False)
+    batch = collator(PADDING)(_items(data))
+    assert data.lengths == [3, 2]
     assert batch["input_ids"].tolist() == [[[1, 2, 3], [4, 5, 9]], [[1, 2, 9], [4, 5, 9]]]
 
 
@@ -103,13 +103,12 @@ def test_a_row_of_choices_keeps_them_together() -> None:
     ids=["classes", "scores"],
 )
 def test_classes_stay_integers_and_scores_become_float32(values, dtype) -> None:
-    rows = TrainingDataset(features_of(1, 1), [{"labels": each} for each in values], pairs=False)
-    labels = collator(PADDING)(_items(rows))["labels"]
+    data = TrainingDataset(features_of(1, 1), [{"labels": each} for each in values], pairs=False)
+    labels = collator(PADDING)(_items(data))["labels"]
     assert (labels.tolist(), labels.dtype) == (values, dtype)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 203], ids=lambda count: f"{count}-items")
-@pytest.mark.parametrize("epoch", [0, 3], ids=["first-epoch", "fourth-epoch"])
+@pytest.mark.parametrize(("count", "epoch"), [(1, 0), (8, 0), (7, 3), (203, 3)])
 def test_an_epoch_has_every_item_once(count: int, epoch: int) -> None:
     sampler = BucketSampler(LENGTHS[:count], 8, seed=5)
     sampler.set_epoch(epoch)
@@ -126,7 +125,8 @@ def test_the_order_depends_on_the_seed_and_the_epoch_and_nothing_else() -> None:
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
     sampler = BucketSampler(LENGTHS, 8, seed=1)
     torch.manual_seed(0)
-    for _ in sampler:  # what was drawn before does not count
+    # Earlier draws do not matter.
+    for _ in sampler:
         torch.rand(1)
     sampler.set_epoch(2)
     assert tuple(sampler) == tuple(sampler) == order(1, 2)
@@ -135,13 +135,13 @@ def test_the_order_depends_on_the_seed_and_the_epoch_and_nothing_else() -> None:
 def test_a_batch_is_short_only_at_the_end() -> None:
     batches = batches_of(BucketSampler(LENGTHS, 8, seed=0), 8)
     assert [len(batch) for batch in batches] == [8] * 25 + [3]
-    # Were the short one in between, each batch behind it would be of two neighbourhoods.
+    # A short batch in between would shift the items of later batches.
     for batch in batches:
         lengths = [LENGTHS[item] for item in batch]
         assert lengths == sorted(lengths, reverse=True)
 
 
-def test_neighbours_have_like_lengths_but_batches_come_in_any_order() -> None:
+def test_items_of_a_batch_have_similar_lengths_but_batches_are_in_random_order() -> None:
     batches = batches_of(BucketSampler(LENGTHS, 8, seed=0), 8)
     padding = sum(max(LENGTHS[i] for i in each) * len(each) for each in batches) - sum(LENGTHS)
     plain = [list(range(start, min(start + 8, 203))) for start in range(0, 203, 8)]

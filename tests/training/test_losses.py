@@ -20,7 +20,8 @@ from qdqbert.training.losses import (
 )
 
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-NEAR = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some dozens of terms of about 1
+# float32 sums of some dozens of terms of about 1.
+NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
 Array = NDArray[np.float64]
 
@@ -43,7 +44,7 @@ def log_softmax(x: Array) -> Array:
 
 
 def divergence(student: Array, teacher: Array, temperature: float) -> float:
-    """Mean over rows `(rows, classes)` of KL(teacher | student), times the square."""
+    """Mean of KL(teacher | student) over the first axis, times the squared temperature."""
     ours, theirs = (log_softmax(x / temperature) for x in (student, teacher))
     return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean()) * temperature**2
 
@@ -62,13 +63,13 @@ def test_classes_are_compared_by_the_divergence_of_softened_probabilities(temper
     np.testing.assert_allclose(found, divergence(student, teacher, temperature), **NEAR)
 
 
-def test_equal_logits_have_no_distance_and_a_shift_of_all_does_not_count() -> None:
+def test_equal_or_shifted_logits_have_distance_0() -> None:
     teacher = draw(2, 3)
     found = distance({"logits": teacher + 7}, {"logits": teacher}, inputs_of())
     np.testing.assert_allclose(found, 0, **NEAR)
 
 
-def test_the_gradient_keeps_its_size_when_logits_are_softened() -> None:
+def test_the_size_of_the_gradient_does_not_depend_on_the_temperature() -> None:
     teacher = tensor(0.01 * draw(2, 3, seed=1))
     sizes = []
     for temperature in (1.0, 8.0):
@@ -80,13 +81,13 @@ def test_the_gradient_keeps_its_size_when_logits_are_softened() -> None:
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
 
-def test_a_single_output_is_a_number_and_compared_by_squares() -> None:
+def test_single_outputs_are_compared_by_squared_difference() -> None:
     student, teacher = draw(2, 1), draw(2, 1, seed=1)
     found = distance({"logits": student}, {"logits": teacher}, inputs_of())
     np.testing.assert_allclose(found, ((student - teacher) ** 2).mean(), **NEAR)
 
 
-def test_spans_are_compared_over_text_only_and_both_ends_count_the_same() -> None:
+def test_spans_are_compared_without_padding_and_both_ends_count_equally() -> None:
     names = ("start_logits", "end_logits")
     student = {name: draw(2, 5, seed=index) for index, name in enumerate(names)}
     teacher = {name: draw(2, 5, seed=index) for index, name in enumerate(names, start=5)}
@@ -104,7 +105,7 @@ def test_spans_are_compared_over_text_only_and_both_ends_count_the_same() -> Non
 
 
 @pytest.mark.parametrize("with_labels", [True, False], ids=["labels", "no-labels"])
-def test_tags_are_compared_over_text_only(with_labels: bool) -> None:
+def test_tags_are_compared_without_padding(with_labels: bool) -> None:
     student, teacher = draw(2, 5, 4), draw(2, 5, 4, seed=1)
     more = {"labels": torch.full((2, 5), IGNORED)} if with_labels else {}
     expected = divergence(student[MASK == 1], teacher[MASK == 1], 2.0)
@@ -113,7 +114,7 @@ def test_tags_are_compared_over_text_only(with_labels: bool) -> None:
     np.testing.assert_allclose(found, expected, **NEAR)
 
 
-def test_words_are_compared_where_they_are_asked_for() -> None:
+def test_tokens_are_compared_where_they_are_predicted() -> None:
     student, teacher = draw(2, 5, 1000), draw(2, 5, 1000, seed=1)
     labels = np.full((2, 5), IGNORED)
     labels[0, 3], labels[1, 1] = 17, 5
@@ -127,7 +128,7 @@ def test_words_are_compared_where_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("choices", [False, True], ids=["texts", "choices"])
-def test_states_are_compared_over_text_only_and_without_the_embeddings(choices: bool) -> None:
+def test_states_are_compared_without_padding_and_embeddings(choices: bool) -> None:
     student, teacher = draw(3, 2, 5, 8), draw(3, 2, 5, 8, seed=1)
     expected = np.mean(
         [((a - b)[MASK == 1] ** 2).mean() for a, b in zip(student[1:], teacher[1:], strict=True)]
@@ -142,10 +143,13 @@ def test_states_are_compared_over_text_only_and_without_the_embeddings(choices: 
 
 @pytest.mark.parametrize(
     ("layers", "width", "message"),
-    [(3, 8, "teacher of 2 layers of 8, got 3 of 8"), (2, 4, "got 2 of 4")],
+    [
+        (3, 8, "the student's 2 layers of hidden size 8, got 3 layers of hidden size 8"),
+        (2, 4, "got 2 layers of hidden size 4"),
+    ],
     ids=["layers", "width"],
 )
-def test_states_of_other_layers_or_widths_are_refused(layers, width, message) -> None:
+def test_states_of_different_shapes_are_refused(layers, width, message) -> None:
     sides = (
         {"hidden_states": tuple(map(tensor, draw(count + 1, 2, 5, size)))}
         for count, size in ((2, 8), (layers, width))
@@ -184,7 +188,7 @@ def test_embeddings_are_compared_by_their_direction() -> None:
     ],
     ids=["plain-encoder", "sentence-head"],
 )
-def test_states_become_one_vector_as_the_head_says_or_by_their_mean(head, expected) -> None:
+def test_embeddings_are_pooled_by_the_head_or_by_their_mean(head, expected) -> None:
     states = draw(2, 5, 8)
     found = embed({"last_hidden_state": tensor(states)}, inputs_of(), head)
     np.testing.assert_allclose(found[1].numpy(), expected(states), **NEAR)
@@ -204,6 +208,6 @@ def test_states_become_one_vector_as_the_head_says_or_by_their_mean(head, expect
     ],
     ids=str,
 )
-def test_settings_that_mean_nothing_are_refused(changes, message) -> None:
+def test_invalid_settings_are_refused(changes, message) -> None:
     with pytest.raises(UserInputError, match=message):
         Distillation(**changes)

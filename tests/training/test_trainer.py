@@ -148,24 +148,24 @@ def test_evaluation_gives_the_metrics_of_the_task_and_leaves_the_mode(
     assert trainer_of(model).evaluate() == {}
 
 
-def test_the_order_is_the_bucket_samplers_of_the_seed(classifier, trainer_of) -> None:
-    rows = TrainingDataset.__new__(TrainingDataset)
-    rows._items = [[{"input_ids": np.zeros(n)}] for n in (3, 5, 4, 9, 1, 2, 8)]
-    rows._labels = [{}] * 7
-    trainer = trainer_of(classifier(0), train_dataset=rows)
+def test_the_sampler_has_the_seed_and_the_epoch_of_the_run(classifier, trainer_of) -> None:
+    data = TrainingDataset.__new__(TrainingDataset)
+    data._items = [[{"input_ids": np.zeros(n)}] for n in (3, 5, 4, 9, 1, 2, 8)]
+    data._labels = [{}] * 7
+    trainer = trainer_of(classifier(0), train_dataset=data)
     trainer.args.seed = 4
     sampler = trainer._get_train_sampler()
-    assert list(sampler) == list(BucketSampler(rows.lengths, 2, seed=4))
+    assert list(sampler) == list(BucketSampler(data.lengths, 2, seed=4))
     trainer.state.epoch = 2.6
     trainer.control = trainer.callback_handler.on_epoch_begin(
         trainer.args, trainer.state, trainer.control
     )
-    third = BucketSampler(rows.lengths, 2, seed=4)
+    third = BucketSampler(data.lengths, 2, seed=4)
     third.set_epoch(2)
     assert list(sampler) == list(third)
 
 
-def test_weight_decay_draws_weights_to_zero_but_no_learned_range(make_model, trainer_of) -> None:
+def test_weight_decay_leaves_learned_ranges_alone(make_model, trainer_of) -> None:
     model = make_model("bert", num_hidden_layers=1)
     prepare(model)
     calibrate(model, [INPUTS])
@@ -177,7 +177,8 @@ def test_weight_decay_draws_weights_to_zero_but_no_learned_range(make_model, tra
     optimizer = trainer.create_optimizer()
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     ends = {name for name in before if name not in floats and ".clip." in name}
-    assert len(ends) == 28  # both of 14 activations
+    # Two for each of 14 activations.
+    assert len(ends) == 28
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -190,7 +191,9 @@ def test_a_weight_that_is_not_finite_is_never_saved(classifier, trainer_of) -> N
     trainer = trainer_of(model)
     with torch.no_grad():
         model.classifier.bias[1] = float("inf")
-    with pytest.raises(TrainingError, match=r"weight `classifier.bias` is NaN or infinite at 0"):
+    with pytest.raises(
+        TrainingError, match=r"weight `classifier.bias` is NaN or infinite at step 0"
+    ):
         trainer._save_checkpoint(model, None)
     assert not Path(trainer.args.output_dir, "checkpoint-0").exists()
 
@@ -205,7 +208,7 @@ def test_a_weight_that_is_not_finite_is_never_saved(classifier, trainer_of) -> N
     ],
     ids=["os", "safetensors", "torch-position", "torch-write"],
 )
-def test_each_way_that_a_full_disk_shows_keeps_the_checkpoint_before(
+def test_every_error_of_a_full_disk_names_the_checkpoint_before(
     classifier, trainer_of, monkeypatch, error
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -221,12 +224,13 @@ def test_each_way_that_a_full_disk_shows_keeps_the_checkpoint_before(
     message = str(caught.value)
     assert message.startswith("A checkpoint cannot be written (")
     assert message.endswith(
-        f"checkpoint is {str(before)!r}. Make room; `--resume` then goes on from it."
+        f"checkpoint is {str(before)!r}. Free disk space, then pass `resume=True` to continue "
+        "from it."
     )
     assert caught.value.__cause__ is error
 
 
-def test_other_errors_of_torch_are_not_taken_for_a_full_disk(
+def test_other_errors_of_torch_are_not_reported_as_a_full_disk(
     classifier, trainer_of, monkeypatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:

@@ -141,7 +141,7 @@ def test_a_config_of_another_model_is_refused(
     config["id2label"] = {str(index): f"L{index}" for index in range(5)}
     config["label2id"] = {f"L{index}": index for index in range(5)}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserInputError, match=r"has 3 classes, and the config\.json .* 5\."):
+    with pytest.raises(UserInputError, match=r"has 3 classes, and the config\.json .* has 5\."):
         qdqbert.quantize(float_graph, tmp_path / "int8", **{**options, "tokenizer": str(folder)})
     assert not (tmp_path / "int8").exists()
 
@@ -202,17 +202,17 @@ def test_inputs_of_other_names_are_told(float_graph, options, tmp_path) -> None:
 
 
 REFUSALS = {
-    "no-task": ({"task": None}, "`--task` is missing: a graph does not say what it is for"),
-    "wrong-task": ({"task": "guessing"}, "`--task guessing` is unknown"),
-    "tags": ({"task": "token-classification"}, "logits has 2 dimensions"),
+    "no-task": ({"task": None, "tokenizer": None}, "`task` is missing, and cannot be inferred"),
+    "wrong-task": ({"task": "guessing"}, "`task='guessing'` is unknown"),
+    "tags": ({"task": "token-classification"}, "'logits' has 2 dimensions"),
     "too-few-outputs": ({"task": "question-answering"}, "outputs logits"),
     "no-tokenizer": (
         {"tokenizer": None},
-        "tokenizer beside graph .* (cannot be loaded|holds no vocab)",
+        "tokenizer next to graph .* (cannot be loaded|has no vocab)",
     ),
-    "not-a-tokenizer": ({"tokenizer": "/nowhere"}, "`--tokenizer /nowhere` cannot be loaded"),
+    "not-a-tokenizer": ({"tokenizer": "/nowhere"}, "`tokenizer='/nowhere'` cannot be loaded"),
     "qordered": ({"recipe": "qordered"}, "needs a checkpoint of transformers"),
-    "input-names": ({"input_names": {"input_ids": "x"}}, "`--input-names input_ids=x`"),
+    "input-names": ({"input_names": {"input_ids": "x"}}, "`input_names` maps input_ids to 'x'"),
 }
 
 

@@ -125,7 +125,7 @@ def test_columns_can_be_named(checkpoints, write_file) -> None:
 def test_texts_that_are_cut_are_counted_and_told(checkpoints, write_file) -> None:
     data = write_file("dev.csv", f"text,label\n{'cat ' * 63},0\n{'cat ' * 62},0\n")
     report = qdqbert.evaluate(checkpoints("classifier"), data)
-    assert "1 of 2 texts were longer than 64 tokens and were cut." in report.notices
+    assert "1 of 2 texts was longer than 64 tokens and was cut." in report.notices
 
 
 def test_an_engine_is_for_int8_folders(checkpoints, write_file) -> None:

@@ -15,8 +15,9 @@ import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.cli import app
 from qdqbert.errors import UserInputError
+from qdqbert.graph.imported.graph_runner import open_graph_file
+from qdqbert.graph.imported.tokenizer_and_config import load_tokenizer_and_config
 from qdqbert.verbs.benchmark import export_float
-from qdqbert.verbs.graph_files import open_any_graph, read_companions
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
 PAIRS = """sentence1,sentence2,score
@@ -127,7 +128,7 @@ def test_inputs_of_other_names_may_be_those_of_one_of_two_graphs(
     names = {"input_ids": "odd"}
     report = qdqbert.evaluate(float_graph, data, reference=odd, input_names=names, **words)
     assert report.fidelity.sqnr_db > 120
-    with pytest.raises(UserInputError, match="cannot all be told"):
+    with pytest.raises(UserInputError, match="cannot be inferred"):
         qdqbert.evaluate(odd, data, **words)
 
 
@@ -156,8 +157,10 @@ def test_positions_of_roberta_are_those_of_the_checkpoint(checkpoints, tmp_path)
     folder = checkpoints("roberta")
     graph = tmp_path / "roberta.onnx"
     export_float(str(folder), graph, [8])
-    runner = open_any_graph(graph, task="feature-extraction", engine="onnxruntime", input_names={})
-    beside = read_companions(graph, task="feature-extraction", tokenizer=str(folder), runner=runner)
+    runner = open_graph_file(graph, task="feature-extraction", engine="onnxruntime", input_names={})
+    beside = load_tokenizer_and_config(
+        graph, task="feature-extraction", tokenizer=str(folder), runner=runner
+    )
     assert beside.max_length == load_checkpoint(str(folder)).max_length
 
 
@@ -195,7 +198,7 @@ def test_a_graph_of_another_task_is_told_by_what_it_gives(
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, tmp_path / "shapeless.onnx")
     tokenizer = str(checkpoints("classifier"))
-    with pytest.raises(UserInputError, match="gives 2 dimensions, and task `token-classification`"):
+    with pytest.raises(UserInputError, match="has 2 dimensions, and task `token-classification`"):
         qdqbert.evaluate(
             tmp_path / "shapeless.onnx", data, task="token-classification", tokenizer=tokenizer
         )
@@ -209,7 +212,7 @@ def test_a_config_of_another_vocabulary_is_told(
     config = json.loads((folder / "config.json").read_text())
     config["vocab_size"] += more
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserInputError, match=r"has embeddings of \d+ words, and the config"):
+    with pytest.raises(UserInputError, match=r"has embeddings for \d+ token ids, and the config"):
         qdqbert.evaluate(
             float_graph, data, task=CLASSIFICATION, tokenizer=str(folder), engine=engine
         )
@@ -241,7 +244,7 @@ def test_a_word_that_the_graph_does_not_know_is_told(
     fine = write_file("fine.csv", f"text,label\nthe cat,{label}\n")
     assert qdqbert.evaluate(float_graph, fine, **words).examples == 1
     unknown = write_file("unknown.csv", f"text,label\nthe {last} cat,{label}\n")
-    with pytest.raises(UserInputError, match=f"words, and the tokenizer gives id {rows}"):
+    with pytest.raises(UserInputError, match=f"token ids, and the tokenizer returned id {rows}"):
         qdqbert.evaluate(float_graph, unknown, **words)
 
 
@@ -313,7 +316,9 @@ def test_an_input_that_tokenizers_do_not_make_is_told(
     model.graph.input.append(positions)
     onnx.save(model, tmp_path / "positions.onnx")
     tokenizer = str(checkpoints("classifier"))
-    with pytest.raises(UserInputError, match=r"reads position_ids beside .* Export it without"):
+    with pytest.raises(
+        UserInputError, match=r"reads position_ids in addition to .* Export it without"
+    ):
         qdqbert.evaluate(
             tmp_path / "positions.onnx", data, task=CLASSIFICATION, tokenizer=tokenizer
         )
@@ -325,14 +330,16 @@ def test_positions_are_not_taken_for_types_of_tokens(
     path = tmp_path / "positions.onnx"
     graph = behind_identity(float_graph, path, "token_type_ids", "position_ids")
     words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
-    with pytest.raises(UserInputError, match=r"reads position_ids beside .* Export it without"):
+    with pytest.raises(
+        UserInputError, match=r"reads position_ids in addition to .* Export it without"
+    ):
         qdqbert.evaluate(graph, data, **words)
 
 
 def test_names_of_inputs_that_neither_graph_has_are_told(float_graph, checkpoints, data) -> None:
     words = {"task": CLASSIFICATION, "tokenizer": str(checkpoints("classifier"))}
     for names in ({"input_ids": "typo"}, {"ids": "input_ids"}, {"typo": "typo"}):
-        with pytest.raises(UserInputError, match=r"`--input-names .* expected one of input_ids"):
+        with pytest.raises(UserInputError, match=r"input.names.* expected one of input_ids"):
             qdqbert.evaluate(float_graph, data, reference=float_graph, input_names=names, **words)
 
 
@@ -373,12 +380,12 @@ def test_classes_that_a_config_does_not_name_have_numbers(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": None}, "`--task` is missing: a graph does not say"),
-        ({"task": "question-answering"}, "has outputs logits; task `question-answering` reads"),
+        ({"task": None, "tokenizer": None}, "`task` is missing, and cannot be inferred"),
+        ({"task": "question-answering"}, "has outputs logits, and task `question-answering` reads"),
         ({"target": "portable"}, "`--target portable` is for quantized folders"),
-        ({"task": "other"}, "^`--task other` is unknown. Pass one of"),
-        ({"tokenizer": None}, r"beside graph 'classifier\.onnx' .* pass `--tokenizer`"),
-        ({"tokenizer": "none"}, "`--tokenizer none` (cannot be loaded|holds no vocabulary)"),
+        ({"task": "other"}, "^`task='other'` is unknown. Pass one of"),
+        ({"tokenizer": None}, r"next to graph 'classifier\.onnx' .* pass `tokenizer`"),
+        ({"tokenizer": "none"}, "`tokenizer='none'` (cannot be loaded|has no vocabulary)"),
         ({"input_names": {"input_ids": "none"}}, "expected one of input_ids"),
         ({"model": "missing.onnx"}, "there is no such file"),
     ],

@@ -165,7 +165,7 @@ def test_the_record_says_that_nothing_was_calibrated_on_the_data(made) -> None:
     record = json.loads((made.output / "quantization.json").read_text())
     # No training.json tells what these were calibrated on.
     assert record["calibration"] == {"calibrator": "stored", "examples": 0, "fingerprints": []}
-    assert record["checkpoint"]["placement"] == load_model(str(made.folder)).config.placement
+    assert record["checkpoint"]["placement"] == load_model(str(made.folder)).config.recipe
 
 
 def test_what_a_folder_was_trained_on_stays_known(tmp_path) -> None:

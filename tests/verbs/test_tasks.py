@@ -131,7 +131,7 @@ def masked_perplexity(model: Any, tokenizer: Any, path: Path) -> dict[str, float
     )
     losses: list[float] = []
     right: list[bool] = []
-    for row, label in zip(features.encoded.rows, task.labels(features, {}), strict=True):
+    for row, label in zip(features.encoded.inputs, task.labels(features, {}), strict=True):
         inputs = {name: torch.from_numpy(row[name])[None].long() for name in names}
         logits, ids = model(**inputs).logits[0].double(), torch.from_numpy(label["labels"])
         masked = ids != -100
@@ -320,7 +320,7 @@ def test_labels_give_the_loss_that_transformers_computes(make, task: str) -> Non
         max_length=64,
         options=OPTIONS,
     )
-    (row,), (labels,) = features.encoded.rows, TASKS[task].labels(features, model.config.id2label)
+    (row,), (labels,) = features.encoded.inputs, TASKS[task].labels(features, model.config.id2label)
     inputs = {name: torch.from_numpy(values)[None].long() for name, values in row.items()}
     given = {name: torch.as_tensor(value)[None] for name, value in labels.items()}
     with torch.inference_mode():

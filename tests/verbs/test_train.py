@@ -515,8 +515,12 @@ def test_a_teacher_with_quantizers_is_refused(trained, classifier, out) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("bert", {"num_labels": 3}, r"has the classes \['LABEL_0', .* the student \['bad', 'good'"),
-        ("roberta", SENTIMENT, r"has another vocabulary than the student"),
+        (
+            "bert",
+            {"num_labels": 3},
+            r"classes of .* are \['LABEL_0', .* those of the student \['bad', 'good'",
+        ),
+        ("roberta", SENTIMENT, r"The vocabulary of .* differs from the student's"),
     ],
     ids=["classes", "vocabulary"],
 )
@@ -533,7 +537,7 @@ def test_a_teacher_of_something_else_is_refused(
 def test_embeddings_of_another_width_are_refused(files_of, save_tiny, tmp_path, out) -> None:
     files = files_of("feature-extraction")
     wide = save_tiny(tmp_path / "wide", "bert", hidden_size=48)
-    with pytest.raises(UserInputError, match="embeddings of 48 numbers, the student of 32"):
+    with pytest.raises(UserInputError, match="have size 48, the student's 32"):
         qdqbert.train(
             files.checkpoint,
             out,
@@ -549,7 +553,8 @@ def test_states_of_another_width_are_refused_and_nothing_is_left(
     auto_class = transformers.AutoModelForSequenceClassification
     wide = save_tiny(tmp_path / "wide", "bert", auto_class, hidden_size=48, **SENTIMENT)
     with pytest.raises(
-        UserInputError, match="`--distill-hidden` needs a teacher of 1 layers of 32"
+        UserInputError,
+        match="`distill_hidden` needs a teacher with the student's 1 layers of hidden size 32",
     ):
         qdqbert.train(
             classifier.checkpoint,
@@ -693,9 +698,9 @@ def stopped(classifier, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "holds checkpoints of a run that did not end. Pass "),
-        ({"resume": True, "seed": 1}, "`seed` was 0 when the run began and is 1 now"),
-        ({"resume": True, "qat": True}, "`qat` was False when the run began and is True now"),
+        ({}, "holds checkpoints of a run that was interrupted. Pass "),
+        ({"resume": True, "seed": 1}, "`seed` was 0 when it began and is 1 now"),
+        ({"resume": True, "qat": True}, "`qat` was False when it began and is True now"),
     ],
     ids=["unasked", "seed", "qat"],
 )
@@ -783,7 +788,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     with pytest.raises(TrainingError, match=r"A checkpoint cannot be written \(.*") as caught:
         Stopped(files=stopped.files, out=out).run()
     kept = tmp_path / "out-checkpoints" / "checkpoint-2"
-    assert f"last good checkpoint is {str(kept)!r}. Make room" in str(caught.value)
+    assert f"last good checkpoint is {str(kept)!r}. Free disk space" in str(caught.value)
     assert last_checkpoint(kept.parent) == kept
     assert left_behind(out) == ["out-checkpoints"]
 
@@ -909,20 +914,20 @@ def test_dropout_is_all_that_other_random_numbers_change(
     assert config.hidden_dropout_prob == 0.1
 
 
-# Data that flatter, and data that do not fit
+# Data that overlap, and data that cannot be used
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eval_data": "train"}, r"All 16 examples of `--eval-data .* are in `--train"),
+        ({"eval_data": "train"}, r"All examples of `eval_data=.*` \(16\) are also in `train_"),
         ({"train_data": "odd"}, r"Label 'fine' is not one of the model's: 0 or 'bad'"),
         ({"eval_data": "odd"}, r"Label 'fine' is not one of the model's: 0 or 'bad'"),
-        ({"columns": Columns(label="stars")}, "`--label-column 'stars'` must be a column"),
+        ({"columns": Columns(label="stars")}, "`label_column='stars'` must be a column"),
         ({"eval_data": "other"}, "label"),
-        ({"task": "feature-extraction"}, "trained on pairs of texts with a score"),
-        ({"task": "sentiment"}, "`--task sentiment` is unknown"),
-        ({"resume": True}, r"`--resume`: there is no checkpoint in .*out-check"),
+        ({"task": "feature-extraction"}, "have one text per row; embeddings are scored on pairs"),
+        ({"task": "sentiment"}, "`task='sentiment'` is unknown"),
+        ({"resume": True}, r"There is no checkpoint in .*out-checkpoints' to resume"),
     ],
     ids=["train", "label", "eval-label", "column", "columns", "pairs", "task", "resume"],
 )
@@ -956,7 +961,10 @@ def test_shared_examples_are_told_and_never_calibrated_on(classifier, write_file
         qat=True,
         **{**QUICK, "calibration_samples": 100},
     )
-    assert "6 of 10 evaluation examples are trained on too: the metrics flatter." in report.notices
+    assert (
+        "6 of 10 evaluation examples are also in the training data: the metrics are inflated."
+        in report.notices
+    )
     record = json.loads((out / "training.json").read_text())
     task = TASKS["text-classification"]
     examples = task.read(str(classifier.train), columns=Columns(), max_examples=None).examples

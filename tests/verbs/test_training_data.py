@@ -89,9 +89,11 @@ def test_the_task_is_the_one_asked_for_or_that_of_the_head(options, load) -> Non
 
 
 def test_a_checkpoint_without_a_head_asks_for_the_task(options, load) -> None:
-    with pytest.raises(UserInputError, match=r"it has no head. Pass `--task`, one of: feature-ex"):
+    with pytest.raises(UserInputError, match=r"has no head.* Pass `task`, one of: feature-ex"):
         choose_task(options(model=load().name))
-    with pytest.raises(UserInputError, match=r"`--task sentiment` is unknown. Known: feature-ex"):
+    with pytest.raises(
+        UserInputError, match=r"`task='sentiment'` is unknown. Known tasks: feature-ex"
+    ):
         choose_task(options(model=load().name, task="sentiment"))
 
 
@@ -107,12 +109,14 @@ def test_classes_of_a_new_head_are_the_teachers_or_those_of_the_data(options, lo
     assert new_classes(EMBEDDING, data, None) == []
 
 
-# Data that flatter, and data that do not fit
+# Data that overlap, and data that cannot be read
 
 
 def test_evaluation_data_that_are_the_training_data_are_refused(options) -> None:
     asked = options(eval_data=options().train_data)
-    with pytest.raises(UserInputError, match=r"All 10 examples of `--eval-data .* are in `--train"):
+    with pytest.raises(
+        UserInputError, match=r"All examples of `eval_data=.*` \(10\) are also in `train_"
+    ):
         read_examples(CLASSIFICATION, asked, progress=Silent())
 
 
@@ -122,7 +126,10 @@ def test_shared_examples_are_told_and_never_calibrated_on(options, write_file, e
     dev = write_file("dev.tsv", labelled(*shared, "paper", "bread"))
     asked = options(eval_data=dev, calibration_samples=100)
     examples = read_examples(CLASSIFICATION, asked, progress=Silent())
-    assert "6 of 8 evaluation examples are trained on too: the metrics flatter." in examples.notices
+    assert (
+        "6 of 8 evaluation examples are also in the training data: the metrics are inflated."
+        in examples.notices
+    )
     features = encoded(asked).features
     sample = calibration_sample(CLASSIFICATION, features, examples.held, asked)
     allowed = sorted(fingerprint(example) for example in examples.train.examples[6:])
@@ -135,8 +142,8 @@ def test_notices_say_which_data_they_are_of(options, write_file, encoded) -> Non
     data = encoded(options(eval_data=dev, max_length=6))
     cut = [each for each in data.notices if "longer than" in each]
     assert [each.split(":")[0] for each in cut] == [
-        "Of the training data",
-        "Of the evaluation data",
+        "Training data",
+        "Evaluation data",
     ]
     assert (data.max_length, max(data.rows.lengths)) == (6, 6)
 
@@ -144,8 +151,8 @@ def test_notices_say_which_data_they_are_of(options, write_file, encoded) -> Non
 def test_a_class_without_examples_is_told(options, write_file, encoded) -> None:
     data = write_file("good.tsv", "text\tlabel\nthe cat\tgood\na dog\tgood")
     assert encoded(options(train_data=data)).notices == (
-        "The training data has no example of 1 of the model's 2 classes, among them 'bad': it will "
-        "unlearn them.",
+        "The training data have no example of 1 of the model's 2 classes, among them 'bad': the "
+        "model will unlearn them.",
     )
     assert encoded(options()).notices == ()
 
@@ -159,7 +166,7 @@ def test_an_unknown_label_is_refused(options, write_file, encoded, which) -> Non
 
 def test_a_column_that_is_not_there_is_refused(options) -> None:
     asked = options(columns=Columns(label="stars"))
-    with pytest.raises(DataFileError, match="`--label-column 'stars'` must be a column"):
+    with pytest.raises(DataFileError, match="`label_column='stars'` must be a column"):
         read_examples(CLASSIFICATION, asked, progress=Silent())
 
 
@@ -180,7 +187,9 @@ def test_no_more_are_read_than_asked_for(options, write_file) -> None:
 
 
 def test_an_embedder_without_a_teacher_needs_pairs(options, encoded) -> None:
-    with pytest.raises(DataFileError, match="trained on pairs of texts with a score"):
+    with pytest.raises(
+        DataFileError, match="have one text per row; embeddings are scored on pairs"
+    ):
         encoded(options(), "")
     # Nor does it need them where the teacher is all that it follows.
     assert len(encoded(options(distill_from="a teacher"), "").rows) == 10
@@ -203,7 +212,7 @@ def test_labels_are_needed_where_the_teacher_is_a_part_of_the_loss_only(
 ) -> None:
     plain = write_file("texts.txt", "\n".join(TEXTS))
     asked = {"train_data": plain, "distill_from": "a teacher"}
-    with pytest.raises(DataFileError, match="no labels"):
+    with pytest.raises(DataFileError, match="have no column of labels"):
         encoded(options(**asked, distillation=Distillation(alpha=0.5)))
     rows = encoded(options(**asked)).rows
     assert [rows[index]["labels"] for index in range(10)] == [{}] * 10
@@ -235,8 +244,8 @@ def test_questions_whose_answer_is_not_in_the_context_are_counted_and_left_out(
     asked = options(train_data=data, task_options=TaskOptions(doc_stride=16))
     examples = read_examples(TASKS["question-answering"], asked, progress=Silent())
     assert examples.notices == (
-        "4 of 16 questions have an answer that is not in the context; 4 have no other and are left "
-        "out of training.",
+        "In 4 of 16 questions an answer is not in the context. Questions without another answer, "
+        "which training leaves out: 4.",
     )
     assert len(encoded(asked, "QuestionAnswering").rows) == 12
 
@@ -250,7 +259,7 @@ def test_a_sample_has_all_rows_of_its_examples(options, write_file, encoded) -> 
     made = encoded(asked, "QuestionAnswering")
     task = TASKS["question-answering"]
     (batch,) = calibration_sample(task, made.features, None, asked).batches
-    assert len(batch["input_ids"]) == len(made.features.encoded.rows) > 3
+    assert len(batch["input_ids"]) == len(made.features.encoded.inputs) > 3
 
 
 def test_texts_that_make_no_row_are_not_calibrated_on(options, write_file, encoded) -> None:
@@ -289,7 +298,7 @@ def test_processes_share_the_batches(options, encoded) -> None:
     assert (len(whole), len(first), len(second)) == (5, 3, 2)
     for ours, theirs in zip([*first, *second], [*whole[::2], *whole[1::2]], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(UserInputError, match="`--calibration-samples 9` make 5 batches for 6 proc"):
+    with pytest.raises(UserInputError, match="The 9 calibration samples make 5 batches for 6 proc"):
         ids(processes=6)
 
 
@@ -297,7 +306,9 @@ def test_a_sample_of_nothing_is_refused(options, write_file, encoded) -> None:
     dev = write_file("dev.tsv", labelled(*TEXTS, "one more"))
     asked = options(eval_data=dev)
     held = read_examples(CLASSIFICATION, asked, progress=Silent()).held
-    with pytest.raises(UserInputError, match="No training example is left that is not in the eval"):
+    with pytest.raises(
+        UserInputError, match="All training examples are in the evaluation data, so none"
+    ):
         calibration_sample(CLASSIFICATION, encoded(asked).features, held, asked)
 
 

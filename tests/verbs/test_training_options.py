@@ -223,7 +223,3 @@ def test_the_best_is_the_highest_or_the_least_wrong(arguments, is_error, name) -
     keep_best_(made, Metric(name=name, value=1.0, examples=1, is_error=is_error))
     assert made.load_best_model_at_end
     assert (made.metric_for_best_model, made.greater_is_better) == (f"eval_{name}", not is_error)
-
-
-def test_another_name_of_a_recipe_is_stored_as_the_first() -> None:
-    assert TrainOptions(**NAMED, qat=True, recipe="full").recipe == "qdqbert"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.tasks.task import Prediction, whole
+from qdqbert.tasks.task import Prediction, identity
 
 Decisions = Sequence[Hashable]
 
@@ -40,7 +40,7 @@ def compare(
     *,
     is_embedding: bool = False,
     decisions: tuple[Decisions, Decisions] | None = None,
-    signal: Callable[[Prediction], Prediction] = whole,
+    signal: Callable[[Prediction], Prediction] = identity,
 ) -> Fidelity:
     """Fidelity of `candidate` to `reference`: rows `(features,)` or `(positions, features)`.
 

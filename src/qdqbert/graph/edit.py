@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -47,6 +47,13 @@ def add_outputs(model: ir.Model, names: Sequence[str]) -> None:
             value = values[name]
             value.dtype = ir.DataType.FLOAT
             model.graph.outputs.append(value)
+
+
+def keep_outputs(model: ir.Model, names: Collection[str]) -> None:
+    """Drop the outputs of a graph whose names are not listed; nodes stay as they are."""
+    for value in list(model.graph.outputs):
+        if value.name not in names:
+            model.graph.outputs.remove(value)
 
 
 def producer_of(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:

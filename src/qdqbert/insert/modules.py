@@ -11,7 +11,6 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from qdqbert.checkpoint.families import LayerSites
 from qdqbert.nn import QuantLinear, TensorQuantizer
 from qdqbert.spec import Site, Source
 from qdqbert.tensor_quant import QuantDescriptor
@@ -46,7 +45,9 @@ class QuantEmbedding(nn.Embedding):
         new._weight_quantizer = TensorQuantizer(
             QuantDescriptor(axis=1, narrow_range=True),
             disabled=True,
-            site=Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=1),
+            site=Site(
+                name=f"{name}._weight_quantizer", kind="weight", channel_axis=1, group="table"
+            ),
         )
         return new.train(embedding.training)
 
@@ -77,7 +78,7 @@ class QuantResidualOutput(nn.Module):
         """The local branch `(batch, seq, in)` and the residual, to `(batch, seq, hidden)`."""
         local = self.dropout(self.dense(hidden_states))
         normed: Tensor = self.LayerNorm(residual_sum(self, local, input_tensor))
-        return _if_there(self, "layernorm_output_quantizer", normed)
+        return optional_quantizer(self, "layernorm_output_quantizer", normed)
 
 
 def quantized_linear(
@@ -109,7 +110,7 @@ def add_residual_quantizers_(branch: nn.Module, *, name: str) -> None:
     for side in ("local", "residual"):
         attribute = f"add_{side}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=(1,))
-        branch.add_module(attribute, _activation_quantizer(site))
+        branch.add_module(attribute, activation_quantizer(site))
 
 
 def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
@@ -118,7 +119,7 @@ def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
     total: Tensor = quantizers.add_local_input_quantizer(
         local
     ) + quantizers.add_residual_input_quantizer(residual)
-    return _if_there(branch, "layernorm_input_quantizer", total)
+    return optional_quantizer(branch, "layernorm_input_quantizer", total)
 
 
 def add_matmul_quantizers_(
@@ -128,7 +129,7 @@ def add_matmul_quantizers_(
     for letter, sequence_axes in axes.items():
         attribute = f"matmul_{letter}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=sequence_axes)
-        attention.add_module(attribute, _activation_quantizer(site))
+        attention.add_module(attribute, activation_quantizer(site))
 
 
 def register_attention() -> None:
@@ -169,7 +170,7 @@ def quantized_attention(
     key_transposed = quantizers.matmul_k_input_quantizer(key.transpose(2, 3))
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     products = torch.matmul(query, key_transposed)
-    scores = _if_there(module, "softmax_input_quantizer", products) * scale
+    scores = optional_quantizer(module, "softmax_input_quantizer", products) * scale
     if attention_mask is not None:
         scores = scores + attention_mask
     probabilities = functional.dropout(
@@ -180,61 +181,8 @@ def quantized_attention(
     return context.transpose(1, 2).contiguous(), probabilities
 
 
-def add_output_quantizers_(
-    layer: nn.Module, *, name: str, sites: LayerSites, is_last: bool
-) -> None:
-    """Hangs quantizers on what no product or add reads, so that every output has one.
-
-    Outputs of linears, of the probabilities and of LayerNorms are read by quantizers that stand
-    there already; scores, sums before a LayerNorm, the activation function's input, and the last
-    LayerNorm's output are not.
-
-    Args:
-        layer: After the 20 quantizers were put in.
-        name: Its path.
-        sites: Its layout, with an `activation`.
-        is_last: Whether no layer reads what it makes.
-
-    Source: onnxruntime-inference-examples, `qat_utils.py`.
-    """
-    assert sites.activation is not None
-    hung: list[tuple[str, str, tuple[int, ...]]] = [
-        (sites.attention, "softmax_input_quantizer", (2, 3)),
-        (sites.activation, "activation_input_quantizer", (1,)),
-        *((path, "layernorm_input_quantizer", (1,)) for path in sites.residual_outputs),
-    ]
-    if is_last:
-        hung.append((sites.residual_outputs[-1], "layernorm_output_quantizer", (1,)))
-    for path, attribute, axes in hung:
-        site = Site(
-            name=f"{name}.{path}.{attribute}",
-            kind="activation",
-            sequence_axes=axes,
-            of_output=True,
-        )
-        layer.get_submodule(path).add_module(attribute, _activation_quantizer(site))
-    activation: Any = layer.get_submodule(sites.activation)
-    activation.intermediate_act_fn = _QuantizedActivation(
-        activation.intermediate_act_fn, activation.activation_input_quantizer
-    )
-
-
-class _QuantizedActivation(nn.Module):
-    """An activation function with a quantizer before it, which another module holds."""
-
-    def __init__(self, function: Any, quantizer: TensorQuantizer) -> None:
-        super().__init__()
-        self.function = function
-        self._quantizer = (quantizer,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape of `x`."""
-        result: Tensor = self.function(self._quantizer[0](x))
-        return result
-
-
-def _if_there(module: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Passes `x` through a quantizer that only recipes of outputs have."""
+def optional_quantizer(module: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Apply the quantizer `name` of a module to `x`; return `x` if the module has none."""
     quantizer = getattr(module, name, None)
     if quantizer is None:
         return x
@@ -242,6 +190,7 @@ def _if_there(module: nn.Module, name: str, x: Tensor) -> Tensor:
     return result
 
 
-def _activation_quantizer(site: Site) -> TensorQuantizer:
+def activation_quantizer(site: Site) -> TensorQuantizer:
+    """Return a quantizer for an activation that is not the input of a linear layer."""
     # As QDQBERT: quantizers that belong to no linear are made as those of linears' inputs.
     return TensorQuantizer(QuantLinear.default_quant_desc_input, site=site)

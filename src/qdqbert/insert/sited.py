@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -26,11 +26,11 @@ from qdqbert.insert.modules import (
     QuantEmbedding,
     QuantResidualOutput,
     add_matmul_quantizers_,
-    add_output_quantizers_,
     add_residual_quantizers_,
     quantized_linear,
     register_attention,
 )
+from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
 from qdqbert.nn import TensorQuantizer
 from qdqbert.nn.export import mark
 from qdqbert.nn.tensor_quantizer import Action
@@ -42,7 +42,7 @@ from qdqbert.numerics.affine import (
     parameters_of,
     weight_parameters,
 )
-from qdqbert.spec import Range, Site, TensorSpec, input_site_of, is_residual_input
+from qdqbert.spec import Range, Site, SiteGroup, TensorSpec, input_site_of, is_residual_input
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class SitedModel:
 
 
 def insert_quantizers_(
-    model: nn.Module, family: Family, *, tables: bool = True, outputs: bool = False
+    model: nn.Module, family: Family, groups: Collection[SiteGroup] = ("layer", "table")
 ) -> SitedModel:
     """Puts a quantizer at every site of a family's layers; changes `model` in place.
 
@@ -75,13 +75,11 @@ def insert_quantizers_(
     Args:
         model: A transformers model.
         family: Where its sites stand.
-        tables: Whether embedding tables are sites too.
-        outputs: Whether every output is a site, for recipes that ask for it: four more a layer,
-            and one at the end.
+        groups: Groups of sites that get quantizers, as `Recipe.groups`.
 
     Raises:
-        CheckpointError: The model holds no encoder layer of this family, or `outputs` is not known
-            for it.
+        CheckpointError: The model holds no encoder layer of this family, or a group of sites is
+            not known for it.
     """
     layers = encoder_layers(model, family)
     if not layers:
@@ -92,22 +90,18 @@ def insert_quantizers_(
     register_attention()
     model.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
     if not sited_model(model).quantizers:  # a QDQBERT model has its own
-        if outputs and family.sites.activation is None:
-            raise CheckpointError(
-                f"Quantizers on all outputs are known for layers like BERT's; family "
-                f"`{family.model_type}` has others. Pass another recipe."
-            )
+        if "output" in groups:
+            check_outputs(family)
         for name in layers:
             _insert_in_layer_(model, name, family)
-            if outputs:
-                add_output_quantizers_(
-                    model.get_submodule(name),
-                    name=name,
-                    sites=family.sites,
-                    is_last=name == layers[-1],
-                )
+        if "output" in groups:
+            add_output_quantizers_(model, layers, family)
     for name, module in list(model.named_modules()):
-        if tables and family.is_embedding_table(name) and isinstance(module, nn.Embedding):
+        if (
+            "table" in groups
+            and family.is_embedding_table(name)
+            and isinstance(module, nn.Embedding)
+        ):
             model.set_submodule(name, QuantEmbedding.from_float(module, name=name))
     sited = sited_model(model.eval())
     for quantizer in sited.quantizers.values():

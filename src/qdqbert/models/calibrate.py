@@ -1,23 +1,27 @@
-"""Calibration of a model that keeps its quantizers: a QDQBERT one, or one that was prepared."""
+"""`qdqbert.calibrate`: find the ranges of a model that keeps its quantizers."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from qdqbert.calibration.calibrate import run_passes
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.processes import is_shared
 from qdqbert.calibration.statistics import Observer, calibrator_of
+from qdqbert.choices import CalibratorName
 from qdqbert.errors import CalibrationError, SpecError
 from qdqbert.insert.sited import SitedModel, linear_weights, observing, sited_model
-from qdqbert.models.configuration import excluded_of, quantizer_options_of
-from qdqbert.models.state import apply_calibration_, configure_, place_
-from qdqbert.recipes import QuantizerOptions, build_recipe
+from qdqbert.models.configuration import quantizer_options_of, recipe_of
+from qdqbert.models.quantized import set_options_
+from qdqbert.models.state import apply_calibration_
+from qdqbert.recipes import PERCENTILE, QuantizerOptions, build_recipe
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -26,48 +30,108 @@ def calibrate(
     model: _Model,
     batches: Iterable[Mapping[str, Tensor]],
     *,
-    recipe: QuantizerOptions | None = None,
+    calibrator: CalibratorName | None = None,
+    percentile: float | None = None,
+    wprec: int | None = None,
+    aprec: int | None = None,
+    quant_per_tensor: bool | None = None,
+    quant_disable: bool | None = None,
+    quant_disable_keyword: Sequence[str] | None = None,
+    quant_disable_layer_module: str | None = None,
+    quant_enable_layer_module: str | None = None,
+    fuse_qkv: bool | None = None,
+    clip_gelu: float | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> _Model:
-    """Finds and sets the range of every quantizer of a model; changes `model` in place.
+    """Find and set the range of every quantizer of a model. Changes `model` in place.
 
-    Values at [PAD] positions are left out, memory does not grow with the data, and weights take
-    their own ranges. Afterwards all quantizers that the recipe leaves on quantize. With several
-    processes, as `torchrun` starts them, each gives its part of the data and all get the same
-    ranges as one that saw everything.
+    The model runs in evaluation mode and without gradients, on its own device. Values at [PAD]
+    positions are left out, and memory does not grow with the data. Weights use the range of their
+    values. Afterwards all quantizers that are not disabled quantize. If several processes calibrate
+    together, as `torchrun` starts them, each passes its part of the data, and all get the ranges
+    that one process would find that sees all of it.
+
+    An option that is `None` stays as the model has it, see `qdqbert.prepare`; an option that is
+    given is stored in the model's config.
 
     Args:
-        model: A QDQBERT model, or one that went through `qdqbert.prepare`.
-        batches: Keyword arguments of its forward, as a tokenizer or a DataLoader gives them.
-        recipe: Bits, switches and calibrator; by default those the model has.
-        advance: Called after each batch of each pass; there are two where inputs are smoothed.
+        model: A QDQBERT model, or a model that went through `qdqbert.prepare`.
+        batches: Keyword arguments of the model's `forward`, as a tokenizer or a DataLoader yields
+            them. They are read once, or kept in memory if the recipe smooths, which needs two
+            passes.
+        calibrator: Rule that turns what was seen into a range: `max`, `percentile`, `mse` or
+            `entropy`. `max` if neither the model nor the call specifies one.
+        percentile: Share of the magnitudes that a range covers, in percent, above 0 and at most
+            100. Only for the calibrator `percentile`, whose default is 99.999.
+        wprec: Bits of weights, 2 to 8.
+        aprec: Bits of activations, 2 to 8.
+        quant_per_tensor: Use one scale per weight instead of one per output channel.
+        quant_disable: Keep everything in float.
+        quant_disable_keyword: Patterns of quantizers that stay in float.
+        quant_disable_layer_module: Pattern of modules that stay in float in every layer.
+        quant_enable_layer_module: Pattern of modules that are quantized in every layer, although
+            another option disables them.
+        fuse_qkv: Share one range among query, key and value of the attention matmuls. With
+            `quant_per_tensor`, share one among their weights too.
+        clip_gelu: Upper limit of the range of GELU's output, in real units.
+        advance: Called after each batch of each pass.
 
     Returns:
         The model.
 
     Raises:
-        SpecError: The model has no quantizer.
-        CalibrationError: There was no batch, or a quantizer saw no value or one not finite.
-        UnmatchedRuleError: A pattern of the recipe finds nothing.
+        SpecError: The model has no quantizer, or an option is out of its range.
+        CalibrationError: There was no batch, or a quantizer saw no value or one that is not finite.
+        UnmatchedRuleError: A pattern matches no quantizer.
     """
+    given = {
+        "wprec": wprec,
+        "aprec": aprec,
+        "quant_per_tensor": quant_per_tensor,
+        "quant_disable": quant_disable,
+        "quant_disable_keyword": quant_disable_keyword,
+        "quant_disable_layer_module": quant_disable_layer_module,
+        "quant_enable_layer_module": quant_enable_layer_module,
+        "calibrator": calibrator,
+        "percentile": percentile,
+        "fuse_qkv": fuse_qkv,
+        "clip_gelu": clip_gelu,
+    }
     sited = sited_model(model)
     if not sited.quantizers:
         raise SpecError(
-            f"The model ({type(model).__name__}) has no quantizer. Put them in first: "
+            f"The model ({type(model).__name__}) has no quantizer. Insert quantizers first: "
             "`qdqbert.prepare(model)`, or build a QDQBERT model: "
-            "`qdqbert.QDQBertModel.from_pretrained(checkpoint)`."
+            "`qdqbert.QDQBertModel.from_pretrained(checkpoint)`.",
+            argument="model",
         )
-    config = getattr(model, "config", None)
-    placement = getattr(config, "placement", None)
-    if recipe is not None:
-        if placement is None:
-            configure_(sited, recipe)
-        else:
-            place_(sited, placement, recipe, excluded_of(config))
-        if hasattr(config, "recipe"):
-            config.recipe = recipe.to_dict()  # type: ignore[union-attr]
-    quantizer_options = recipe or quantizer_options_of(config) or QuantizerOptions()
-    placed = None if placement is None else build_recipe(placement)
+    options = _options(model, {name: each for name, each in given.items() if each is not None})
+    apply_calibration_(sited, _calibration(sited, batches, options, advance))
+    return model
+
+
+def _options(model: nn.Module, given: Mapping[str, Any]) -> QuantizerOptions:
+    """Apply the given options to a model, and return all of its options."""
+    known = quantizer_options_of(getattr(model, "config", None)) or QuantizerOptions()
+    if not given:
+        return known
+    changes = dict(given)
+    if "calibrator" in changes and "percentile" not in changes:
+        changes["percentile"] = PERCENTILE if changes["calibrator"] == "percentile" else None
+    options = dataclasses.replace(known, **changes)
+    set_options_(model, options)
+    return options
+
+
+def _calibration(
+    sited: SitedModel,
+    batches: Iterable[Mapping[str, Tensor]],
+    quantizer_options: QuantizerOptions,
+    advance: Callable[[], None],
+) -> Calibration:
+    model = sited.model
+    recipe = recipe_of(getattr(model, "config", None))
+    placed = None if recipe is None else build_recipe(recipe)
     plan = CalibrationPlan(
         sites=[
             site
@@ -84,9 +148,7 @@ def calibrate(
     )
     # Each pass reads all batches, which an iterator gives only once.
     seen = list(batches) if len(plan.passes) > 1 else batches
-    found = run_passes(functools.partial(_run, sited, seen, advance=advance), plan)
-    apply_calibration_(sited, found)
-    return model
+    return run_passes(functools.partial(_run, sited, seen, advance=advance), plan)
 
 
 def _run(
@@ -114,7 +176,10 @@ def _run(
     finally:
         model.train(training)
     if not seen:
-        raise CalibrationError("No batch was given, so that no quantizer saw data.")
+        raise CalibrationError(
+            "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
+            argument="batches",
+        )
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -128,7 +193,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 def _mask_of(inputs: Mapping[str, Any]) -> Tensor:
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor):
-        # Multiple choice has one more axis, which its model folds into the batch.
+        # A multiple choice model folds the axis of choices into the batch.
         return mask.flatten(0, -2) if mask.dim() > 2 else mask
     first = next(value for value in inputs.values() if isinstance(value, Tensor))
     return torch.ones(first.shape[:2], dtype=torch.int64, device=first.device)

@@ -1,7 +1,8 @@
-"""The config of QDQBERT models: BERT's, and how its tensors are quantized."""
+"""What config.json stores about quantizers, and the config class of QDQBERT models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import BertConfig
@@ -9,68 +10,117 @@ from transformers import BertConfig
 from qdqbert.errors import CheckpointError
 from qdqbert.recipes import QuantizerOptions
 
+FORMAT = 2
+"""Version of the keys in config.json that describe quantizers.
+
+Version 1 had no number. Its `placement` is now `recipe`, and its `recipe` is `quantizer_options`.
+"""
+
 
 class QDQBertConfig(BertConfig):  # type: ignore[misc]
-    """Config of a BERT with a quantizer at each of the 20 sites a layer.
+    """Config of a BERT model with 20 quantizers per layer.
 
     Attributes:
-        placement: Name of the recipe that says which quantizers there are; QDQBERT's if `None`.
-        recipe: Options that differ from their defaults, see `QuantizerOptions.to_dict`; `None`
-            leaves quantizers as `QuantLinear`'s default descriptors make them.
-        quantizers: What a saved model's quantizers were, as `qdqbert.models.state` writes it;
+        recipe: Name of the recipe that places the quantizers. `None` places QDQBERT's, as the
+            default descriptors of `QuantLinear` specify them.
+        quantizer_options: Options that differ from their defaults, see `QuantizerOptions.to_dict`.
+            A `QuantizerOptions` is accepted too. `None` leaves quantizers as they were placed.
+        exclude: Regular expressions. Sites that one of them finds stay in float.
+        quantizers: State of the quantizers of a saved model, as `qdqbert.models.state` writes it.
             `None` for a float checkpoint.
+        qdqbert_format: Version of these keys.
 
-    Source: transformers 4.40's `QDQBertConfig`. Mended: its `pad_token_id` of 1 is RoBERTa's; this
-    has BERT's 0, and BERT's other defaults.
+    Source: transformers 4.40's `QDQBertConfig`. Differs from upstream: `pad_token_id` is BERT's 0
+    instead of RoBERTa's 1, and so are the other token ids.
     """
 
     model_type = "qdqbert"
 
-    placement: str | None = None
-    recipe: dict[str, Any] | None = None
+    recipe: str | None = None
+    quantizer_options: dict[str, Any] | None = None
+    exclude: list[str] | None = None
     quantizers: dict[str, Any] | None = None
+    qdqbert_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Accepts a `QuantizerOptions` for `recipe` too."""
-        if isinstance(self.recipe, QuantizerOptions):
-            self.recipe = self.recipe.to_dict()
+        """Accept a `QuantizerOptions`, and keys of an earlier format."""
+        if isinstance(self.quantizer_options, QuantizerOptions):
+            self.quantizer_options = self.quantizer_options.to_dict()
         super().__post_init__(**kwargs)
+        upgrade_(self)
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As transformers; a BERT checkpoint's config is one of ours, without a warning.
+        """Read a config as transformers does. A config of a BERT checkpoint is accepted.
 
         Raises:
-            CheckpointError: The checkpoint is of another family.
+            CheckpointError: The checkpoint belongs to another family, or was written by a newer
+                version.
         """
         values, rest = super().get_config_dict(*args, **kwargs)
         found = values.get("model_type", "bert")
         if found not in ("bert", cls.model_type):
             raise CheckpointError(
-                f"QDQBERT takes BERT checkpoints, not `{found}`. `qdqbert.quantize` takes that "
-                "family, if it is one of those that it lists."
+                f"QDQBERT models load BERT checkpoints, not `{found}`. For another family, call "
+                "`qdqbert.prepare` on its float model, or `qdqbert.quantize` on its folder."
             )
-        return {**values, "model_type": cls.model_type}, rest
+        return {**upgraded(values), "model_type": cls.model_type}, rest
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers; accepts a `QuantizerOptions` for `recipe` too."""
-        if isinstance(kwargs.get("recipe"), QuantizerOptions):
-            kwargs["recipe"] = kwargs["recipe"].to_dict()
-        return super().from_dict(config_dict, **kwargs)
+        """Make a config from a dict. `quantizer_options` may be a `QuantizerOptions`."""
+        if isinstance(kwargs.get("quantizer_options"), QuantizerOptions):
+            kwargs["quantizer_options"] = kwargs["quantizer_options"].to_dict()
+        return super().from_dict(upgraded(config_dict), **kwargs)
 
-    @property
-    def quantizer_options(self) -> QuantizerOptions | None:
-        """The recipe as a value."""
-        return quantizer_options_of(self)
+
+def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of config.json with the keys of the current format.
+
+    Raises:
+        CheckpointError: They were written by a newer version.
+    """
+    new = dict(values)
+    found = new.get("qdqbert_format") or 1
+    if found > FORMAT:
+        raise CheckpointError(
+            f"config.json describes quantizers in format {found}. This version of qdqbert reads "
+            f"formats up to {FORMAT}: install a newer version."
+        )
+    is_first = "placement" in new or isinstance(new.get("recipe"), Mapping)
+    if is_first:
+        new["quantizer_options"] = new.pop("recipe", None)
+        new["recipe"] = new.pop("placement", None)
+    if is_first or "qdqbert_format" in new:
+        new["qdqbert_format"] = FORMAT
+    return new
+
+
+def upgrade_(config: Any) -> None:
+    """Give a config the keys of the current format, whichever class it has.
+
+    Raises:
+        CheckpointError: It was written by a newer version.
+    """
+    values = vars(config)
+    new = upgraded(values)
+    for name in set(values) - set(new):
+        delattr(config, name)
+    values.update(new)
+
+
+def recipe_of(config: Any) -> str | None:
+    """Return the name of the recipe that placed a model's quantizers, if one did."""
+    name = upgraded(vars(config)).get("recipe") if hasattr(config, "__dict__") else None
+    return name if isinstance(name, str) else None
 
 
 def quantizer_options_of(config: Any) -> QuantizerOptions | None:
-    """The switches that a config stores; `None` if it stores none."""
-    stored = getattr(config, "recipe", None)
+    """Return the quantizer options that a config stores, if any."""
+    stored = getattr(config, "quantizer_options", None)
     return None if stored is None else QuantizerOptions.from_dict(stored)
 
 
 def excluded_of(config: Any) -> list[str]:
-    """The patterns of sites that a config leaves in float."""
+    """Return the patterns of sites that a config leaves in float."""
     return list(getattr(config, "exclude", None) or ())

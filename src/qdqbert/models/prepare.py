@@ -1,4 +1,4 @@
-"""`qdqbert.prepare`: puts quantizers into a float model, for a training loop of one's own."""
+"""`qdqbert.prepare`: put quantizers into a float model of any family."""
 
 from __future__ import annotations
 
@@ -13,66 +13,115 @@ from transformers import PreTrainedModel
 
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.insert.sited import sited_model
+from qdqbert.models.configuration import FORMAT
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.recipes import QuantizerOptions
 
+# What the name of a module ends in, and the names of quantizers that may belong to it.
 _ENDS = (
     "",
     *("._input_quantizer", "._weight_quantizer"),
     *(f".matmul_{letter}_input_quantizer" for letter in "qkva"),
     *(".add_local_input_quantizer", ".add_residual_input_quantizer"),
 )
-# Of names of modules, and of the quantizers that may stand there.
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def prepare(
     model: _Model,
-    recipe: str = "qdqbert",
+    recipe: str = "full",
     *,
-    quantizer_options: QuantizerOptions | None = None,
     exclude: Sequence[str] = (),
+    wprec: int = 8,
+    aprec: int = 8,
+    quant_per_tensor: bool = False,
+    quant_disable: bool = False,
+    quant_disable_keyword: Sequence[str] = (),
+    quant_disable_layer_module: str | None = None,
+    quant_enable_layer_module: str | None = None,
+    fuse_qkv: bool = False,
+    clip_gelu: float | None = None,
 ) -> _Model:
-    """Puts quantizers into a transformers model of any family; changes `model` in place.
+    """Put quantizers into a transformers model of any family. Changes `model` in place.
 
-    Then `qdqbert.calibrate(model, batches)`, and train as before. `save_pretrained` saves ranges
-    with the weights; `qdqbert.quantize` and `qdqbert.evaluate` read the folder.
+    Then call `qdqbert.calibrate(model, batches)`, and train as before. `save_pretrained` saves
+    ranges with the weights. `qdqbert.quantize` and `qdqbert.evaluate` read the folder.
+
+    Patterns are regular expressions, searched in the names of quantizers and of the linear layers
+    that these belong to. Disabling patterns apply first, then `quant_enable_layer_module`: together
+    with `quant_disable`, it selects everything that is quantized.
 
     Args:
         model: A float model of transformers.
-        recipe: A name of `qdqbert.recipes.RECIPES`; `qdqbert` has 20 quantizers a layer.
-        quantizer_options: Bits, patterns and calibrator.
-        exclude: Regular expressions: what they find in names of modules or quantizers stays in
-            float. Heads, poolers and embeddings have no quantizers, and may be named all the same.
+        recipe: Name of a recipe in `qdqbert.recipes.RECIPES`. `full` places QDQBERT's 20 quantizers
+            per layer.
+        exclude: Patterns of modules or quantizers that stay in float. Heads, poolers and
+            embeddings have no quantizers, but can be named.
+        wprec: Bits of weights, 2 to 8.
+        aprec: Bits of activations, 2 to 8.
+        quant_per_tensor: Use one scale per weight instead of one per output channel.
+        quant_disable: Keep everything in float.
+        quant_disable_keyword: Patterns of quantizers that stay in float.
+        quant_disable_layer_module: Pattern of modules that stay in float in every layer. It is
+            matched after `layer.N.`.
+        quant_enable_layer_module: Pattern of modules that are quantized in every layer, although
+            another option disables them.
+        fuse_qkv: Share one range among query, key and value of the attention matmuls. With
+            `quant_per_tensor`, share one among their weights too.
+        clip_gelu: Upper limit of the range of GELU's output, in real units. `None` sets no limit.
 
     Returns:
         The model, with the same parameters.
 
     Raises:
-        SpecError: It has quantizers already, or a pattern is no regular expression.
-        UserInputError: The recipe is unknown, or the model is none of transformers.
-        CheckpointError: Its family is unknown.
-        UnmatchedRuleError: A pattern finds nothing.
+        SpecError: The model has quantizers already, an option is out of its range, or a pattern is
+            not a regular expression.
+        UserInputError: The recipe is unknown, or the model is not a transformers model.
+        CheckpointError: The model's family is not supported.
+        UnmatchedRuleError: A pattern matches nothing.
     """
+    options = QuantizerOptions(
+        wprec=wprec,
+        aprec=aprec,
+        quant_per_tensor=quant_per_tensor,
+        quant_disable=quant_disable,
+        quant_disable_keyword=tuple(quant_disable_keyword)
+        if not isinstance(quant_disable_keyword, str)
+        else (quant_disable_keyword,),
+        quant_disable_layer_module=quant_disable_layer_module,
+        quant_enable_layer_module=quant_enable_layer_module,
+        fuse_qkv=fuse_qkv,
+        clip_gelu=clip_gelu,
+    )
+    return prepare_with_options(model, recipe, options, exclude=exclude)
+
+
+def prepare_with_options(
+    model: _Model, recipe: str, options: QuantizerOptions, *, exclude: Sequence[str] = ()
+) -> _Model:
+    """Put quantizers into a transformers model. See `prepare`."""
     if not isinstance(model, PreTrainedModel):
         raise UserInputError(
-            f"`model` must be a model of transformers, got {type(model).__name__}. Pass the model "
-            "that is inside of yours."
+            f"`model` must be a transformers model, got {type(model).__name__}. Pass the model "
+            "that yours contains.",
+            argument="model",
         )
     if sited_model(model).quantizers:
         raise SpecError(
             f"The model ({type(model).__name__}) has quantizers already. Calibrate it, or load the "
-            "float checkpoint anew."
+            "float checkpoint again.",
+            argument="model",
         )
     config: Any = model.config
     settings = {
-        "placement": recipe,
-        "quantizers": None,
-        "recipe": None if quantizer_options is None else quantizer_options.to_dict(),
+        "recipe": recipe,
+        "quantizer_options": options.to_dict() or None,
         "exclude": list(exclude) or None,
+        "quantizers": None,
+        "qdqbert_format": FORMAT,
     }
-    # What cannot be put in is found out on a model without weights.
+    # Errors are found on a copy without weights, so that the model stays as it was.
     trial_config = copy.deepcopy(config)
     vars(trial_config).update(settings)
     float_class: Any = type(model)
@@ -82,7 +131,7 @@ def prepare(
     put_quantizers_in_(trial)
     vars(config).update(settings)
     put_quantizers_in_(model)
-    # `save_pretrained` has to know of quantizers from here on.
+    # From here on, `save_pretrained` has to save quantizers too.
     model.__class__ = quantized_class(float_class)
     return model
 
@@ -93,9 +142,12 @@ def _check_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
         try:
             found = any(re.search(pattern, f"{name}{end}") for name in names for end in _ENDS)
         except re.error as error:
-            raise SpecError(f"{pattern!r} is no regular expression: {error}.") from error
+            raise SpecError(
+                f"`exclude` {pattern!r} is not a regular expression: {error}.", argument="exclude"
+            ) from error
         if not found:
             raise UnmatchedRuleError(
                 f"`exclude` {pattern!r} matches no module of the model, such as `{names[-1]}`. "
-                "Check its spelling."
+                "Check its spelling.",
+                argument="exclude",
             )

@@ -1,13 +1,15 @@
-"""A transformers model that carries quantizers: made, saved and loaded, whatever its family.
+"""Build, save and load a transformers model with quantizers, of any family.
 
-What quantizers are is in config.json (`placement`, `recipe`, `quantizers`), their ranges lie in the
-safetensors beside the weights. The folder stays one of the float class: transformers without this
-package loads its weights, and tells of the ranges as keys that it does not use.
+config.json describes the quantizers (`recipe`, `quantizer_options`, `quantizers`). Their ranges are
+stored in the safetensors file, next to the weights. transformers can load the folder without this
+package: it gets the float model and reports the ranges as unused keys.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,13 @@ from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import check_positions
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.modules import ATTENTION
-from qdqbert.insert.sited import insert_quantizers_, sited_model
-from qdqbert.models.configuration import excluded_of, quantizer_options_of
+from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
+from qdqbert.models.configuration import (
+    excluded_of,
+    quantizer_options_of,
+    recipe_of,
+    upgrade_,
+)
 from qdqbert.models.state import configure_, place_, restore_, stored_state
 from qdqbert.recipes import QuantizerOptions, build_recipe
 
@@ -28,28 +35,50 @@ class QuantizedModel:
 
     _keep_in_fp32_modules_strict = ("_quantizer",)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let `forward` take its arguments by position too."""
+        super().__init_subclass__(**kwargs)
+        model_class: Any = cls
+        names = [
+            parameter.name
+            for parameter in inspect.signature(model_class.forward).parameters.values()
+            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ][1:]
+        # A base class such as `BertPreTrainedModel` has only torch's placeholder, without names.
+        if "forward" not in vars(cls) and names:
+            model_class.forward = _by_keyword(model_class.forward, names)
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         """Builds the float model and puts quantizers in.
 
         Args:
-            config: Its `placement` names a recipe, the `qdqbert` one if there is none; its
-                `recipe`, if any, sets bits and switches.
+            config: Config of the float class. Its `recipe` names a recipe, and its
+                `quantizer_options` change it; see `QDQBertConfig`.
             args: For the float class.
             kwargs: For the float class.
+
+        Raises:
+            CheckpointError: transformers cannot compute this model, or the config was written by a
+                newer version.
         """
         check_positions(config)
+        upgrade_(config)
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         put_quantizers_in_(self)
 
-    def apply_recipe(self, recipe: QuantizerOptions) -> None:
-        """Sets bits and switches of all quantizers; they are saved with the model.
+    def apply_quantizer_options(self, options: QuantizerOptions) -> None:
+        """Set bits and disabled patterns of all quantizers. They are saved with the model.
+
+        Ranges that still fit are kept. A calibrator takes effect at the next calibration.
+
+        Args:
+            options: All options. Those that are left out get their defaults.
 
         Raises:
-            UnmatchedRuleError: A pattern finds nothing.
+            UnmatchedRuleError: A pattern matches no quantizer.
         """
         model: Any = self
-        configure_(sited_model(model), recipe)
-        model.config.recipe = recipe.to_dict()
+        set_options_(model, options)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers, but only for the attention that has quantizers in it.
@@ -96,23 +125,63 @@ class QuantizedModel:
         return (model, info) if output_loading_info else model
 
 
+def _by_keyword(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Pass positional arguments on by keyword, in the order of `names`.
+
+    TorchScript's exporter passes every argument by position. transformers 5 then adds `use_cache`
+    by keyword, so that `forward` would get it twice.
+    """
+
+    @functools.wraps(forward)
+    def by_keyword(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(names):
+            return forward(self, *args, **kwargs)
+        return forward(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+    return by_keyword
+
+
 def put_quantizers_in_(model: Any) -> None:
     """Puts quantizers in, as the model's config says; they quantize from here on."""
     config, training = model.config, model.training
-    placement = getattr(config, "placement", None)
-    outputs = placement is not None and build_recipe(placement).outputs
-    sited = insert_quantizers_(model, family_of(config.model_type), tables=False, outputs=outputs)
+    upgrade_(config)
+    recipe = recipe_of(config)
+    groups = build_recipe(recipe or "full", embeddings=None).groups
+    sited = insert_quantizers_(model, family_of(config.model_type), groups)
     for quantizer in sited.quantizers.values():
         quantizer.enable()
-    quantizer_options = quantizer_options_of(config)
-    if placement is not None:
-        place_(sited, placement, quantizer_options or QuantizerOptions(), excluded_of(config))
-    elif quantizer_options is not None:
-        configure_(sited, quantizer_options)
+    options = quantizer_options_of(config)
+    if recipe is not None or options is not None:
+        configure_model_(sited, config, options or QuantizerOptions())
     stored = getattr(config, "quantizers", None)
     if stored is not None:
         restore_(sited, stored)
     model.train(training)
+
+
+def set_options_(model: Any, options: QuantizerOptions) -> None:
+    """Change the quantizer options of a model and of its config.
+
+    Raises:
+        UnmatchedRuleError: A pattern matches no quantizer.
+    """
+    config: Any = getattr(model, "config", None)
+    configure_model_(sited_model(model), config, options)
+    if hasattr(config, "quantizers"):
+        config.quantizer_options = options.to_dict()
+
+
+def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) -> None:
+    """Configure quantizers as the recipe in a config and the given options specify.
+
+    Raises:
+        UnmatchedRuleError: A pattern matches no quantizer.
+    """
+    recipe = recipe_of(config)
+    if recipe is None:
+        configure_(sited, options)
+    else:
+        place_(sited, recipe, options, excluded_of(config))
 
 
 @functools.cache

@@ -88,7 +88,7 @@ def place_(
         UnmatchedRuleError: A pattern finds nothing.
     """
     # Tables are quantized when a graph is written; no quantizer of training stands on them.
-    rules = [rule for rule in build_recipe(recipe).rules if "embeddings" not in rule.site]
+    rules = build_recipe(recipe, embeddings=None).rules
     specs = quantizer_options.apply(resolve(rules, sited.sites), sited.sites)
     for name, quantizer in sited.quantizers.items():
         spec = specs[name]
@@ -311,7 +311,7 @@ def stored_calibration(sited: SitedModel) -> Calibration:
                 weight_amax[name] = amax.reshape(()) if quantizer.axis is None else amax.flatten()
             continue
         if ends is not None:
-            low, high = (float(end) for end in ends)
+            low, high = ends.detach().tolist()
             ranges[name] = Range(amax=max(-low, high), low=low, high=high)
         elif amax is not None:
             largest = float(amax) * (quantizer._scale_amax or 1.0)
@@ -330,7 +330,7 @@ def _spec_of(name: str, quantizer: TensorQuantizer) -> TensorSpec | None:
     if not isinstance(bits, int) or not 2 <= bits <= 8 or axis not in kept:
         raise CheckpointError(
             f"Quantizer `{name}` has num_bits={bits} and axis={axis}; a graph can have 2 to 8 "
-            f"bits and an axis of {kept[1]} or none. Set others with `apply_recipe`."
+            f"bits and an axis of {kept[1]} or none. Set others with `apply_quantizer_options`."
         )
     assert not isinstance(axis, tuple)
     if not quantizer.symmetric:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from qdqbert.choices import Embeddings, EngineName, TargetName
+from qdqbert.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
+from qdqbert.errors import UserInputError
 from qdqbert.recipes import QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import QdqStyle, Recipe, Site, TensorSpec, input_site_of, resolve
+from qdqbert.spec import QdqStyle, Recipe, Site, SiteGroup, TensorSpec, input_site_of
 
 RewriteName = Literal[
     "fuse_integer_matmul",
@@ -33,7 +34,11 @@ class Target:
         name: Name of the target, unique.
         summary: One line that describes it.
         engines: Engines that can run its graph.
+        qdq_engines: Engines that measure the Q/DQ pairs of the graph where no engine can run the
+            graph itself; see `measured_plan`.
         recipe: Default recipe: the one that measured best on this target.
+        required_groups: Groups of sites that a recipe has to place.
+        refused_groups: Groups of sites that a recipe must not place.
         file: Name of the file or folder that the target's model is written to.
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
@@ -53,7 +58,10 @@ class Target:
     name: TargetName
     summary: str
     engines: tuple[EngineName, ...]
+    qdq_engines: tuple[EngineName, ...] = ()
     recipe: str
+    required_groups: tuple[SiteGroup, ...] = ()
+    refused_groups: tuple[SiteGroup, ...] = ()
     file: str = "model.onnx"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linears", "nowhere"] = "everywhere"
@@ -113,6 +121,42 @@ class Plan:
         )
 
 
+def runs_recipe(target: Target, recipe: Recipe) -> bool:
+    """Return whether a target can run the graphs of a recipe."""
+    groups = set(recipe.groups)
+    return groups.issuperset(target.required_groups) and groups.isdisjoint(target.refused_groups)
+
+
+def check_recipe(target: Target, recipe: Recipe) -> None:
+    """Refuse a recipe that a target cannot run.
+
+    Raises:
+        UserInputError: The target cannot run it. The message lists the recipes that it can run.
+    """
+    if not runs_recipe(target, recipe):
+        others = ", ".join(name for name in RECIPE_NAMES if runs_recipe(target, build_recipe(name)))
+        raise UserInputError(
+            f"Target {target.name!r} cannot run recipe {recipe.name!r} ({recipe.summary}). Choose "
+            f"another `recipe`: {others}.",
+            argument="recipe",
+        )
+
+
+def measured_plan(plan: Plan) -> Plan:
+    """Return the plan of the graph to measure.
+
+    That is the plan itself if an engine can run its graph. Otherwise the new plan has the same Q/DQ
+    pairs, and none of the target's rewrites and checks. `Target.qdq_engines` can run that graph.
+    They show what the quantized model computes, and say nothing about its speed.
+    """
+    if plan.target.engines:
+        return plan
+    target = dataclasses.replace(
+        plan.target, engines=plan.target.qdq_engines, rewrites=(), checks=(), is_proxy=True
+    )
+    return dataclasses.replace(plan, target=target)
+
+
 def make_plan(
     target: Target,
     sites: Sequence[Site],
@@ -139,18 +183,16 @@ def make_plan(
         dedicated_pairs: Give each reader of an activation its own Q/DQ pair.
 
     Raises:
-        UserInputError: The recipe is unknown.
+        UserInputError: The recipe is unknown, or the target cannot run it.
         UnmatchedRuleError: A rule of the recipe matches no site, or a pattern of the quantizer
             options matches no quantizer.
     """
     if stored is not None and recipe is None:
-        built = stored_recipe(embeddings, placement)
-        resolved = {**resolve(built.rules, sites), **stored}
+        built, kept = stored_recipe(embeddings, placement), stored
     else:
-        built = build_recipe(recipe or target.recipe, embeddings=embeddings)
-        # Another recipe of the same run may need quantizers on outputs.
-        meant = [site for site in sites if built.outputs or not site.of_output]
-        resolved = dict.fromkeys((site.name for site in sites), None) | resolve(built.rules, meant)
+        built, kept = build_recipe(recipe or target.recipe, embeddings=embeddings), {}
+    check_recipe(target, built)
+    resolved = {**built.resolve(sites), **kept}
     if quantizer_options is not None:
         resolved = quantizer_options.apply(resolved, sites)
     return Plan(

@@ -1,4 +1,4 @@
-"""What a head is for: examples -> model inputs -> rows of output -> metric, one file a task."""
+"""Tasks, one module each: examples -> features -> predictions -> metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of a table are the text, its pair and the label: asked for, or guessed."""
+"""Find the columns of a table that hold the text, its pair and the label."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from qdqbert.errors import DataFileError
 
-_KNOWN_NAMES = {  # guessed, the preferred ones first
+# Column names that are recognized without being requested, the preferred ones first.
+_KNOWN_NAMES = {
     role: names.split()
     for role, names in {
         "text": "text sentence sentence1 sentence_1 question question1 premise query review "
@@ -20,67 +21,112 @@ _KNOWN_NAMES = {  # guessed, the preferred ones first
         "sentiment rating stars",
     }.items()
 }
-_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
+
+# Name of the single column of a file whose lines are texts.
 LINE = "<line>"
 
 Row = tuple[int, dict[str, object]]
+"""Number of a row and its fields by column name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which columns to read: a name or, where no column has it as its name, a 0-based number.
+    """The columns to read.
 
-    In a request `None` means "guess"; in an answer, that there is no such column.
+    A column is given by its name or, if no column has that name, by its number from 0. In a
+    request `None` means that the column is inferred. In a result `None` means that there is none.
+
+    Attributes:
+        text: First texts.
+        text_pair: Second texts.
+        label: Labels.
     """
 
     text: str | None = None
     text_pair: str | None = None
     label: str | None = None
 
+    @property
+    def requested(self) -> dict[str, str]:
+        """The columns that are not `None`, by the name of the argument that sets them."""
+        return {
+            f"{role}_column": name
+            for role, name in dataclasses.asdict(self).items()
+            if name is not None
+        }
+
 
 @dataclasses.dataclass(kw_only=True)
 class Table:
-    """The rows of open data; the lists of line numbers grow while they are read."""
+    """The rows of an open file, folder or data set.
+
+    Attributes:
+        path: The path, as the caller gave it.
+        rows: The rows that are still to be read.
+        names: Names of the columns.
+        head: The first rows, which also come first in `rows`.
+        first_cells: Cells of the first row if it is not a header, else `None`.
+        blank_lines: Numbers of the blank rows; grows while rows are read.
+        long_lines: Numbers of the rows with too many fields; grows while rows are read.
+        notices: Sentences for the user.
+    """
 
     path: str
     rows: Iterator[Row]
     names: list[str] = dataclasses.field(default_factory=list)
     head: list[Row] = dataclasses.field(default_factory=list)
-    first_cells: list[str] | None = None  # the first row where it is no header, else None
+    first_cells: list[str] | None = None
     blank_lines: list[int] = dataclasses.field(default_factory=list)
     long_lines: list[int] = dataclasses.field(default_factory=list)
     notices: list[str] = dataclasses.field(default_factory=list)
 
 
 def is_header(cells: Iterable[str], columns: Columns) -> bool:
-    """Whether a first row names columns: one that is asked for (numbers apart), or a known one."""
-    asked = {name for name in dataclasses.astuple(columns) if name and not name.isdecimal()}
+    """Return whether a first row is a header: a cell is a requested or a known column name.
+
+    Requested numbers do not count, because a label can look the same.
+    """
+    requested = {name for name in columns.requested.values() if name and not name.isdecimal()}
     known = set(itertools.chain(*_KNOWN_NAMES.values()))
-    return any(cell in asked or cell.lower() in known for cell in cells)
+    return any(cell in requested or cell.lower() in known for cell in cells)
 
 
 def resolve_columns(table: Table, columns: Columns) -> tuple[Columns, list[str]]:
-    """Finds the requested columns and guesses the others; returns notices on the guesses."""
-    asked = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
+    """Find the requested columns and infer the rest.
+
+    Returns:
+        The columns, and notices about those that were inferred.
+
+    Raises:
+        DataFileError: A requested column does not exist, two requests name the same column, or
+            no column of texts is found.
+    """
+    requested = columns.requested
     if table.names == [LINE]:
-        for role, name in asked.items():
+        for argument, name in requested.items():
             raise DataFileError(
-                f"File `{table.path}` has no columns, as each line is a text, got "
-                f"`{_OPTIONS[role]} {name!r}`. Leave the option out."
+                f"File `{table.path}` has no columns, because each of its lines is a text, got "
+                f"`{argument}={name!r}`. Leave the option out.",
+                argument=argument,
             )
         return Columns(text=LINE), []
-    found = {role: _find(table, role, name) for role, name in asked.items()}
+    found = {
+        argument.removesuffix("_column"): _find(table, argument, name)
+        for argument, name in requested.items()
+    }
     if len(set(found.values())) < len(found):
-        options = " ".join(f"{_OPTIONS[role]} {name!r}" for role, name in asked.items())
+        options = ", ".join(f"`{argument}={name!r}`" for argument, name in requested.items())
         raise DataFileError(
-            f"Each option must name another column of `{table.path}`, got `{options}`. Change one."
+            f"Each option must name a different column of `{table.path}`, got {options}. Change "
+            "one of them."
         )
-    guess = _guess_by_name if table.first_cells is None else _guess_by_place
-    found = guess(table, found)
+    infer = _infer_by_name if table.first_cells is None else _infer_by_position
+    found = infer(table, found)
     if "text" not in found:
         raise DataFileError(
-            f"File `{table.path}` has no column with the name of a text, got columns "
-            f"{quoted(table.names)}. Pass `--text-column`."
+            f"File `{table.path}` has no column whose name is known to hold texts, got columns "
+            f"{quoted(table.names)}. Pass `text_column`.",
+            argument="text_column",
         )
     if table.first_cells is None:
         return Columns(**found), _unread_texts(table, found)
@@ -88,42 +134,45 @@ def resolve_columns(table: Table, columns: Columns) -> tuple[Columns, list[str]]
     return Columns(**found), [f"No header found; took {taken}."]
 
 
-def _find(table: Table, role: str, name: str) -> str:
+def _find(table: Table, argument: str, name: str) -> str:
     if name in table.names:
         return name
     if name.isdecimal() and int(name) < len(table.names):
         return table.names[int(name)]
-    there = f"columns {quoted(table.names)}"
+    present = f"columns {quoted(table.names)}"
     if table.first_cells is not None:
-        there += f" (no header found in its first row: {quoted(table.first_cells)})"
+        present += f" (no header found in its first row: {quoted(table.first_cells)})"
     raise DataFileError(
-        f"`{_OPTIONS[role]} {name!r}` must be a column of `{table.path}`, got {there}. "
-        "Name one of these columns."
+        f"`{argument}={name!r}` must be a column of `{table.path}`, got {present}. "
+        "Name one of these columns.",
+        argument=argument,
     )
 
 
-def _guess_by_name(table: Table, found: dict[str, str]) -> dict[str, str]:
+def _infer_by_name(table: Table, found: dict[str, str]) -> dict[str, str]:
     free = {name.strip().lower(): name for name in table.names if name not in found.values()}
-    guesses = {
+    inferred = {
         role: next((free[name] for name in known if name in free), None)
         for role, known in _KNOWN_NAMES.items()
     }
-    return {role: name for role, name in (guesses | found).items() if name is not None}
+    return {role: name for role, name in (inferred | found).items() if name is not None}
 
 
-def _guess_by_place(table: Table, found: dict[str, str]) -> dict[str, str]:
+def _infer_by_position(table: Table, found: dict[str, str]) -> dict[str, str]:
+    """Infer columns without a header: text, then a pair that is not numeric, and a label last."""
     names, taken = table.names, set(found.values())
-    numbers = [[_is_number(row.get(name)) for _, row in table.head] for name in names]
-    guesses = {"text": names[0]}
-    if len(names) >= 3 and 2 * sum(numbers[1]) < len(table.head):
-        guesses["text_pair"] = names[1]
-    if len(names) == 2 or (len(names) > 2 and all(numbers[-1])):
-        guesses["label"] = names[-1]
-    free = {role: name for role, name in guesses.items() if name not in taken}
+    are_numbers = [[is_number(row.get(name)) for _, row in table.head] for name in names]
+    inferred = {"text": names[0]}
+    if len(names) >= 3 and 2 * sum(are_numbers[1]) < len(table.head):
+        inferred["text_pair"] = names[1]
+    if len(names) == 2 or (len(names) > 2 and all(are_numbers[-1])):
+        inferred["label"] = names[-1]
+    free = {role: name for role, name in inferred.items() if name not in taken}
     return {role: (free | found)[role] for role in _KNOWN_NAMES if role in free | found}
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number or the text of one."""
     try:
         return math.isfinite(float(str(value)))
     except ValueError:
@@ -131,14 +180,16 @@ def _is_number(value: object) -> bool:
 
 
 def _unread_texts(table: Table, found: dict[str, str]) -> list[str]:
-    """Tells of a likely second text: QNLI, say, has its pair in `question` and `sentence`."""
+    """Return a notice on a column that may be a second text, as `sentence` of QNLI is."""
     likely = {*_KNOWN_NAMES["text"], *_KNOWN_NAMES["text_pair"]}
     unread = [n for n in table.names if n.strip().lower() in likely and n not in found.values()]
     if not unread or "text_pair" in found:
         return []
-    return [f"Read no pair, but {quoted(unread)} may be a text too: see `--text-pair-column`."]
+    return [
+        f"Read one text per row; {quoted(unread)} may hold a second one: see `text_pair_column`."
+    ]
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Names in quotes, the long ones cut."""
+    """Return names in quotes, separated by commas, each cut at 40 characters."""
     return ", ".join(repr(name if len(name) <= 40 else name[:39] + "…") for name in names)

@@ -1,7 +1,7 @@
-"""Text data: a file, folder or data set of the hub → rows → the columns wanted → examples.
+"""Text data: a file, folder or hub data set → rows → the requested columns → examples.
 
-A row is its line number and its fields by column name; a plain line of text is the column `LINE`.
-Rows are streamed; the examples are kept.
+A row is its number and its fields by column name. In a file of plain lines, a row has the single
+column `LINE`. Rows are streamed; the examples are kept in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +21,52 @@ from qdqbert.tasks.columns import LINE, Row, Table, is_header, quoted, resolve_c
 from qdqbert.tasks.columns import Columns as Columns
 from qdqbert.tasks.folder import folder_rows
 from qdqbert.tasks.hub import hub_rows, is_hub
-from qdqbert.tasks.lines import existing_file, kind_of, load_json, read_lines
+from qdqbert.tasks.lines import counted, existing_file, kind_of, load_json, read_lines, row_name
 
-_GUESS_ALL = Columns()
-_HEAD_ROWS = 20  # how many rows a guess may look at
+_INFER_ALL = Columns()
+
+# Number of rows that columns are inferred from.
+_HEAD_ROWS = 20
+
 _CSV_LIMIT_LOCK = threading.Lock()
-_CSV_LIMIT = 2**31 - 1  # the largest that `csv` takes where a C long has 32 bits
+
+# The largest field size that `csv` accepts where a C long has 32 bits.
+_CSV_LIMIT = 2**31 - 1
 
 _Record = tuple[int, list[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """One text or pair of texts, none of them blank, and its label as the file writes it."""
+    """One text or pair of texts.
+
+    Attributes:
+        text: The first or only text; not blank.
+        text_pair: The second text; not blank, `None` if there is none.
+        label: The label as the file writes it, `None` if it is blank or there is none.
+        row: Number of the row. Not compared.
+    """
 
     text: str
     text_pair: str | None = None
     label: str | None = None
+    row: int = dataclasses.field(default=0, compare=False)
 
     @property
     def content(self) -> tuple[str, ...]:
-        """What a model is shown of it."""
+        """The texts that a model reads."""
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The examples of one file, at least one, in its order: dataclasses with a `content`.
+    """The examples of a file, folder or hub data set, at least one, in its order.
 
     Attributes:
-        path: The file, as the caller named it.
-        examples: Either all have a `text_pair` or none has. A blank label is `None`.
-        columns: The columns that were read; all `None` where a line is a text.
-        notices: Sentences on what was guessed or skipped, for the user to see.
+        path: The path, as the caller gave it.
+        examples: Dataclasses with a `content`. Either all have a `text_pair` or none has.
+        columns: The columns that were read; all `None` if each line is a text.
+        notices: Sentences for the user about what was inferred or skipped.
     """
 
     path: str
@@ -63,7 +76,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the examples, see `digest_examples`."""
+        """SHA-256 of the examples; see `digest_examples`."""
         return digest_examples(self.examples)
 
     def __len__(self) -> int:
@@ -71,67 +84,101 @@ class Dataset:
 
 
 def digest_examples(examples: Iterable[Any]) -> str:
-    """Returns the SHA-256, in hex, of the examples in order, each one a line of JSON."""
+    """Return the SHA-256, in hex, of the examples in order, each written as a line of JSON."""
     digest = hashlib.sha256()
     for example in examples:
-        fields = list(dataclasses.asdict(example).values())
+        content = dataclasses.asdict(example)
+        fields = [content[each.name] for each in dataclasses.fields(example) if each.compare]
         digest.update(json.dumps(fields).encode("ascii") + b"\n")
     return digest.hexdigest()
 
 
 def fingerprint(example: Any) -> str:
-    """What tells whether two examples show a model the same; labels, case and spacing apart."""
+    """Return a hash that is equal for examples with equal texts, ignoring case and spacing."""
     words = [" ".join(part.lower().split()) for part in example.content]
     return hashlib.sha256(json.dumps(words).encode("ascii")).hexdigest()[:16]
 
 
-def read_dataset(
-    path: str | Path, *, columns: Columns = _GUESS_ALL, max_examples: int | None = None
-) -> Dataset:
-    """Reads the examples of a .txt, .csv, .tsv, .jsonl or .ndjson file in UTF-8.
-
-    A folder is read as `folder_rows` says, and `hub:NAME@SPLIT` as `hub_rows` does.
-    The first row of a .csv or .tsv is its header where a cell is a requested name (numbers apart,
-    as a label may look like one) or a known name. Rows with a blank text are skipped.
-
-    Args:
-        path: The file, whose suffix says how it is read, or the folder, or the hub name.
-        columns: The columns to read; those left `None` are guessed.
-        max_examples: How many examples to read from the top, at least 1; `None` for all.
+def check_each(dataset: Dataset, check: Callable[[Any], object]) -> None:
+    """Call `check` on each example, and add its file, row and column to the error.
 
     Raises:
-        DataFileError: The data cannot be read, a column is not there or cannot be guessed, a row
-            is malformed, no example is left, or `max_examples` is below 1.
-        MissingExtraError: It is a hub name, and the library `datasets` is not installed.
+        DataFileError: `check` raised one.
     """
+    column = dataset.columns.label
+    for example in dataset.examples:
+        try:
+            check(example)
+        except DataFileError as error:
+            where = row_name(dataset.path, example.row)
+            where += "" if column is None else f", column {column!r}"
+            raise DataFileError(f"{where}: {error}", argument=error.argument) from error
+
+
+def check_max_examples(max_examples: int | None) -> None:
+    """Check that at least one example is requested; raise `DataFileError` otherwise."""
     if max_examples is not None and max_examples < 1:
         raise DataFileError(f"`max_examples` must be at least 1, got {max_examples}.")
+
+
+def refuse_columns(columns: Columns, *, layout: str) -> None:
+    """Raise `DataFileError` if a column is requested of data whose columns have fixed names."""
+    for argument, name in columns.requested.items():
+        raise DataFileError(
+            f"`{argument}={name!r}` cannot be used for this task, whose data have fixed column "
+            f"names: {layout}. Leave the option out.",
+            argument=argument,
+        )
+
+
+def read_dataset(
+    path: str | Path, *, columns: Columns = _INFER_ALL, max_examples: int | None = None
+) -> Dataset:
+    """Read the examples of a .txt, .csv, .tsv, .jsonl or .ndjson file in UTF-8.
+
+    A folder is read as by `folder_rows`, and `hub:NAME@SPLIT` as by `hub_rows`. The first row of a
+    .csv or .tsv file is its header if a cell is a requested name (numbers do not count, because a
+    label can look the same) or a known name. Rows with a blank text are skipped.
+
+    Args:
+        path: The file, whose suffix decides how it is read, or the folder, or the hub name.
+        columns: The columns to read; those that are `None` are inferred.
+        max_examples: Number of examples to read from the top, at least 1; `None` for all.
+
+    Raises:
+        DataFileError: The data cannot be read, a column does not exist or cannot be inferred, a
+            row is malformed, no example is left, or `max_examples` is below 1.
+        MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
+    """
+    check_max_examples(max_examples)
     table = open_table(str(path), columns)
     resolved, notices = resolve_columns(table, columns) if table.names else (Columns(), [])
     examples = tuple(itertools.islice(_examples(table, resolved), max_examples))
     if not examples:
         raise DataFileError(
             f"File `{path}` holds no examples: expected at least one row with a text, got "
-            f"{len(table.blank_lines)} blank ones. Add rows, or name another file or column."
+            f"{counted(len(table.blank_lines), 'blank row')}. Add rows, or name another file or "
+            "column."
         )
     notices = [*table.notices, *notices]
-    for lines, what in (
-        (table.blank_lines, "with a blank text: skipped"),
-        (table.long_lines, "longer than the first row: the surplus fields were left out"),
+    for lines, kind, consequence in (
+        (table.blank_lines, "with a blank text", "skipped"),
+        (table.long_lines, "longer than the first row", "the surplus fields were left out"),
     ):
         if lines:
-            notices.append(f"{len(lines)} row(s) {what} (first at line {min(lines)}).")
+            rows = f"{counted(len(lines), 'row')} {kind}"
+            notices.append(f"{rows}: {consequence} (first at line {min(lines)}).")
     resolved = Columns() if resolved.text == LINE else resolved
     return Dataset(path=str(path), examples=examples, columns=resolved, notices=tuple(notices))
 
 
 def _csv_records(path: Path) -> Iterator[_Record]:
-    # strict: a quote that is never closed is an error, not a text that swallows the file.
+    # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
     reader = csv.reader((text for _, text in read_lines(path)), strict=True)
     while True:
         line = reader.line_num + 1
         try:
-            # The limit, 131,072 characters, is a global of `csv`: it is raised for one record.
+            # The limit of 131,072 characters is a global of `csv`; it is raised for one record.
             with _CSV_LIMIT_LOCK:
                 limit = csv.field_size_limit(_CSV_LIMIT)
                 try:
@@ -140,8 +187,8 @@ def _csv_records(path: Path) -> Iterator[_Record]:
                     csv.field_size_limit(limit)
         except csv.Error as error:
             raise DataFileError(
-                f"The row at line {line} of `{path}` is no CSV: {error}. Put a field with a comma, "
-                "quote or line end in quotes, and write each quote in it twice."
+                f"The row at line {line} of `{path}` is not CSV: {error}. Put a field with a "
+                "comma, quote or line end in quotes, and write each quote in it twice."
             ) from error
         if cells is None:
             return
@@ -149,7 +196,7 @@ def _csv_records(path: Path) -> Iterator[_Record]:
 
 
 def _tsv_records(path: Path) -> Iterator[_Record]:
-    # As csv.QUOTE_NONE: in GLUE's files a quote is a character like any other.
+    # As csv.QUOTE_NONE: in GLUE's files a quote is an ordinary character.
     for line, text in read_lines(path):
         yield line, text.rstrip("\r\n").split("\t")
 
@@ -164,8 +211,8 @@ def _json_rows(path: Path) -> Iterator[Row]:
         value = load_json(text, path, line=line) if text.strip() else {}
         if not isinstance(value, dict | str):
             raise DataFileError(
-                f"Line {line} of `{path}` must be a JSON object, or a string as all lines, got "
-                f"{kind_of(value)}. Write one object a line."
+                f"Line {line} of `{path}` must be a JSON object, or a string if all lines are, got "
+                f"{kind_of(value)}. Write one object per line."
             )
         yield line, value if isinstance(value, dict) else {LINE: value}
 
@@ -175,7 +222,7 @@ _ROWS = {".txt": _text_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
 
 
 def open_table(path: str, columns: Columns) -> Table:
-    """Checks the path and reads the head of the data; no names where it has no rows."""
+    """Open the data and read its first rows. `Table.names` is empty if there are no rows."""
     table = _find_rows(path, columns)
     rows = _skip_blank(table.rows, table.blank_lines)
     table.head = list(itertools.islice(rows, _HEAD_ROWS))
@@ -212,7 +259,7 @@ def _skip_blank(rows: Iterator[Row], blank_lines: list[int]) -> Iterator[Row]:
 
 
 def _record_table(records: Iterator[_Record], path: str, columns: Columns) -> Table:
-    """Takes the names from the header, or numbers the columns where there is none."""
+    """Take the column names from the header, or number the columns if there is none."""
     table = Table(path=path, rows=iter(()))
     first = next((record for record in records if any(record[1])), None)
     if first is None:
@@ -220,11 +267,12 @@ def _record_table(records: Iterator[_Record], path: str, columns: Columns) -> Ta
     cells = [cell.strip() for cell in first[1]]
     if len(cells) == 1 and is_header(cells[0].split("\t")[1:], columns):
         raise DataFileError(
-            f"Columns of `{path}` are parted by tabs, not by commas. Rename it to end in .tsv."
+            f"The columns of `{path}` are tab-separated, expected commas. Rename the file to end "
+            "in .tsv."
         )
     table.names = [str(i) for i in range(len(cells))]
     if is_header(cells, columns):
-        # A cell that is empty, or a name for the second time, goes by its number.
+        # The number is the name of a column whose cell is empty or repeats an earlier name.
         table.names = [c if c and c not in cells[:i] else str(i) for i, c in enumerate(cells)]
     else:
         records, table.first_cells = itertools.chain([first], records), cells
@@ -250,7 +298,7 @@ def _examples(table: Table, columns: Columns) -> Iterator[Example]:
             )
         )
         if text.strip() and (columns.text_pair is None or pair.strip()):
-            yield Example(text=text, text_pair=pair or None, label=label or None)
+            yield Example(text=text, text_pair=pair or None, label=label or None, row=line)
         else:
             table.blank_lines.append(line)
 
@@ -258,13 +306,14 @@ def _examples(table: Table, columns: Columns) -> Iterator[Example]:
 def _field(path: str, line: int, row: dict[str, object], name: str, kinds: tuple[type, ...]) -> str:
     if name not in row:
         raise DataFileError(
-            f"Line {line} of `{path}` must have a field for column {name!r}, got only "
-            f"{quoted(row)}. Add the field, or remove the line."
+            f"{row_name(path, line)} must have a field for column {name!r}, got only "
+            f"{quoted(row)}. Add the field, or remove the row."
         )
     value = row[name]
     if value is not None and not isinstance(value, kinds):
         raise DataFileError(
-            f"Line {line} of `{path}` must have one of {', '.join(k.__name__ for k in kinds)} as "
-            f"{name!r}, got {type(value).__name__}. Change the value, or name another column."
+            f"{row_name(path, line)} must have a value of type "
+            f"{' or '.join(kind.__name__ for kind in kinds)} as {name!r}, got "
+            f"{type(value).__name__}. Change the value, or name another column."
         )
     return "" if value is None else str(value)

@@ -1,7 +1,8 @@
-"""Entities in sequences of tags, read and counted as seqeval does by default (and conlleval).
+"""Find and count entities in sequences of tags, as seqeval's default mode and conlleval do.
 
-A tag is a letter and a type, `B-PER`, or `O` outside of all entities. IOB1, IOB2, IOE and IOBES are
-all read by the same rules, which mend what no scheme allows: an `I-PER` after `O` begins an entity.
+A tag is a letter and a type, such as `B-PER`, or `O` outside of entities. IOB1, IOB2, IOE and IOBES
+are all read by the same rules, which also accept what no scheme allows: an `I-PER` after `O` begins
+an entity.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_OUTSIDE = "O"
+OUTSIDE = "O"
+"""The tag of a word that is not part of an entity."""
 
 
 class Entity(NamedTuple):
-    """An entity of a sequence: its type, its first and its last tag."""
+    """An entity: its type and the positions of its first and last tag."""
 
     type: str
     first: int
@@ -24,12 +26,12 @@ class Entity(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EntityCounts:
-    """How many entities there are, and the scores that follow, in percent; 0 where undefined.
+    """Numbers of entities, and the scores computed from them, in percent; 0 where undefined.
 
     Attributes:
-        predicted: Those that a model found.
-        labelled: Those that are there.
-        correct: Those that are the same: type, first and last tag.
+        predicted: Number of entities that a model found.
+        labelled: Number of entities in the labels.
+        correct: Number of entities that are in both, with equal type, first and last tag.
     """
 
     predicted: int
@@ -38,12 +40,12 @@ class EntityCounts:
 
     @property
     def precision(self) -> float:
-        """Share of the predicted ones that are correct."""
+        """Share of the predicted entities that are correct."""
         return _percent(self.correct, self.predicted)
 
     @property
     def recall(self) -> float:
-        """Share of the labelled ones that were found."""
+        """Share of the labelled entities that were found."""
         return _percent(self.correct, self.labelled)
 
     @property
@@ -52,14 +54,14 @@ class EntityCounts:
         return _percent(2 * self.correct, self.predicted + self.labelled)
 
 
-def entities_of(tags: Iterable[str]) -> list[Entity]:
-    """Returns the entities of one sequence, in order.
+def find_entities(tags: Iterable[str]) -> list[Entity]:
+    """Return the entities of one sequence, in order.
 
     Example: B-PER I-PER O I-LOC B-LOC → PER 0 to 1, LOC 3 to 3, LOC 4 to 4.
     """
     found = []
-    first, before = 0, (_OUTSIDE, "")
-    for place, tag in enumerate((*tags, _OUTSIDE)):
+    first, before = 0, (OUTSIDE, "")
+    for place, tag in enumerate((*tags, OUTSIDE)):
         now = _split(tag)
         if _ends(before, now):
             found.append(Entity(before[1], first, place - 1))
@@ -72,23 +74,23 @@ def entities_of(tags: Iterable[str]) -> list[Entity]:
 def count_entities(
     predictions: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]
 ) -> dict[str, EntityCounts]:
-    """Returns the counts of each type that is predicted or there, by its name, sorted.
+    """Return the counts of each type that is predicted or labelled, by its name, sorted.
 
     Args:
-        predictions: Predicted tags, one sequence a sentence.
-        labels: True tags, as many for each sentence.
+        predictions: Predicted tags, one sequence for each sentence.
+        labels: True tags, of the same lengths.
 
     Raises:
-        ValueError: There are other numbers of sentences, or of tags in one.
+        ValueError: The numbers of sentences, or of tags in a sentence, differ.
     """
     lengths = [len(sentence) for sentence in predictions], [len(sentence) for sentence in labels]
     if lengths[0] != lengths[1]:
         raise ValueError(
-            "`predictions` and `labels` must have as many tags in each sentence, got "
+            "`predictions` and `labels` must have equal numbers of tags in each sentence, got "
             f"{len(predictions)} sentences with {sum(lengths[0])} tags and {len(labels)} with "
             f"{sum(lengths[1])}. Pass one tag for each word."
         )
-    left, right = set(entities_of(_joined(predictions))), set(entities_of(_joined(labels)))
+    left, right = set(find_entities(_joined(predictions))), set(find_entities(_joined(labels)))
     predicted, labelled, correct = (
         Counter(entity.type for entity in entities) for entities in (left, right, left & right)
     )
@@ -101,7 +103,7 @@ def count_entities(
 
 
 def total(counts: Iterable[EntityCounts]) -> EntityCounts:
-    """Returns their sum, whose scores are the micro average."""
+    """Return the sum of the counts, whose scores are the micro average."""
     each = list(counts)
     return EntityCounts(
         predicted=sum(count.predicted for count in each),
@@ -110,33 +112,33 @@ def total(counts: Iterable[EntityCounts]) -> EntityCounts:
     )
 
 
-def _percent(part: int, whole: int) -> float:
-    return 100.0 * part / whole if whole else 0.0
+def _percent(part: int, total: int) -> float:
+    return 100.0 * part / total if total else 0.0
 
 
 def _joined(sentences: Sequence[Sequence[str]]) -> list[str]:
-    """One sequence; an `O` after each sentence ends its last entity."""
-    return [tag for sentence in sentences for tag in (*sentence, _OUTSIDE)]
+    """Join sentences into one sequence, with an `O` after each that ends its last entity."""
+    return [tag for sentence in sentences for tag in (*sentence, OUTSIDE)]
 
 
 def _split(tag: str) -> tuple[str, str]:
-    """Letter and type: B-PER → B and PER, B → B and _."""
+    """Split a tag into letter and type: B-PER → B and PER, B → B and _."""
     return tag[:1], tag[1:].split("-", maxsplit=1)[-1] or "_"
 
 
 def _ends(before: tuple[str, str], now: tuple[str, str]) -> bool:
-    """Whether an entity that the tag before belongs to goes no further."""
+    """Return whether the entity of the tag before, if any, ends there."""
     return (
         before[0] in ("E", "S")
-        or (before[0] in ("B", "I") and now[0] in ("B", "S", _OUTSIDE))
-        or (before[0] not in (_OUTSIDE, ".") and before[1] != now[1])
+        or (before[0] in ("B", "I") and now[0] in ("B", "S", OUTSIDE))
+        or (before[0] not in (OUTSIDE, ".") and before[1] != now[1])
     )
 
 
 def _begins(before: tuple[str, str], now: tuple[str, str]) -> bool:
-    """Whether the tag is the first of an entity."""
+    """Return whether the tag is the first of an entity."""
     return (
         now[0] in ("B", "S")
-        or (before[0] in ("E", "S", _OUTSIDE) and now[0] in ("E", "I"))
-        or (now[0] not in (_OUTSIDE, ".") and before[1] != now[1])
+        or (before[0] in ("E", "S", OUTSIDE) and now[0] in ("E", "I"))
+        or (now[0] not in (OUTSIDE, ".") and before[1] != now[1])
     )

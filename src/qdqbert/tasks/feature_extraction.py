@@ -1,4 +1,4 @@
-"""Embeddings: scored by how well the cosine of two texts follows a person's score."""
+"""Embeddings, scored by how well the cosine of two texts agrees with human scores."""
 
 from __future__ import annotations
 
@@ -10,10 +10,22 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Example
-from qdqbert.tasks.scores import correlations
+from qdqbert.tasks.data import Dataset, Example, check_each
+from qdqbert.tasks.scores import correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import cut_notice, read_texts
+from qdqbert.tasks.texts import check_label_column, read_texts, truncation_notice
+
+
+def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    del id2label
+    if dataset.examples[0].text_pair is None:
+        raise DataFileError(
+            f"The data `{dataset.path}` have one text per row; embeddings are scored on pairs of "
+            "texts with a score. Name the second text with `text_pair_column`.",
+            argument="text_pair_column",
+        )
+    check_label_column(dataset)
+    check_each(dataset, score_of)
 
 
 def _encode(
@@ -24,7 +36,7 @@ def _encode(
     max_length: int,
     options: TaskOptions,
 ) -> Features:
-    """First texts, then second ones: each text is embedded alone."""
+    """Make a feature of each text: of all first texts, then of all second ones."""
     del options
     seconds = [example.text_pair for example in examples if example.text_pair is not None]
     texts = [example.text for example in examples] + seconds
@@ -32,14 +44,14 @@ def _encode(
     return Features(
         examples=tuple(examples),
         encoded=encoded,
-        notices=cut_notice(encoded.truncated, len(texts), max_length),
+        notices=truncation_notice(encoded.truncated, len(texts), max_length),
     )
 
 
-def _rows(
+def _predictions(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
 ) -> list[Prediction]:
-    """The sentence embedding; of a plain encoder, the mean of its token states."""
+    """Return the sentence embeddings or, for a plain encoder, the mean of the token states."""
     del features
     if "sentence_embedding" in outputs:
         return list(outputs["sentence_embedding"])
@@ -48,13 +60,15 @@ def _rows(
 
 
 def _metrics(
-    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
 ) -> list[Metric]:
-    """Spearman and Pearson correlation of cosine and score, x 100, as STS benchmarks report."""
+    """Return the correlations of cosine and score, x 100, as in STS benchmarks."""
     del id2label, options
-    _check_pairs(features)
     examples = features.examples
-    stacked = np.stack(rows).astype(np.float64)
+    stacked = np.stack(predictions).astype(np.float64)
     first, second = stacked[: len(examples)], stacked[len(examples) :]
     cosines = (first * second).sum(axis=1) / (
         np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
@@ -63,26 +77,19 @@ def _metrics(
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    """None: an embedder is trained on pairs of rows, or to follow a teacher."""
+    """Return no labels: embedders are trained on scores of pairs, or to follow a teacher."""
     del id2label
-    return [{} for _ in features.encoded.rows]
-
-
-def _check_pairs(features: Features) -> None:
-    if any(example.text_pair is None for example in features.examples):
-        raise DataFileError(
-            "Embeddings are scored on pairs of texts with a score; the data has one text a row. "
-            "Name the second with `--text-pair-column`."
-        )
+    return [{} for _ in features.encoded.inputs]
 
 
 FEATURE_EXTRACTION = Task(
     name="feature-extraction",
     read=read_texts,
     encode=_encode,
-    rows=_rows,
+    check_labels=_check_labels,
+    predictions=_predictions,
     metrics=_metrics,
-    decisions=lambda rows, features, options: None,
+    decisions=lambda predictions, features, options: None,
     labels=_labels,
     is_embedding=True,
 )

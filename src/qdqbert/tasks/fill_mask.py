@@ -1,7 +1,7 @@
-"""Masked language models: how well they guess tokens that were masked. Labels are not read.
+"""Masked language models, scored by how well they predict masked tokens. Labels are not read.
 
-Tokens are masked as BERT's are in training, and as transformers' run_mlm masks for its perplexity:
-of those chosen 80 % become [MASK], 10 % a random token, and 10 % stay.
+Tokens are masked as in BERT's training, and in transformers' run_mlm: of the chosen tokens 80 %
+become [MASK], 10 % a random token, and 10 % stay.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from qdqbert.tasks.task import (
     Predictions,
     Task,
     TaskOptions,
+    accept_all,
 )
-from qdqbert.tasks.texts import encode_together, read_texts
+from qdqbert.tasks.texts import encode_texts, read_texts
 from qdqbert.tasks.tokens import (
-    keep_rows,
-    likeliest,
+    keep_examples,
     log_probabilities,
+    most_likely_tokens,
     score_tokens,
     token_metrics,
 )
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Positions that are guessed in a row, and the true ids there."""
+"""The positions of a feature that are predicted, and the true ids there. Shape `(tokens,)` each."""
 
 
 def _encode(
@@ -47,33 +48,33 @@ def _encode(
     max_length: int,
     options: TaskOptions,
 ) -> Features:
-    """One row a text, with masks; `places` has a `Place` for each."""
+    """Make one feature of each text, with masks. `places` has a `Place` for each."""
     if tokenizer.mask_token_id is None:
         raise CheckpointError(
-            "The tokenizer has no mask token, which fill-mask needs; expected one as [MASK]. Set "
-            "`mask_token` in tokenizer_config.json."
+            "The tokenizer has no mask token, which fill-mask needs; expected one such as [MASK]. "
+            "Set `mask_token` in tokenizer_config.json."
         )
-    features = encode_together(
+    features = encode_texts(
         examples, tokenizer, input_names=input_names, max_length=max_length, options=options
     )
-    # An unknown token is special too: which word it was, no model can tell.
+    # Unknown tokens are special too: no model can predict which word they stand for.
     special = np.array(tokenizer.all_special_ids)
-    keep = [not np.isin(row["input_ids"], special).all() for row in features.encoded.rows]
-    features = keep_rows(features, keep, "have no token to mask")
-    rows, places = [], []
-    for row in features.encoded.rows:
+    keep = [not np.isin(each["input_ids"], special).all() for each in features.encoded.inputs]
+    features = keep_examples(features, keep, why="without a token to mask")
+    inputs, places = [], []
+    for each in features.encoded.inputs:
         masked, place = mask_tokens(
-            row["input_ids"],
+            each["input_ids"],
             special=special,
             mask=tokenizer.mask_token_id,
             vocab_size=len(tokenizer),
             options=options,
         )
-        rows.append({**row, "input_ids": masked})
+        inputs.append({**each, "input_ids": masked})
         places.append(place)
     return dataclasses.replace(
         features,
-        encoded=dataclasses.replace(features.encoded, rows=tuple(rows)),
+        encoded=dataclasses.replace(features.encoded, inputs=tuple(inputs)),
         places=tuple(places),
     )
 
@@ -86,25 +87,25 @@ def mask_tokens(
     vocab_size: int,
     options: TaskOptions,
 ) -> tuple[NDArray[np.int32], Place]:
-    """Masks a share of a text's tokens, at least one; which, its ids and the seed alone decide.
+    """Mask a share of a text's tokens, at least one. The choice depends on ids and seed only.
 
     Args:
-        ids: Shape `(tokens,)`, not all of them special.
-        special: Ids that are never masked.
+        ids: Ids of the tokens, at least one of which is not special. Shape `(tokens,)`.
+        special: Ids that are never masked. Shape `(special tokens,)`.
         mask: Id of [MASK].
-        vocab_size: Random tokens are drawn from ids below.
-        options: `mlm_probability` and `seed`.
+        vocab_size: Random tokens are drawn from the ids below it.
+        options: Options `mlm_probability` and `seed` are read.
 
     Returns:
-        The ids with masks, and what was there.
+        The masked ids, shape `(tokens,)`; and the place of the original ones.
 
     Source: BERT, section 3.1; transformers, `DataCollatorForLanguageModeling`.
     """
     rng = np.random.default_rng([options.seed, zlib.crc32(ids.astype("<i4").tobytes())])
-    open_positions = np.flatnonzero(~np.isin(ids, special))
-    chosen = open_positions[rng.random(len(open_positions)) < options.mlm_probability]
+    candidates = np.flatnonzero(~np.isin(ids, special))
+    chosen = candidates[rng.random(len(candidates)) < options.mlm_probability]
     if not len(chosen):
-        chosen = rng.choice(open_positions, size=1)
+        chosen = rng.choice(candidates, size=1)
     draws = rng.random(len(chosen))
     randoms = rng.integers(vocab_size, size=len(chosen))
     masked = ids.copy()
@@ -112,7 +113,7 @@ def mask_tokens(
     return masked, (chosen.astype(np.int32), ids[chosen])
 
 
-def _rows(
+def _predictions(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
 ) -> list[Prediction]:
     places: list[Place] = [features.places[index] for index in batch.indices]
@@ -123,30 +124,34 @@ def _rows(
 
 
 def _metrics(
-    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
 ) -> list[Metric]:
     del id2label, options
-    return token_metrics(rows, [ids for _, ids in features.places])
+    return token_metrics(predictions, [ids for _, ids in features.places])
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    """The true ids where the text is masked, and -100, which losses leave out, elsewhere."""
+    """Return the true ids at the masked positions, and -100, which losses ignore, elsewhere."""
     del id2label
-    labels = []
-    for row, (positions, ids) in zip(features.encoded.rows, features.places, strict=True):
-        wanted = np.full(row["input_ids"].shape, IGNORED, dtype=np.int64)
-        wanted[positions] = ids
-        labels.append({"labels": wanted})
-    return list(labels)
+    labels: list[Labels] = []
+    for each, (positions, ids) in zip(features.encoded.inputs, features.places, strict=True):
+        true_ids = np.full(each["input_ids"].shape, IGNORED, dtype=np.int64)
+        true_ids[positions] = ids
+        labels.append({"labels": true_ids})
+    return labels
 
 
 FILL_MASK = Task(
     name="fill-mask",
     read=read_texts,
     encode=_encode,
-    rows=_rows,
+    check_labels=accept_all,
+    predictions=_predictions,
     metrics=_metrics,
-    decisions=likeliest,
+    decisions=most_likely_tokens,
     labels=_labels,
     signal=log_probabilities,
 )

@@ -1,8 +1,8 @@
 """Rows of a Hugging Face data set, named `hub:NAME@SPLIT` or `hub:NAME:CONFIG@SPLIT`.
 
-NAME is the id of a data set on the hub, or a local folder that `datasets.load_dataset` reads;
-CONFIG is what the hub calls a subset: `hub:nyu-mll/glue:sst2@validation`. SPLIT may be a slice, as
-`datasets` writes it: `train[:1000]`. No code of a data set is ever run.
+NAME is the id of a data set on the hub, or a local folder that `datasets.load_dataset` reads.
+CONFIG is the name of a subset: `hub:nyu-mll/glue:sst2@validation`. SPLIT may be a slice in the
+syntax of `datasets`: `train[:1000]`. Code that comes with a data set is never run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 from qdqbert.errors import DataFileError, MissingExtraError
 
 _PREFIX = "hub:"
-_LONGEST_REASON = 400  # characters of the library's own words that an error repeats
+
+# Number of characters of the library's own message that an error repeats.
+_LONGEST_REASON = 400
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,8 @@ class HubName:
 
     Attributes:
         name: Id on the hub, or a local folder.
-        config: Its subset; `None` for the only one.
-        split: `train`, or a slice of it.
+        config: Name of the subset; `None` if the data set has only one.
+        split: Name of a split such as `train`, or a slice of one.
     """
 
     name: str
@@ -38,36 +40,37 @@ class HubName:
 
 
 def is_hub(path: str) -> bool:
-    """Whether a path names a data set of the hub, not a file."""
+    """Return whether a path names a data set of the hub instead of a file."""
     return path.startswith(_PREFIX)
 
 
 def parse_hub(path: str) -> HubName:
-    """What `hub:NAME@SPLIT` and `hub:NAME:CONFIG@SPLIT` say.
+    """Split `hub:NAME@SPLIT` or `hub:NAME:CONFIG@SPLIT` into its parts.
 
     Raises:
         DataFileError: The name or the split is missing.
     """
     rest, _, split = path.removeprefix(_PREFIX).rpartition("@")
     name, _, config = rest.rpartition(":")
-    if not name or Path(rest).exists():  # the colon of a drive is no config's
+    # An existing path can contain a colon, after the letter of a drive.
+    if not name or Path(rest).exists():
         name, config = rest, ""
     if not name or not split:
         raise DataFileError(
-            f"Data set `{path}` must be written `hub:NAME@SPLIT` or `hub:NAME:CONFIG@SPLIT`, say "
-            "`hub:nyu-mll/glue:sst2@validation`. Add what is missing."
+            f"Data set `{path}` must be written `hub:NAME@SPLIT` or `hub:NAME:CONFIG@SPLIT`, for "
+            "example `hub:nyu-mll/glue:sst2@validation`. Add what is missing."
         )
     return HubName(name=name, config=config or None, split=split)
 
 
 def hub_rows(path: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """The rows of a split, each with its number from 1.
+    """Yield the rows of a split, each with its number from 1.
 
-    The number of a class becomes its name, also in lists, as those of a token's tags. Where a
-    test set hides its classes it has -1, which becomes `None`.
+    The number of a class is replaced by its name, also in lists such as the tags of tokens. Test
+    sets with hidden classes use -1, which becomes `None`.
 
     Raises:
-        DataFileError: There is no such data set, config or split, or no way to it.
+        DataFileError: The data set, config or split does not exist or cannot be reached.
         MissingExtraError: The library `datasets` is not installed.
     """
     hub = parse_hub(path)
@@ -88,18 +91,18 @@ def hub_rows(path: str) -> Iterator[tuple[int, dict[str, object]]]:
         ) from error
     features = table.features
     for number, row in enumerate(table, start=1):
-        yield number, {name: _named(value, features[name]) for name, value in row.items()}
+        yield number, {name: _with_names(value, features[name]) for name, value in row.items()}
 
 
-def _named(value: Any, feature: Any) -> Any:
-    """A value with the names of its classes."""
+def _with_names(value: Any, feature: Any) -> Any:
+    """Replace the numbers of classes in a value by their names."""
     if value is None:
         return None
     if isinstance(feature, Mapping):
-        return {name: _named(inner, feature[name]) for name, inner in value.items()}
+        return {name: _with_names(inner, feature[name]) for name, inner in value.items()}
     if isinstance(value, list):
         inner = getattr(feature, "feature", None)
-        return value if inner is None else [_named(each, inner) for each in value]
+        return value if inner is None else [_with_names(each, inner) for each in value]
     names = getattr(feature, "names", None)
     if names is None or not isinstance(value, int):
         return value
@@ -107,7 +110,7 @@ def _named(value: Any, feature: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The library's own words in one line: they list the configs or splits that are there."""
+    """Return the library's message in one line; it lists the configs or splits that exist."""
     words = " ".join(str(error).split()) or type(error).__name__
     short = words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"
     return short if short.endswith((".", "…")) else short + "."
@@ -115,7 +118,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """No progress bars, and no line for each of the five times that the hub is asked again."""
+    """Hide progress bars, and the log lines of the five times that a request is repeated."""
     logger = logging.getLogger("huggingface_hub")
     level, shown = logger.level, not datasets.are_progress_bars_disabled()
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Lines of a file in UTF-8, and the JSON that they hold."""
+"""Read the lines of UTF-8 files, and the JSON values that they hold."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from qdqbert.errors import DataFileError
 
-# A pair of surrogates, half of one (in the group), or another escape. In JSON a backslash always
-# starts one of them.
+# A pair of surrogates, a single surrogate (in the group), or another escape. In JSON a backslash
+# always starts one of them.
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", flags=re.DOTALL
 )
 
 
 def existing_file(path: str) -> Path:
-    """The file of that name.
+    """Return the path of an existing file.
 
     Raises:
-        DataFileError: There is none, or it is a directory.
+        DataFileError: The file does not exist, or it is a directory.
     """
     file = Path(path)
     if not file.is_file():
@@ -29,13 +29,24 @@ def existing_file(path: str) -> Path:
     return file
 
 
-def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    r"""Yields number and text of each line, its end kept, a byte order mark left out.
+def counted(count: int, noun: str) -> str:
+    """Return a number with a noun, in the plural unless the number is 1: "1 row", "2 rows"."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending}"
 
-    Only "\n" ends a line: words and texts may hold U+2028 and its like.
+
+def row_name(path: str, number: int) -> str:
+    """Return how messages refer to a row: by line of a file, by number in a folder or data set."""
+    return f"{'Line' if Path(path).is_file() else 'Row'} {number} of `{path}`"
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    r"""Yield number (from 1) and text of each line, with its end but without a byte order mark.
+
+    Only "\n" ends a line, because words and texts can contain U+2028 and similar characters.
 
     Raises:
-        DataFileError: The file cannot be opened, or is not in UTF-8.
+        DataFileError: The file cannot be opened, or is not UTF-8.
     """
     offset = 0
     try:
@@ -53,59 +64,63 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
         raise DataFileError(f"File `{path}` cannot be read: {error}. Name another file.") from error
 
 
-def json_rows(path: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yields the object of each line that is not blank, with what errors call the line.
+def read_text(path: str | Path) -> str:
+    """Return the whole text of a file; raise as `read_lines`."""
+    return "".join(line for _, line in read_lines(path))
+
+
+def json_rows(path: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the number and the object of each line that is not blank.
 
     Raises:
-        DataFileError: As `read_lines`; or a line holds something else, see `json_object`.
+        DataFileError: As `read_lines` and `json_object`.
     """
     for line, text in read_lines(path):
         if text.strip():
-            yield f"Line {line} of `{path}`", json_object(text, path, line=line)
+            yield line, json_object(text, path, line=line)
 
 
 def json_object(text: str, path: str, *, line: int | None = None) -> dict[str, object]:
-    """The JSON object of a line; of the whole file where `line` is `None`.
+    """Return the JSON object in a line, or in the whole file if `line` is `None`.
 
     Raises:
-        DataFileError: As `load_json`; or the JSON is no object.
+        DataFileError: As `load_json`; or the value is not an object.
     """
     value = load_json(text, path, line=line)
     if isinstance(value, dict):
         return value
-    where, remedy = _named(path, line)
-    raise DataFileError(f"{where} must be a JSON object, got {kind_of(value)}. {remedy}")
+    where, hint = _place_and_hint(path, line)
+    raise DataFileError(f"{where} must be a JSON object, got {kind_of(value)}. {hint}")
 
 
 def load_json(text: str, path: str | Path, *, line: int | None = None) -> object:
-    """The JSON value of a line; of the whole file where `line` is `None`.
+    """Return the JSON value in a line, or in the whole file if `line` is `None`.
 
     Raises:
-        DataFileError: It is not JSON; or it has half of a surrogate pair, which Python's strings
-            may hold but no tokenizer takes.
+        DataFileError: The text is not JSON, or contains half of a surrogate pair, which Python's
+            strings accept but tokenizers do not.
     """
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        where, remedy = _named(path, line)
-        raise DataFileError(f"{where} is not JSON: {error}. {remedy}") from error
+        where, hint = _place_and_hint(path, line)
+        raise DataFileError(f"{where} is not JSON: {error}. {hint}") from error
     half = next((each for each in _ESCAPE.finditer(text) if each[1]), None)
     if half is not None:
-        where, _ = _named(path, (line or 1) + text.count("\n", 0, half.start()))
+        where, _ = _place_and_hint(path, (line or 1) + text.count("\n", 0, half.start()))
         raise DataFileError(
-            f"{where} holds half of a surrogate pair, got `{half[0]}`, which is no character. "
-            "Write both halves, or leave it out."
+            f"{where} contains half of a surrogate pair, got `{half[0]}`, which is not a "
+            "character. Write both halves, or remove it."
         )
     return value
 
 
 def kind_of(value: object) -> str:
-    """What errors call the kind of a JSON value."""
+    """Return how messages name the kind of a JSON value."""
     return "null" if value is None else type(value).__name__
 
 
-def _named(path: str | Path, line: int | None) -> tuple[str, str]:
-    """What errors call a place, and what is to be written there."""
+def _place_and_hint(path: str | Path, line: int | None) -> tuple[str, str]:
     if line is None:
         return f"File `{path}`", "Write one object."
-    return f"Line {line} of `{path}`", "Write one object a line."
+    return f"Line {line} of `{path}`", "Write one object per line."

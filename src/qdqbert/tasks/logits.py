@@ -1,4 +1,4 @@
-"""What tasks whose answer is the largest of a row of logits share."""
+"""Functions shared by tasks whose answer is the class with the largest logit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, TaskOptions
 
 
-def logit_rows(
+def logit_predictions(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
 ) -> list[Prediction]:
-    """The logits of each input row, `(classes,)`."""
+    """Return the logits of each feature, `(classes,)`."""
     del batch, features
     return list(outputs["logits"])
 
 
-def largest(
-    rows: Predictions, features: Features, options: TaskOptions
+def most_likely_classes(
+    predictions: Predictions, features: Features, options: TaskOptions
 ) -> Sequence[Hashable] | None:
-    """The index that each row answers; `None` where there is nothing to choose from."""
+    """Return the index of the largest logit of each feature; `None` if there is only one class."""
     del features, options
-    return None if len(rows[0]) == 1 else [int(row.argmax()) for row in rows]
+    return None if len(predictions[0]) == 1 else [int(each.argmax()) for each in predictions]
 
 
-def accuracy_of(rows: Predictions, labels: Sequence[int]) -> Metric:
-    """How many rows answer their label."""
-    value = accuracy([int(row.argmax()) for row in rows], labels)
+def accuracy_metric(predictions: Predictions, labels: Sequence[int]) -> Metric:
+    """Return the share of features whose largest logit is that of their label."""
+    value = accuracy([int(each.argmax()) for each in predictions], labels)
     return Metric(name="accuracy", value=value, examples=len(labels))

@@ -1,4 +1,4 @@
-"""Task metrics over whole data sets, in percent as papers print them. Pure numpy."""
+"""Metrics of whole data sets, in percent as in the literature, in numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns the share of predictions that equal their label, in percent, 0 to 100.
+    """Return the share of predictions that equal their label, in percent, 0 to 100.
 
     Args:
         predictions: Predicted classes. Shape `(examples,)`, integers, floats or strings.
@@ -22,12 +22,12 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def f1_binary(predictions: ArrayLike, labels: ArrayLike, positive: int | str = 1) -> float:
-    """Returns the F1 score of one class, in percent; 0 where it is neither predicted nor there.
+    """Return the F1 score of one class, in percent; 0 if it is neither predicted nor labelled.
 
     Args:
         predictions: As for `accuracy`.
         labels: As for `accuracy`.
-        positive: The class that counts; 1 for MRPC and QQP of GLUE.
+        positive: The class that is scored; 1 for MRPC and QQP of GLUE.
 
     Raises:
         ValueError: As `accuracy`.
@@ -37,7 +37,7 @@ def f1_binary(predictions: ArrayLike, labels: ArrayLike, positive: int | str = 1
 
 
 def f1_macro(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns the mean of the F1 scores of all classes that are predicted or there, in percent.
+    """Return the mean of the F1 scores of all classes predicted or labelled, in percent.
 
     Args:
         predictions: As for `accuracy`.
@@ -52,9 +52,9 @@ def f1_macro(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns Matthews' correlation of two or more classes times 100, -100 to 100.
+    """Return Matthews' correlation of two or more classes times 100, -100 to 100.
 
-    It is 0 where all predictions, or all labels, are of one class.
+    It is 0 if all predictions, or all labels, are of one class.
 
     Args:
         predictions: As for `accuracy`.
@@ -66,15 +66,17 @@ def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
     left, right = _classes(predictions, labels)
     classes = np.union1d(left, right)
     predicted = np.array([np.sum(left == each) for each in classes], dtype=np.float64)
-    there = np.array([np.sum(right == each) for each in classes], dtype=np.float64)
-    # Covariances of the classes' indicators, times the number of examples squared: whole numbers.
-    shared = float(np.sum(left == right)) * left.size - float(predicted @ there)
-    spread = (left.size**2 - float(predicted @ predicted)) * (right.size**2 - float(there @ there))
+    labelled = np.array([np.sum(right == each) for each in classes], dtype=np.float64)
+    # Covariances of the classes' indicators times the squared number of examples: exact integers.
+    shared = float(np.sum(left == right)) * left.size - float(predicted @ labelled)
+    spread = (left.size**2 - float(predicted @ predicted)) * (
+        right.size**2 - float(labelled @ labelled)
+    )
     return 0.0 if spread == 0 else 100.0 * min(1.0, max(-1.0, shared / spread**0.5))
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
-    """Returns Pearson's linear correlation times 100, -100 to 100, computed in float64.
+    """Return Pearson's linear correlation times 100, -100 to 100, computed in float64.
 
     Args:
         x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
@@ -88,7 +90,7 @@ def pearson(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Returns Spearman's rank correlation times 100: `pearson` of ranks, average ranks for ties.
+    """Return Spearman's rank correlation times 100: `pearson` of ranks, with average ranks of ties.
 
     Args:
         x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
@@ -107,7 +109,7 @@ def _classes(
     left, right = np.asarray(predictions), np.asarray(labels)
     _check(left, right, names=("predictions", "labels"))
     if (left.dtype.kind in "US") != (right.dtype.kind in "US"):
-        # They are never equal, so a metric would be 0 without a word.
+        # They are never equal, so the metric would silently be 0.
         raise ValueError(
             "`predictions` and `labels` must both be strings or both be numbers, got "
             f"{left.dtype} and {right.dtype}. Convert one of them."
@@ -115,10 +117,10 @@ def _classes(
     return left, right
 
 
-def _f1(predicted: NDArray[np.bool_], there: NDArray[np.bool_]) -> float:
-    """Harmonic mean of precision and recall, 0 to 1; 0 where nothing is true."""
-    total = int(predicted.sum()) + int(there.sum())
-    return 2 * int((predicted & there).sum()) / total if total else 0.0
+def _f1(predicted: NDArray[np.bool_], labelled: NDArray[np.bool_]) -> float:
+    """Return the harmonic mean of precision and recall, 0 to 1; 0 if nothing is true."""
+    total = int(predicted.sum()) + int(labelled.sum())
+    return 2 * int((predicted & labelled).sum()) / total if total else 0.0
 
 
 def _scores(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -149,9 +151,9 @@ def _check(
             raise ValueError(
                 f"`{name}` must not be empty, got no values. Read at least one example."
             )
-        # NaN is the one value that differs from itself, whatever the dtype.
+        # NaN is the only value that differs from itself, in every dtype.
         if (values != values).any():
-            raise ValueError(f"`{name}` must hold no NaN, got one. Find the example it comes from.")
+            raise ValueError(f"`{name}` must not contain NaN. Find the example that it comes from.")
     if left.size != right.size:
         raise ValueError(
             f"`{names[0]}` and `{names[1]}` must have equal lengths, got {left.size} and "
@@ -161,11 +163,12 @@ def _check(
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     cosine = float(np.dot(_standardized(x), _standardized(y)))
-    return 100.0 * min(1.0, max(-1.0, cosine))  # rounding may pass 1 by an ulp
+    # Rounding can exceed 1 by an ulp.
+    return 100.0 * min(1.0, max(-1.0, cosine))
 
 
 def _standardized(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centres and scales to length 1; divides by the largest first, so that no square overflows."""
+    """Centre and scale to length 1; divide by the largest first, so that no square overflows."""
     scaled = x / np.abs(x).max()
     centred = scaled - scaled.mean()
     centred = centred / np.abs(centred).max()
@@ -174,7 +177,7 @@ def _standardized(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _average_ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 1; equal values share the mean of their ranks: [5, 7, 7] → [1, 2.5, 2.5]."""
+    """Return ranks from 1, and mean ranks for equal values: [5, 7, 7] → [1, 2.5, 2.5]."""
     _, group, counts = np.unique(x, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[group]

@@ -1,7 +1,7 @@
-"""The best of several endings: SWAG, and question answering with given answers.
+"""Choosing the best of several endings: SWAG, and question answering with given answers.
 
-An example is a context, what all endings start with, and the endings. The model reads each ending
-in a row of its own: the context as first text; start and ending, with a space between, as second.
+An example has a context, a prompt that all endings start with, and the endings. The model reads the
+context as first text, and prompt and ending, separated by a space, as second text of each choice.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Encoded, encode, padding_of, stack_padded
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset, Example, open_table
-from qdqbert.tasks.logits import accuracy_of, largest, logit_rows
+from qdqbert.tasks.data import (
+    Columns,
+    Dataset,
+    Example,
+    check_each,
+    check_max_examples,
+    open_table,
+    refuse_columns,
+)
+from qdqbert.tasks.lines import counted, row_name
+from qdqbert.tasks.logits import accuracy_metric, logit_predictions, most_likely_classes
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import cut_notice
+from qdqbert.tasks.texts import truncation_notice
 
 _LAYOUT = (
     "`sent1`, `sent2`, `ending0`, `ending1`, ... as in SWAG, or `context` or `question` with a "
@@ -29,42 +38,38 @@ _LAYOUT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoiceExample:
-    """A context and at least two endings, one of them right.
+    """A context and at least two endings, one of which is right.
 
     Attributes:
-        context: What comes before; never blank.
-        prompt: What every ending starts with; may be empty.
-        endings: To choose from, none of them blank.
-        label: Index of the right one; `None` where the file does not say.
+        context: The text before the endings; never blank.
+        prompt: The start of every ending; may be empty.
+        endings: The endings, none of them blank.
+        label: Index of the right ending; `None` if the data do not have it.
+        row: Number of the row. Not compared.
     """
 
     context: str
     prompt: str
     endings: tuple[str, ...]
     label: int | None = None
+    row: int = dataclasses.field(default=0, compare=False)
 
     @property
     def content(self) -> tuple[str, ...]:
-        """What a model is shown of it."""
+        """The texts that a model reads."""
         return (self.context, self.prompt, *self.endings)
 
 
 def read_choices(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Reads a .csv, .tsv, .jsonl or .ndjson file, or a data set of the hub, with those fields.
+    """Read a .csv, .tsv, .jsonl or .ndjson file, or a hub data set, with fixed column names.
 
     Raises:
-        DataFileError: The data cannot be read, has other fields, or examples with different
-            numbers of endings, or columns were named, which have fixed names here.
+        DataFileError: The data cannot be read, fields are missing, examples have different numbers
+            of endings, or a column is requested.
     """
-    if columns != Columns():
-        raise DataFileError(
-            f"`--text-column`, `--text-pair-column` and `--label-column` are not for "
-            f"multiple-choice, whose columns have fixed names: {_LAYOUT}, and `label`. Leave the "
-            "options out."
-        )
-    if max_examples is not None and max_examples < 1:
-        raise DataFileError(f"`max_examples` must be at least 1, got {max_examples}.")
-    # A header without `label`, as that of a test set, is told by its sentences.
+    check_max_examples(max_examples)
+    refuse_columns(columns, layout=f"{_LAYOUT}, and `label`")
+    # A header without `label`, as in test sets, is recognized by `sent1`.
     table = open_table(path, Columns(text="sent1"))
     examples = tuple(itertools.islice(_examples(path, table.rows), max_examples))
     if not examples:
@@ -75,27 +80,28 @@ def read_choices(path: str, *, columns: Columns, max_examples: int | None) -> Da
 
 
 def _examples(path: str, rows: Iterator[tuple[int, dict[str, object]]]) -> Iterator[ChoiceExample]:
-    wanted = None
-    for line, row in rows:
-        example = _example(f"Row {line} of `{path}`", row)
-        wanted = wanted or len(example.endings)
-        if len(example.endings) != wanted:
+    expected = None
+    for number, row in rows:
+        where = row_name(path, number)
+        example = _example(where, row, number)
+        expected = expected or len(example.endings)
+        if len(example.endings) != expected:
             raise DataFileError(
-                f"Row {line} of `{path}` must have {wanted} endings as the rows before, got "
-                f"{len(example.endings)}. Put rows with other numbers into a file of their own."
+                f"{where} must have {expected} endings like the rows before, got "
+                f"{len(example.endings)}. Put rows with other numbers of endings into another file."
             )
         yield example
 
 
-def _example(where: str, row: Mapping[str, object]) -> ChoiceExample:
+def _example(where: str, row: Mapping[str, object], number: int) -> ChoiceExample:
     texts = [row[name] for name in ("sent1", "context", "question") if row.get(name)]
     prompt = row.get("sent2") or (texts[1] if len(texts) > 1 else "")
     endings = _endings(row)
     if not texts or len(endings) < 2:
         got = ", ".join(f"`{name}`" for name in row)
         raise DataFileError(
-            f"{where} must have {_LAYOUT}, with at least two endings; got {got} with "
-            f"{len(endings)}. Rename the fields, or add what is missing."
+            f"{where} must have {_LAYOUT}, with at least two endings; got {got}, with "
+            f"{counted(len(endings), 'ending')}. Rename the fields, or add what is missing."
         )
     for text in (texts[0], prompt, *endings):
         if not isinstance(text, str):
@@ -105,13 +111,14 @@ def _example(where: str, row: Mapping[str, object]) -> ChoiceExample:
             )
     if not all(ending.strip() for ending in (str(texts[0]), *endings)):
         raise DataFileError(
-            f"{where} must have no blank context or ending, got one. Fill it in, or remove the row."
+            f"{where} must not have a blank context or ending. Fill it in, or remove the row."
         )
     return ChoiceExample(
         context=str(texts[0]),
         prompt=str(prompt),
         endings=tuple(endings),
-        label=_label(where, row.get("label"), len(endings)),
+        label=_parse_label(where, row.get("label"), len(endings)),
+        row=number,
     )
 
 
@@ -126,14 +133,14 @@ def _endings(row: Mapping[str, object]) -> list[Any]:
     return [row[name] for name in numbered]
 
 
-def _label(where: str, value: object, endings: int) -> int | None:
+def _parse_label(where: str, value: object, endings: int) -> int | None:
     if value is None or value == "":
         return None
     if str(value).strip().isdecimal() and int(str(value)) < endings:
         return int(str(value))
     raise DataFileError(
-        f"{where} must have an ending's number, 0 to {endings - 1}, as `label`, got {value!r}. "
-        "Change the value."
+        f"{where} must have the number of an ending, 0 to {endings - 1}, as `label`, got "
+        f"{value!r}. Change the value."
     )
 
 
@@ -145,7 +152,7 @@ def _encode(
     max_length: int,
     options: TaskOptions,
 ) -> Features:
-    """One row an example: its choices, padded to the longest of them."""
+    """Make one feature of each example: its choices, padded to the longest of them."""
     del options
     pairs = [_pairs(example) for example in examples]
     flat = [pair for each in pairs for pair in each]
@@ -157,18 +164,18 @@ def _encode(
         input_names=input_names,
         max_length=max_length,
     )
-    singles = iter(encoded.rows)
+    choices = iter(encoded.inputs)
     padding = padding_of(tokenizer, input_names)
-    rows = tuple(_stack(list(itertools.islice(singles, len(each))), padding) for each in pairs)
+    inputs = tuple(_stack(list(itertools.islice(choices, len(each))), padding) for each in pairs)
     return Features(
         examples=tuple(examples),
-        encoded=Encoded(rows=rows, padding=padding, truncated=encoded.truncated),
-        notices=cut_notice(encoded.truncated, len(flat), max_length),
+        encoded=Encoded(inputs=inputs, padding=padding, truncated=encoded.truncated),
+        notices=truncation_notice(encoded.truncated, len(flat), max_length),
     )
 
 
 def _pairs(example: ChoiceExample | Example) -> list[tuple[str, str | None]]:
-    """First and second text of each choice; a plain text, to calibrate on, is its only choice."""
+    """Return both texts of each choice; a plain text, used for calibration, is the only choice."""
     if isinstance(example, Example):
         return [(example.text, example.text_pair)]
     start = f"{example.prompt} " if example.prompt else ""
@@ -176,41 +183,47 @@ def _pairs(example: ChoiceExample | Example) -> list[tuple[str, str | None]]:
 
 
 def _stack(
-    rows: Sequence[Mapping[str, NDArray[np.int32]]], padding: Mapping[str, int]
+    choices: Sequence[Mapping[str, NDArray[np.int32]]], padding: Mapping[str, int]
 ) -> dict[str, NDArray[np.int32]]:
     return {
-        name: stack_padded([row[name] for row in rows], filler).astype(np.int32)
+        name: stack_padded([each[name] for each in choices], filler).astype(np.int32)
         for name, filler in padding.items()
     }
 
 
+def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    del id2label
+    check_each(dataset, _label_of)
+
+
 def _metrics(
-    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
 ) -> list[Metric]:
     del id2label, options
-    return [accuracy_of(rows, _right_ones(features))]
+    return [accuracy_metric(predictions, [_label_of(example) for example in features.examples])]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     del id2label
-    return [{"labels": label} for label in _right_ones(features)]
+    return [{"labels": _label_of(example)} for example in features.examples]
 
 
-def _right_ones(features: Features) -> list[int]:
-    labels = [getattr(example, "label", None) for example in features.examples]
-    if any(not isinstance(label, int) for label in labels):
-        raise DataFileError(
-            "Some examples do not say which ending is right. Add it as `label`, from 0."
-        )
-    return [int(label) for label in labels if label is not None]
+def _label_of(example: ChoiceExample | Example) -> int:
+    if not isinstance(example.label, int):
+        raise DataFileError("The right ending is missing. Add its number as `label`, from 0.")
+    return example.label
 
 
 MULTIPLE_CHOICE = Task(
     name="multiple-choice",
     read=read_choices,
     encode=_encode,
-    rows=logit_rows,
+    check_labels=_check_labels,
+    predictions=logit_predictions,
     metrics=_metrics,
-    decisions=largest,
+    decisions=most_likely_classes,
     labels=_labels,
 )

@@ -1,15 +1,16 @@
-"""Whether a second text follows the first. As in BERT, class 0 says that it does, 1 that not."""
+"""Whether a second text follows the first. As in BERT, class 0 means yes and class 1 means no."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset
-from qdqbert.tasks.logits import accuracy_of, largest, logit_rows
+from qdqbert.tasks.data import Columns, Dataset, Example, check_each
+from qdqbert.tasks.logits import accuracy_metric, logit_predictions, most_likely_classes
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import encode_together, label_of, read_texts
+from qdqbert.tasks.texts import check_label_column, encode_texts, label_of, read_texts
 
+# Labels of the two classes, which the config of a checkpoint does not name.
 _CLASSES = {
     **dict.fromkeys(("0", "next", "is_next", "isnext", "true"), 0),
     **dict.fromkeys(("1", "random", "not_next", "notnext", "false"), 1),
@@ -17,7 +18,7 @@ _CLASSES = {
 
 
 def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Pairs of texts with their labels, see `read_dataset`.
+    """Read pairs of texts with their labels; see `read_dataset`.
 
     Raises:
         DataFileError: As `read_dataset`, or there is no column of second texts.
@@ -25,43 +26,53 @@ def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Data
     dataset = read_texts(path, columns=columns, max_examples=max_examples)
     if dataset.examples[0].text_pair is None:
         raise DataFileError(
-            f"Data `{path}` has one text a row, and next-sentence-prediction reads two. Name the "
-            "second with `--text-pair-column`."
+            f"The data `{path}` have one text per row, and next-sentence-prediction reads two. "
+            "Name the second one with `text_pair_column`.",
+            argument="text_pair_column",
         )
     return dataset
 
 
+def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    del id2label
+    check_label_column(dataset)
+    check_each(dataset, _class_of)
+
+
 def _metrics(
-    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
 ) -> list[Metric]:
     del id2label, options
-    return [accuracy_of(rows, _classes(features))]
+    return [accuracy_metric(predictions, [_class_of(example) for example in features.examples])]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     del id2label
-    return [{"labels": label} for label in _classes(features)]
+    return [{"labels": _class_of(example)} for example in features.examples]
 
 
-def _classes(features: Features) -> list[int]:
-    """Classes of the head, which its config does not name."""
-    labels = [label_of(example) for example in features.examples]
-    for label in labels:
-        if label.lower().removesuffix(".0") not in _CLASSES:
-            raise DataFileError(
-                f"Label {label!r} must be 0, 'next' or 'true' where the second text follows the "
-                "first, and 1, 'random' or 'false' where not. Name the labels' column with "
-                "`--label-column`, or change them."
-            )
-    return [_CLASSES[label.lower().removesuffix(".0")] for label in labels]
+def _class_of(example: Example) -> int:
+    label = label_of(example)
+    name = label.lower().removesuffix(".0")
+    if name not in _CLASSES:
+        raise DataFileError(
+            f"Label {label!r} must be 0, 'next' or 'true' if the second text follows the first, "
+            "and 1, 'random' or 'false' if not. Name another column with `label_column`, or "
+            "change the labels."
+        )
+    return _CLASSES[name]
 
 
 NEXT_SENTENCE_PREDICTION = Task(
     name="next-sentence-prediction",
     read=read_pairs,
-    encode=encode_together,
-    rows=logit_rows,
+    encode=encode_texts,
+    check_labels=_check_labels,
+    predictions=logit_predictions,
     metrics=_metrics,
-    decisions=largest,
+    decisions=most_likely_classes,
     labels=_labels,
 )

@@ -1,4 +1,4 @@
-"""Questions with contexts and answers: SQuAD's files and Hugging Face's rows → examples."""
+"""Read questions with contexts and answers from SQuAD's files or rows in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset
+from qdqbert.tasks.data import Columns, Dataset, check_max_examples, refuse_columns
 from qdqbert.tasks.hub import hub_rows, is_hub
-from qdqbert.tasks.lines import existing_file, json_object, json_rows, kind_of, read_lines
+from qdqbert.tasks.lines import (
+    counted,
+    existing_file,
+    json_object,
+    json_rows,
+    kind_of,
+    read_text,
+    row_name,
+)
 
 _KINDS = {str: "a string", int: "an integer", list: "a list"}
 
@@ -20,7 +28,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A right answer and where its first character is in the context, as the file says."""
+    """A right answer, and the position of its first character in the context, as in the data."""
 
     text: str
     start: int
@@ -31,12 +39,11 @@ class QuestionExample:
     """A question on a context.
 
     Attributes:
-        id: Differs from all others of the data.
-        question: As the file has it.
-        context: What is searched for the answer.
-        title: Of the article; may be empty.
-        answers: Right answers, each as good as the others; none if there is no answer or it is not
-            known.
+        id: Unique in the data.
+        question: The question.
+        context: The text that is searched for the answer.
+        title: Title of the article; may be empty.
+        answers: Equally right answers; empty if there is no answer or it is not known.
         is_impossible: Whether it is known that the context has no answer.
     """
 
@@ -49,12 +56,12 @@ class QuestionExample:
 
     @property
     def content(self) -> tuple[str, str]:
-        """What a model is shown of it."""
+        """The texts that a model reads."""
         return self.question, self.context
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """First character, and the one after the last, of the first answer in the context."""
+        """Start and end, in characters, of the first answer that is found in the context."""
         for answer in self.answers:
             start = find_answer(self.context, answer)
             if start is not None:
@@ -63,54 +70,49 @@ class QuestionExample:
 
 
 def read_questions(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Reads SQuAD's .json, or rows in Hugging Face's layout: .jsonl, .ndjson or `hub:NAME@SPLIT`.
+    """Read SQuAD's .json, or rows in Hugging Face's layout: .jsonl, .ndjson or `hub:NAME@SPLIT`.
 
     Raises:
-        DataFileError: The data cannot be read, is of another layout, has no question or two with
-            one id; or a column was asked for, or `max_examples` is below 1.
+        DataFileError: The data cannot be read, have another layout, have no question, or an id
+            twice; or a column is requested, or `max_examples` is below 1.
     """
-    for role, name in dataclasses.asdict(columns).items():
-        if name is not None:
-            raise DataFileError(
-                f"Question answering reads `question`, `context` and `answers` by their names, got "
-                f"`--{role.replace('_', '-')}-column {name!r}`. Leave the option out."
-            )
-    if max_examples is not None and max_examples < 1:
-        raise DataFileError(f"`max_examples` must be at least 1, got {max_examples}.")
+    refuse_columns(columns, layout="`question`, `context` and `answers`")
+    check_max_examples(max_examples)
     rows = itertools.islice(_rows_of_data(path), max_examples)
-    examples = tuple(question_of(row, where) for where, row in rows)
+    examples = tuple(parse_question(row, where) for where, row in rows)
     if not examples:
         raise DataFileError(f"`{path}` must have at least one question, got none. Name other data.")
     counts = collections.Counter(example.id for example in examples)
     repeated = [id_ for id_, count in counts.items() if count > 1]
     if repeated:
         raise DataFileError(
-            f"Each question of `{path}` must have an `id` of its own, got {len(repeated)} that "
-            f"several have, such as {repeated[0]!r}. Change them."
+            f"Each question of `{path}` must have a different `id`, got "
+            f"{counted(len(repeated), 'repeated id')}, among them {repeated[0]!r}. Change them."
         )
     return Dataset(
-        path=path, examples=examples, columns=Columns(), notices=_notices_on_places(examples)
+        path=path, examples=examples, columns=Columns(), notices=_position_notices(examples)
     )
 
 
 def _rows_of_data(path: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The questions, each with what errors call it."""
+    """Return an iterator over the questions, each with how messages refer to it."""
     if is_hub(path):
-        return ((f"Row {number} of `{path}`", row) for number, row in hub_rows(path))
-    suffix = existing_file(path).suffix.lower()
-    if suffix == ".json":
-        text = "".join(line for _, line in read_lines(path))
-        return _squad_rows(json_object(text, path), path)
-    if suffix in (".jsonl", ".ndjson"):
-        return json_rows(path)
-    raise DataFileError(
-        f"File `{path}` must end in one of .json, .jsonl, .ndjson, got {suffix!r}. Convert or "
-        "rename it."
-    )
+        rows = hub_rows(path)
+    else:
+        suffix = existing_file(path).suffix.lower()
+        if suffix == ".json":
+            return _squad_rows(json_object(read_text(path), path), path)
+        if suffix not in (".jsonl", ".ndjson"):
+            raise DataFileError(
+                f"File `{path}` must end in one of .json, .jsonl, .ndjson, got {suffix!r}. "
+                "Convert or rename it."
+            )
+        rows = json_rows(path)
+    return ((row_name(path, number), row) for number, row in rows)
 
 
 def _squad_rows(content: object, path: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """SQuAD's articles, paragraphs and questions as rows in Hugging Face's layout."""
+    """Yield SQuAD's articles, paragraphs and questions as rows in Hugging Face's layout."""
     for i, article in enumerate(_field(content, "data", list, f"File `{path}`"), start=1):
         where = f"Article {i} of `{path}`"
         for j, paragraph in enumerate(_field(article, "paragraphs", list, where), start=1):
@@ -122,9 +124,9 @@ def _squad_rows(content: object, path: str) -> Iterator[tuple[str, Mapping[str, 
                 yield where, {**row, "context": context, "title": article.get("title")}
 
 
-def _notices_on_places(examples: Sequence[QuestionExample]) -> tuple[str, ...]:
-    """What a user is told of answers that are not where the file says."""
-    moved = missing = unplaced = 0
+def _position_notices(examples: Sequence[QuestionExample]) -> tuple[str, ...]:
+    """Return notices on answers that are not at the position given by the data."""
+    moved = missing = unusable = 0
     for example in examples:
         found = [find_answer(example.context, answer) for answer in example.answers]
         moved += any(
@@ -132,34 +134,35 @@ def _notices_on_places(examples: Sequence[QuestionExample]) -> tuple[str, ...]:
             for place, answer in zip(found, example.answers, strict=True)
         )
         missing += None in found
-        unplaced += bool(found) and example.span is None
+        unusable += bool(found) and example.span is None
+    questions = counted(len(examples), "question")
     notices = []
     if moved:
         notices.append(
-            f"{moved} of {len(examples)} questions have an answer that is not where the file says; "
-            "it was found elsewhere in the context."
+            f"In {moved} of {questions} an answer is not at the position given by the data; it was "
+            "found elsewhere in the context."
         )
     if missing:
         notices.append(
-            f"{missing} of {len(examples)} questions have an answer that is not in the context; "
-            f"{unplaced} have no other and are left out of training."
+            f"In {missing} of {questions} an answer is not in the context. Questions without "
+            f"another answer, which training leaves out: {unusable}."
         )
     return tuple(notices)
 
 
-def question_of(row: Mapping[str, object], where: str) -> QuestionExample:
-    """The example of one row in the layout of Hugging Face's `squad` and `squad_v2`.
+def parse_question(row: Mapping[str, object], where: str) -> QuestionExample:
+    """Make an example from one row in the layout of Hugging Face's `squad` and `squad_v2`.
 
-    The row has `id`, `question`, `context`, maybe `title`, and `answers`: a `text` and an
-    `answer_start` with a list each, or a list of such pairs. Empty ones say that there is no
-    answer; without `answers` it is not known.
+    The row has `id`, `question`, `context`, optionally `title`, and `answers`: an object of the
+    lists `text` and `answer_start`, or a list of objects with these fields. If they are empty there
+    is no answer; without `answers` it is not known.
 
     Args:
         row: Fields by name.
-        where: What errors call the row: "Line 3 of `dev.jsonl`".
+        where: How messages refer to the row: "Line 3 of `dev.jsonl`".
 
     Raises:
-        DataFileError: A field is missing or of another kind.
+        DataFileError: A field is missing or has another type.
     """
     given = row.get("answers")
     answers = () if given is None else _answers_of(given, where)
@@ -185,8 +188,8 @@ def _answers_of(given: object, where: str) -> tuple[Answer, ...]:
         texts, starts = (_field(given, name, list, where) for name in ("text", "answer_start"))
         if len(texts) != len(starts):
             raise DataFileError(
-                f"{where} must have as many `answer_start` as `text`, got {len(starts)} and "
-                f"{len(texts)}. Add what is missing."
+                f"{where} must have equal numbers of `answer_start` and `text`, got {len(starts)} "
+                f"and {len(texts)}. Add what is missing."
             )
         given = [
             {"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)
@@ -205,26 +208,29 @@ def _answers_of(given: object, where: str) -> tuple[Answer, ...]:
 
 
 def _field(row: object, name: str, kind: type[_T], where: str) -> _T:
-    """A field that must be there and of one kind."""
+    """Return a required field, which must have the given type."""
     value = row.get(name) if isinstance(row, Mapping) else None
     if isinstance(value, kind) and not isinstance(value, bool):
         return value
-    there = kind_of(value) if isinstance(row, Mapping) and name in row else "none"
+    got = kind_of(value) if isinstance(row, Mapping) and name in row else "none"
     raise DataFileError(
-        f"{where} must have `{name}`: {_KINDS[kind]}, got {there}. Expected SQuAD's layout in a "
+        f"{where} must have `{name}`: {_KINDS[kind]}, got {got}. Expected SQuAD's layout in a "
         ".json file, or that of Hugging Face's `squad` in a .jsonl file or a data set of the hub."
     )
 
 
 def find_answer(context: str, answer: Answer) -> int | None:
-    """Where the text of an answer is in the context: the place nearest to the one in the file."""
+    """Return the position of an answer in the context, the nearest to the one given by the data.
+
+    `None` if the context does not contain the answer.
+    """
     if not answer.text:
         return None
     if answer.start >= 0 and context.startswith(answer.text, answer.start):
         return answer.start
-    places = []
-    place = context.find(answer.text)
-    while place >= 0:
-        places.append(place)
-        place = context.find(answer.text, place + 1)
-    return min(places, key=lambda each: abs(each - answer.start), default=None)
+    positions = []
+    position = context.find(answer.text)
+    while position >= 0:
+        positions.append(position)
+        position = context.find(answer.text, position + 1)
+    return min(positions, key=lambda each: abs(each - answer.start), default=None)

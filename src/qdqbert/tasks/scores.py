@@ -7,45 +7,40 @@ from collections.abc import Sequence
 from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
+from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Example
 from qdqbert.tasks.metrics import pearson, spearman
 from qdqbert.tasks.task import Metric
+from qdqbert.tasks.texts import label_of
 
 
-def scores_of(examples: Sequence[Example]) -> list[float]:
-    """The labels as numbers.
+def score_of(example: Example) -> float:
+    """Return the label as a number.
 
     Raises:
-        DataFileError: An example has no label, or one that is no number.
+        DataFileError: The label is blank, or not a finite number.
     """
-    scores = []
-    for example in examples:
-        if example.label is None:
-            raise DataFileError(
-                "The data has no scores to compare with. Name their column with `--label-column`."
-            )
-        try:
-            scores.append(float(example.label))
-        except ValueError as error:
-            raise DataFileError(
-                f"Label {example.label!r} is no number, and this model is scored by numbers. "
-                "Name another column with `--label-column`."
-            ) from error
-    return scores
+    label = label_of(example)
+    if not is_number(label):
+        raise DataFileError(
+            f"Label {label!r} is not a finite number, and this model is scored by numbers. Name "
+            "another column with `label_column`."
+        )
+    return float(label)
 
 
 def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Metric]:
-    """Spearman and Pearson correlation of what a model says with the labels, x 100.
+    """Return Spearman's and Pearson's correlation of a model's outputs with the labels, x 100.
 
     Args:
-        values: One number an example.
-        examples: With numbers as labels.
+        values: One number for each example.
+        examples: Examples with numbers as labels.
 
     Raises:
-        DataFileError: A label is no number, or there is no correlation to speak of: one example,
-            equal labels, or a number that is not finite.
+        DataFileError: A label is not a number, or the correlation is undefined: there is only one
+            example, all labels or values are equal, or a value is not finite.
     """
-    scores = scores_of(examples)
+    scores = [score_of(example) for example in examples]
     try:
         found = {"spearman": spearman(values, scores), "pearson": pearson(values, scores)}
     except ValueError as error:

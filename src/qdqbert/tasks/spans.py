@@ -1,6 +1,6 @@
-"""From the scores of tokens, as start and as end, to the answer: the best span of all windows.
+"""Find the best span of all windows of a context, from each token's scores as start and as end.
 
-Source: transformers' examples/pytorch/question-answering, `utils_qa.py`, whose answers these are.
+Source: transformers' examples/pytorch/question-answering, `utils_qa.py`; the answers are equal.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from qdqbert.tasks.task import Prediction, TaskOptions
 
 NULL = 0
-"""The position of [CLS], which stands for "no answer"."""
+"""The position of [CLS], which means "no answer"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanPrediction:
-    """What a model answers to one question.
+    """A model's answer to one question.
 
     Attributes:
-        text: "" for no answer.
+        text: The answer; "" for no answer.
         n_best: The best spans, best first, with `start_logit`, `end_logit`, `text`, `probability`.
-        null_odds: By how much the score of "no answer" is above that of the best other one; `None`
-            where all questions have an answer.
+        null_odds: Score of "no answer" minus that of the best answer; `None` if all questions have
+            an answer.
     """
 
     text: str
@@ -35,16 +35,24 @@ class SpanPrediction:
 
 
 def predict(
-    shown: Sequence[tuple[Prediction, NDArray[np.int32]]],
+    windows: Sequence[tuple[Prediction, NDArray[np.int32]]],
     context: str,
     options: TaskOptions,
     *,
     has_null: bool,
 ) -> SpanPrediction:
-    """The answer that the windows of one context give, as rows and their offsets."""
-    parts = [_spans(row, offsets, options) for row, offsets in shown]
-    # "No answer" must suit all windows, so the one where it is least likely counts.
-    null = min((row[NULL] for row, _ in shown), key=lambda each: float(each[0] + each[1]))
+    """Return the answer to one question.
+
+    Args:
+        windows: For each window of the context, the scores of its tokens as start and as end,
+            shape `(tokens, 2)`, and their offsets in the context, shape `(tokens, 2)`.
+        context: The context.
+        options: Task options of question answering.
+        has_null: Whether "no answer" is a possible answer.
+    """
+    parts = [_spans(scores, offsets, options) for scores, offsets in windows]
+    # "No answer" must hold for all windows, so its lowest score counts.
+    null = min((scores[NULL] for scores, _ in windows), key=lambda each: float(each[0] + each[1]))
     if has_null:
         parts.append((np.zeros((1, 2), np.int32), null[None]))
     spans, logits = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -55,7 +63,7 @@ def predict(
     spans, logits, scores = spans[best], logits[best], scores[best]
     texts = [context[start:end] for start, end in spans.tolist()]
     if not any(texts[:1]) and len(texts) < 2:
-        # Not one span: the usual scripts answer with this word.
+        # Without any span, the usual scripts answer with this word.
         texts = ["empty", *texts]
         logits = np.concatenate([np.zeros((1, 2), np.float32), logits])
         scores = np.append(0.0, scores)
@@ -69,14 +77,14 @@ def predict(
 
 
 def _spans(
-    row: Prediction, offsets: NDArray[np.int32], options: TaskOptions
+    scores: Prediction, offsets: NDArray[np.int32], options: TaskOptions
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Characters and start and end logit of the possible answers in one window, `(spans, 2)` each.
+    """Return offsets and logits of the possible answers in one window, shape `(spans, 2)` each.
 
-    They are the pairs of the best starts with the best ends that make a span of the context.
+    Candidates are all pairs of the best starts and the best ends that are a span of the context.
     """
     starts, ends = (
-        np.argsort(column, kind="stable")[: -options.n_best_size - 1 : -1] for column in row.T
+        np.argsort(column, kind="stable")[: -options.n_best_size - 1 : -1] for column in scores.T
     )
     starts, ends = np.repeat(starts, len(ends)), np.tile(ends, len(starts))
     lengths = ends - starts + 1
@@ -85,7 +93,7 @@ def _spans(
     starts, ends = starts[fits], ends[fits]
     return (
         np.stack([offsets[starts, 0], offsets[ends, 1]], axis=-1),
-        np.stack([row[starts, 0], row[ends, 1]], axis=-1),
+        np.stack([scores[starts, 0], scores[ends, 1]], axis=-1),
     )
 
 

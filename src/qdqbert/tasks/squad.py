@@ -1,8 +1,8 @@
-"""SQuAD's metrics, number for number as the official evaluators of v1.1 and v2.0 give them.
+"""SQuAD's metrics, with exactly the results of the official evaluators of v1.1 and v2.0.
 
-Both compare words after lowering the case and dropping punctuation, then articles, then spaces.
-They differ where nothing is left: to v1.1 two empty answers share no word, so F1 is 0 although
-they match exactly; to v2.0 they agree.
+Both convert answers to lower case and remove punctuation, then articles, then extra spaces, before
+they compare words. They differ if nothing is left: in v1.1 two empty answers share no word, so F1
+is 0 although they match exactly; in v2.0 they agree.
 
 Source: evaluate-v1.1.py and evaluate-v2.0.py, https://rajpurkar.github.io/SQuAD-explorer/.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from qdqbert.errors import DataFileError
 
 Golds = Mapping[str, Sequence[str]]
-"""The answers that count as right, by id of the question; none if it has no answer."""
+"""The right answers by id of the question; empty if the question has no answer."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -28,34 +28,36 @@ _Scores = dict[str, float]
 
 
 def normalize(text: str) -> str:
-    """The text in lower case without ASCII punctuation, English articles and extra spaces."""
-    # Punctuation first: "the." has an article, and "a.m." becomes "am", which is none.
+    """Return the text in lower case, without punctuation, English articles and extra spaces."""
+    # Punctuation first: "the." is an article, and "a.m." becomes "am", which is not.
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Scores answers to questions that all have one.
+    """Score answers to questions that all have an answer.
 
     Args:
         golds: Right answers, at least one for each question.
-        predictions: Answers by id; a question without one scores 0.
+        predictions: Predicted answers by id; a question without one scores 0.
 
     Returns:
         `exact_match` and `f1`, in percent.
 
     Raises:
-        DataFileError: There is no question, or one has no right answer.
+        DataFileError: There is no question, or a question has no right answer.
     """
     _check_some(golds)
     unanswerable = next((id_ for id_, texts in golds.items() if not texts), None)
     if unanswerable is not None:
         raise DataFileError(
-            f"Question {unanswerable!r} must have an answer, as SQuAD v1.1 scores no others, got "
-            "none. Score the questions as v2.0."
+            f"Question {unanswerable!r} must have an answer, because SQuAD v1.1 has no questions "
+            "without one. Score the questions as v2.0."
         )
     missing = golds.keys() - predictions.keys()
     if missing:
-        _LOGGER.warning("%d of %d questions have no prediction: 0.", len(missing), len(golds))
+        _LOGGER.warning(
+            "Questions without a prediction, which score 0: %d of %d.", len(missing), len(golds)
+        )
     exact = f1 = 0.0
     for id_, texts in golds.items():
         if id_ in predictions:
@@ -71,22 +73,21 @@ def score_v2(
     *,
     null_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Scores answers to questions some of which have none, where "" is right.
+    """Score answers to questions of which some have no answer; for these "" is right.
 
     Args:
-        golds: Right answers; a question without one has none.
-        predictions: Answers by id, "" for none.
-        null_odds: How sure the model is that a question has no answer, by id, on any scale.
-        null_threshold: With `null_odds`, one above this counts as the answer "".
+        golds: Right answers; empty for a question without an answer.
+        predictions: Predicted answers by id; "" for no answer.
+        null_odds: How certain the model is that a question has no answer, by id, on any scale.
+        null_threshold: With `null_odds`, odds above this count as the answer "".
 
     Returns:
         `exact`, `f1` and `total`; the same as `HasAns_…` and `NoAns_…` over the questions with and
-        without an answer, where there are such; with `null_odds` the best that another threshold
-        could give, as `best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`. Scores are in
-        percent.
+        without an answer, if there are any; with `null_odds`, the best scores over all thresholds,
+        as `best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`. Scores are in percent.
 
     Raises:
-        DataFileError: There is no question, or one has no prediction or no odds.
+        DataFileError: There is no question, or a question has no prediction or no odds.
     """
     _check_some(golds)
     _check_all(golds, predictions, "a prediction")
@@ -116,12 +117,12 @@ def _check_some(golds: Golds) -> None:
 
 
 def _check_all(golds: Golds, given: Collection[str], what: str) -> None:
-    # The official evaluator of v2.0 ends with a KeyError here.
+    # The official evaluator of v2.0 raises a KeyError here.
     missing = [id_ for id_ in golds if id_ not in given]
     if missing:
         raise DataFileError(
-            f"Every question must have {what}, got none for {len(missing)} of {len(golds)}, such "
-            f"as {missing[0]!r}. Add them."
+            f"Every question must have {what}, got none for {len(missing)} of {len(golds)}, among "
+            f"them {missing[0]!r}. Add what is missing."
         )
 
 
@@ -139,7 +140,7 @@ def _f1_v2(prediction: str, gold: str) -> float:
 
 
 def _overlap(prediction: list[str], gold: list[str]) -> float:
-    """F1 of two bags of words; 0 where they share none."""
+    """Return the F1 score of two multisets of words; 0 if they share none."""
     same = (collections.Counter(prediction) & collections.Counter(gold)).total()
     if not same:
         return 0.0
@@ -150,9 +151,9 @@ def _overlap(prediction: list[str], gold: list[str]) -> float:
 def _best_of(
     golds: Golds, predictions: Mapping[str, str], score: Callable[[str, str], float]
 ) -> _Scores:
-    """The score of each prediction against the right answer that it fits best."""
+    """Return the score of each prediction, compared with the right answer that it fits best."""
     return {
-        # A right answer of nothing but articles and punctuation is left out.
+        # Right answers that consist of articles and punctuation only are left out.
         id_: max(score(predictions[id_], each) for each in list(filter(normalize, texts)) or [""])
         for id_, texts in golds.items()
     }
@@ -161,7 +162,7 @@ def _best_of(
 def _with_threshold(
     scores: _Scores, golds: Golds, null_odds: Mapping[str, float] | None, threshold: float
 ) -> _Scores:
-    """The scores, with "" as the answer to each question whose odds are above the threshold."""
+    """Return the scores with "" as the answer to each question whose odds exceed the threshold."""
     if null_odds is None:
         return scores
     return {
@@ -184,10 +185,11 @@ def _best_threshold(
     scores: _Scores,
     null_odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The best score over thresholds of the odds, in percent, and the first one that gives it.
+    """Return the best score over all thresholds, in percent, and the first threshold that gives it.
 
-    Starting from "" as all answers, each question in the order of its odds takes its prediction: it
-    gains the score where there is an answer, and loses 1 where there is none.
+    All answers are "" at first. Then the questions, in the order of their odds, take their
+    predictions: the total gains the score of a question with an answer, and loses 1 for a wrong
+    answer to a question without one.
     """
     best = current = float(sum(not texts for texts in golds.values()))
     threshold = 0.0

@@ -1,4 +1,4 @@
-"""What training and evaluation know of a task: examples -> features -> rows -> metrics."""
+"""The interface of a task: what training and evaluation need to know about it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from qdqbert.errors import UserInputError
 from qdqbert.tasks.data import Columns, Dataset
 
 Prediction = NDArray[np.float32]
-"""What a model says of one input row: `(features,)`, or `(positions, features)` without padding."""
+"""What a model outputs for one feature: `(values,)`, or `(positions, values)` without padding."""
 
 Predictions = Sequence[Prediction]
-"""One for each input row, in their order."""
+"""One prediction for each feature, in the order of the features."""
 
 Labels = Mapping[str, int | float | NDArray[np.int64]]
-"""What a model of transformers is trained with, by name of argument; of one input row."""
+"""Labels of one feature, under the argument names of transformers' models."""
+
+IGNORED = -100
+"""transformers' label of a position that is left out of the loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Settings of tasks, under transformers' names; each task reads its own.
+    """Settings of tasks, under transformers' names. Each task reads its own.
 
     Attributes:
-        doc_stride: Tokens that two windows of one context share. Question answering.
+        doc_stride: Tokens that two consecutive windows of one context share. Question answering.
         n_best_size: How many start and end positions are paired. Question answering.
         max_answer_length: Longest answer in tokens. Question answering.
-        null_score_diff_threshold: "No answer" is given if its score is more than this above that
-            of the best answer. Question answering with unanswerable questions.
+        null_score_diff_threshold: "No answer" is returned if its score exceeds that of the best
+            answer by more than this. Question answering with unanswerable questions.
         mlm_probability: Share of the tokens that are masked. Masked language models.
-        seed: Draws the masked tokens.
+        seed: Seed of the choice of masked tokens.
     """
 
     doc_stride: int = 128
@@ -59,12 +62,12 @@ class TaskOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number with its name and the number of examples that it is taken over.
+    """A metric of a whole data set.
 
     Attributes:
-        name: For people and for JSON: `accuracy`, `spearman`.
-        value: On the scale that its literature uses; percent here, but for perplexity.
-        examples: How many were scored.
+        name: `accuracy`, `spearman` and so on.
+        value: In the unit of the literature: percent, except for perplexity.
+        examples: Number of examples that were scored.
         is_error: Whether lower is better, as for perplexity.
     """
 
@@ -76,13 +79,14 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features:
-    """Examples as input rows of a model. A long one may make several rows, a pair two.
+    """Model inputs made from examples. An example can make several features.
 
     Attributes:
-        examples: What they were made of.
-        encoded: The rows.
-        places: What the task needs to go back from a row to its example; one a row, or empty.
-        notices: Sentences on what was cut or left out, for the user to see.
+        examples: The examples.
+        encoded: The features. A long context makes several, a pair of texts to embed makes two.
+        places: What the task needs to map a feature back to its example; one item for each
+            feature, or empty.
+        notices: Sentences for the user about what was truncated or left out.
     """
 
     examples: tuple[Any, ...]
@@ -92,15 +96,15 @@ class Features:
 
 
 class Reader(Protocol):
-    """Reads a file, a folder or a named data set into a task's examples."""
+    """Reads a file, a folder or a hub data set into examples of a task."""
 
     def __call__(self, path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-        """The examples; raises `DataFileError` where they are not what the task reads."""
+        """Return the examples; raise `DataFileError` if the task cannot read them."""
         ...
 
 
 class Encoder(Protocol):
-    """Makes features of examples."""
+    """Makes features from examples."""
 
     def __call__(
         self,
@@ -111,22 +115,18 @@ class Encoder(Protocol):
         max_length: int,
         options: TaskOptions,
     ) -> Features:
-        """The features: input rows of at most `max_length` tokens, with those inputs."""
+        """Return features of at most `max_length` tokens that have the inputs `input_names`."""
         ...
 
 
-IGNORED = -100
-"""transformers' label of a position that no loss is taken of."""
+def identity(prediction: Prediction) -> Prediction:
+    """Return the prediction itself."""
+    return prediction
 
 
-def whole(row: Prediction) -> Prediction:
-    """The row itself."""
-    return row
-
-
-def no_classes(examples: Sequence[Any]) -> None:
-    """What heads whose outputs are no classes of the data say of them."""
-    del examples
+def accept_all(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    """Accept every data set; for tasks whose labels are the texts themselves."""
+    del dataset, id2label
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,38 +134,42 @@ class Task:
     """One task.
 
     Attributes:
-        name: transformers' name.
-        read: From a file to examples.
-        encode: From examples to features.
-        rows: From a model's outputs `(batch, ...)` by name, for one batch of the features, to one
-            row for each of the batch's.
-        metrics: From rows, features, the config's `id2label` and options to metrics, the main one
-            first; raises `DataFileError` if the examples have no labels or ones that the model
-            does not know.
-        decisions: From rows, features and options to what the model answers, one an example or
-            position: two models are compared by how many differ. `None` if answers are no choices.
-        labels: From features and `id2label` to what a model is trained with, one a row, `None` for
-            a row that nothing can be learned from; raises as `metrics`.
-        class_names: From examples to the classes of a new head; `None` for heads without classes.
-        reads_texts: Whether plain texts, as those that are built in, can stand for examples when
-            ranges are taken.
-        max_length: Longest row in tokens, unless asked otherwise; `None` is the checkpoint's.
-        is_embedding: Whether rows are vectors whose direction counts.
-        signal: What of a row is compared by SQNR.
-        files: From rows, features and options to the files that are usual for the task: content
-            to be written as JSON, by file name.
+        name: transformers' name of the task.
+        read: Reads a file into examples.
+        encode: Makes features from examples.
+        check_labels: Raises `DataFileError` if an example cannot be scored, because its label is
+            missing or not one of the config's `id2label`. Names the file, the row and the column,
+            so that a wrong label is reported before any work is done.
+        predictions: Splits a model's outputs `(batch, ...)`, by name, for one batch of the
+            features into one prediction for each feature of the batch.
+        metrics: Computes metrics, the main one first, from predictions, features, the config's
+            `id2label` and options. The labels are those that `check_labels` accepts.
+        decisions: Returns what the model answers, one value for each example or position. Two
+            models are compared by the number of decisions that differ. `None` if the answers are
+            not choices.
+        labels: Returns what a model is trained with, one for each feature, `None` for a feature
+            that nothing can be learned from. Takes features and `id2label`.
+        class_names: Returns the classes of a new head from a data set; `None` for heads without
+            classes.
+        max_length: Default of the longest feature in tokens; `None` for the checkpoint's.
+        reads_texts: Whether plain texts, such as the built-in ones, can be used for calibration.
+        is_embedding: Whether predictions are vectors of which only the direction matters.
+        signal: Returns the part of a prediction that is compared by SQNR.
+        files: Returns the contents of the files that the task writes, as JSON values by file
+            name, from predictions, features and options; `None` if it writes none.
     """
 
     name: str
     read: Reader
     encode: Encoder
-    rows: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Prediction]]
+    check_labels: Callable[[Dataset, Mapping[int, str]], None]
+    predictions: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Prediction]]
     metrics: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Metric]]
     decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
-    class_names: Callable[[Sequence[Any]], list[str] | None] = no_classes
+    class_names: Callable[[Dataset], list[str]] | None = None
     max_length: int | None = None
     reads_texts: bool = True
     is_embedding: bool = False
-    signal: Callable[[Prediction], Prediction] = whole
+    signal: Callable[[Prediction], Prediction] = identity
     files: Callable[[Predictions, Features, TaskOptions], dict[str, Any]] | None = None

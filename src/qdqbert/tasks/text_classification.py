@@ -2,51 +2,61 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbert.tasks.data import Example
-from qdqbert.tasks.logits import largest, logit_rows
+from qdqbert.tasks.columns import is_number
+from qdqbert.tasks.data import Dataset, Example, check_each
+from qdqbert.tasks.logits import logit_predictions, most_likely_classes
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
-from qdqbert.tasks.scores import correlations, scores_of
+from qdqbert.tasks.scores import correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import class_of, encode_together, label_of, read_texts
+from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, label_of, read_texts
+
+
+def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    check_label_column(dataset)
+    check_each(dataset, lambda example: _label(example, id2label))
+
+
+def _label(example: Example, id2label: Mapping[int, str]) -> int | float:
+    """Return the class of an example, or its score if the model has one output."""
+    return score_of(example) if len(id2label) == 1 else class_of(label_of(example), id2label)
 
 
 def _metrics(
-    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
 ) -> list[Metric]:
-    """Accuracy first; `f1` is of class 1, as GLUE has it."""
+    """Return accuracy first; `f1` is that of class 1, as in GLUE."""
     del options
-    logits = np.stack(rows)
+    logits = np.stack(predictions)
     if logits.shape[1] == 1:
         return correlations(logits[:, 0], features.examples)
-    predictions, labels = logits.argmax(axis=1), _classes(features, id2label)
-    values = {"accuracy": accuracy(predictions, labels)}
+    labels = [class_of(label_of(example), id2label) for example in features.examples]
+    classes = logits.argmax(axis=1)
+    values = {"accuracy": accuracy(classes, labels)}
     if logits.shape[1] == 2:
-        values["f1"] = f1_binary(predictions, labels)
+        values["f1"] = f1_binary(classes, labels)
     else:
-        values["f1_macro"] = f1_macro(predictions, labels)
-    values["mcc"] = matthews(predictions, labels)
+        values["f1_macro"] = f1_macro(classes, labels)
+    values["mcc"] = matthews(classes, labels)
     return [Metric(name=n, value=value, examples=len(labels)) for n, value in values.items()]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    if len(id2label) == 1:
-        return [{"labels": score} for score in scores_of(features.examples)]
-    return [{"labels": label} for label in _classes(features, id2label)]
+    return [{"labels": _label(example, id2label)} for example in features.examples]
 
 
-def _classes(features: Features, id2label: Mapping[int, str]) -> list[int]:
-    return [class_of(label_of(example), id2label) for example in features.examples]
-
-
-def _class_names(examples: Sequence[Example]) -> list[str]:
-    """All labels, sorted, integers by their value; one score where they are other numbers."""
-    names = {label_of(example) for example in examples}
-    if all(_is_number(name) for name in names) and not all(
+def _class_names(dataset: Dataset) -> list[str]:
+    """Return all labels, sorted, integers by value; or one `score` if some are fractions."""
+    check_label_column(dataset)
+    check_each(dataset, label_of)
+    names = {label_of(example) for example in dataset.examples}
+    if all(is_number(name) for name in names) and not all(
         float(name).is_integer() for name in names
     ):
         return ["score"]
@@ -55,20 +65,14 @@ def _class_names(examples: Sequence[Example]) -> list[str]:
     )
 
 
-def _is_number(label: str) -> bool:
-    try:
-        return math.isfinite(float(label))
-    except ValueError:
-        return False
-
-
 TEXT_CLASSIFICATION = Task(
     name="text-classification",
     read=read_texts,
-    encode=encode_together,
-    rows=logit_rows,
+    encode=encode_texts,
+    check_labels=_check_labels,
+    predictions=logit_predictions,
     metrics=_metrics,
-    decisions=largest,
+    decisions=most_likely_classes,
     labels=_labels,
     class_names=_class_names,
 )

@@ -1,4 +1,4 @@
-"""Causal language models: how well they guess each token of a text from those before it."""
+"""Causal language models, scored by how well they predict each token from those before it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
-from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import encode_together, read_texts
+from qdqbert.tasks.task import (
+    Features,
+    Labels,
+    Metric,
+    Prediction,
+    Predictions,
+    Task,
+    TaskOptions,
+    accept_all,
+)
+from qdqbert.tasks.texts import encode_texts, read_texts
 from qdqbert.tasks.tokens import (
-    keep_rows,
-    likeliest,
+    keep_examples,
     log_probabilities,
+    most_likely_tokens,
     score_tokens,
     token_metrics,
 )
@@ -28,19 +37,19 @@ def _encode(
     max_length: int,
     options: TaskOptions,
 ) -> Features:
-    """One row a text, cut at `max_length`."""
-    features = encode_together(
+    """Make one feature of each text, cut at `max_length`."""
+    features = encode_texts(
         examples, tokenizer, input_names=input_names, max_length=max_length, options=options
     )
     keep = [length > 1 for length in features.encoded.lengths]
-    return keep_rows(features, keep, "have one token only, so none to guess")
+    return keep_examples(features, keep, why="with a single token, so nothing to predict")
 
 
-def _rows(
+def _predictions(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
 ) -> list[Prediction]:
-    """For every token but the first; special ones are guessed too, as run_clm does."""
-    ids = [features.encoded.rows[index]["input_ids"] for index in batch.indices]
+    """Score every token but the first. Special tokens are predicted too, as in run_clm."""
+    ids = [features.encoded.inputs[index]["input_ids"] for index in batch.indices]
     return [
         score_tokens(logits[: len(own) - 1], own[1:])
         for logits, own in zip(outputs["logits"], ids, strict=True)
@@ -48,25 +57,29 @@ def _rows(
 
 
 def _metrics(
-    rows: Predictions, features: Features, id2label: Mapping[int, str], options: TaskOptions
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
 ) -> list[Metric]:
     del id2label, options
-    return token_metrics(rows, [row["input_ids"][1:] for row in features.encoded.rows])
+    return token_metrics(predictions, [each["input_ids"][1:] for each in features.encoded.inputs])
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    """The ids themselves: transformers compares each with what was said one token before."""
+    """Return the ids; transformers compares each with the prediction of the position before it."""
     del id2label
-    return [{"labels": row["input_ids"].astype(np.int64)} for row in features.encoded.rows]
+    return [{"labels": each["input_ids"].astype(np.int64)} for each in features.encoded.inputs]
 
 
 TEXT_GENERATION = Task(
     name="text-generation",
     read=read_texts,
     encode=_encode,
-    rows=_rows,
+    check_labels=accept_all,
+    predictions=_predictions,
     metrics=_metrics,
-    decisions=likeliest,
+    decisions=most_likely_tokens,
     labels=_labels,
     signal=log_probabilities,
 )

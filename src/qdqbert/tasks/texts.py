@@ -1,22 +1,26 @@
-"""What tasks over texts share: reading a table, and tokenizing texts or pairs of texts."""
+"""Functions shared by tasks over texts: reading a table, tokenizing texts, and reading labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdqbert.encoding import encode
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example, read_dataset
+from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Features, TaskOptions
+
+# Number of classes that an error lists.
+_MOST_NAMES = 40
 
 
 def read_texts(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Texts or pairs of texts with their labels, see `read_dataset`."""
+    """Read texts or pairs of texts with their labels; see `read_dataset`."""
     return read_dataset(path, columns=columns, max_examples=max_examples)
 
 
-def encode_together(
+def encode_texts(
     examples: Sequence[Example],
     tokenizer: Any,
     *,
@@ -24,7 +28,7 @@ def encode_together(
     max_length: int,
     options: TaskOptions,
 ) -> Features:
-    """One row an example: its text, or its two texts in one row."""
+    """Make one feature of each example, of its text or of its two texts together."""
     del options
     pairs = [example.text_pair for example in examples if example.text_pair is not None]
     encoded = encode(
@@ -37,44 +41,62 @@ def encode_together(
     return Features(
         examples=tuple(examples),
         encoded=encoded,
-        notices=cut_notice(encoded.truncated, len(encoded.rows), max_length),
+        notices=truncation_notice(encoded.truncated, len(encoded.inputs), max_length),
     )
 
 
-def cut_notice(truncated: int, rows: int, max_length: int) -> tuple[str, ...]:
-    """What a user is told of texts that lost their end, if some did."""
+def truncation_notice(truncated: int, texts: int, max_length: int) -> tuple[str, ...]:
+    """Return a notice on texts that lost their end; empty if there are none."""
     if not truncated:
         return ()
-    return (f"{truncated} of {rows} texts were longer than {max_length} tokens and were cut.",)
+    verb = "was" if truncated == 1 else "were"
+    return (
+        f"{truncated} of {counted(texts, 'text')} {verb} longer than {max_length} tokens and "
+        f"{verb} cut.",
+    )
+
+
+def check_label_column(dataset: Dataset) -> None:
+    """Check that a column of labels was found; raise `DataFileError` otherwise."""
+    if dataset.columns.label is None:
+        raise DataFileError(
+            f"The data `{dataset.path}` have no column of labels. Name it with `label_column`.",
+            argument="label_column",
+        )
 
 
 def label_of(example: Example) -> str:
-    """The label as the file writes it, without spaces around it.
+    """Return the label as the file writes it, without spaces around it.
 
     Raises:
-        DataFileError: There is none.
+        DataFileError: The label is blank or missing.
     """
-    if example.label is None:
-        raise DataFileError(
-            "The data has no labels to compare with. Name their column with `--label-column`."
-        )
-    return example.label.strip()
+    label = (example.label or "").strip()
+    if not label:
+        raise DataFileError("The label is blank. Fill it in, or remove the row.")
+    return label
 
 
-def class_of(label: str, id2label: dict[int, str] | Any) -> int:
-    """The class of a label: its name in the config, in any case, or its number.
+def class_of(label: str, id2label: Mapping[int, str]) -> int:
+    """Return the class of a label, which is its name in the config, in any case, or its number.
 
     Raises:
-        DataFileError: The model does not know it.
+        DataFileError: The model does not have such a class.
     """
     wanted = label.strip().lower()
     for index, name in id2label.items():
         if wanted == name.lower():
             return int(index)
-    if wanted.removesuffix(".0").isdigit() and int(wanted.removesuffix(".0")) in id2label:
-        return int(wanted.removesuffix(".0"))
-    known = ", ".join(f"{index} or {name!r}" for index, name in sorted(id2label.items())[:20])
+    number = wanted.removesuffix(".0")
+    if number.isdecimal() and int(number) in id2label:
+        return int(number)
     raise DataFileError(
-        f"Label {label!r} is not one of the model's: {known}. Name the labels' column "
-        "with `--label-column`, or set `id2label` in the checkpoint's config.json."
+        f"Label {label!r} is not one of the model's: {listed_classes(id2label)}. Name another "
+        "column with `label_column`, or set `id2label` in the checkpoint's config.json."
     )
+
+
+def listed_classes(id2label: Mapping[int, str]) -> str:
+    """Return the numbers and names of classes for a message: 0 or 'no', 1 or 'yes'."""
+    names = [f"{index} or {name!r}" for index, name in sorted(id2label.items())]
+    return ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")

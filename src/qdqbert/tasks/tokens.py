@@ -1,7 +1,8 @@
-"""What tasks that guess tokens share. Of logits over a whole vocabulary, two numbers are kept.
+"""Functions shared by tasks that predict tokens.
 
-A row is `(tokens, 2)`: for each guessed token the log-probability of the true one, and the id of
-the likeliest. Ids are exact in float32 up to 2^24, which is more than any vocabulary has.
+Instead of logits over a whole vocabulary, a prediction is `(tokens, 2)`: for each predicted token
+the log-probability of the true one, and the id of the most likely one. Ids are exact in float32 up
+to 2^24, which is larger than any vocabulary.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.tasks.lines import counted
 from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, TaskOptions
 
 
 def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Prediction:
-    """Log-probability of the true tokens, and ids of the likeliest.
+    """Return the log-probability of the true tokens, and the ids of the most likely ones.
 
     Args:
-        logits: `(tokens, vocab)`.
-        ids: The true tokens. Shape `(tokens,)`.
+        logits: Logits over the vocabulary. Shape `(tokens, vocab)`.
+        ids: Ids of the true tokens. Shape `(tokens,)`.
 
     Returns:
-        `(tokens, 2)`. Log-softmax is taken in float64.
+        Shape `(tokens, 2)`. Log-softmax is computed in float64.
     """
     exact = logits.astype(np.float64)
     exact -= exact.max(axis=1, keepdims=True)
@@ -34,51 +36,53 @@ def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Predict
     return np.stack([true, logits.argmax(axis=1)], axis=1).astype(np.float32)
 
 
-def log_probabilities(row: Prediction) -> Prediction:
-    """The part of a row that is a measure: ids are names."""
-    return row[:, :1]
+def log_probabilities(prediction: Prediction) -> Prediction:
+    """Return the log-probabilities, without the ids, which are not a quantity."""
+    return prediction[:, :1]
 
 
-def likeliest(
-    rows: Predictions, features: Features, options: TaskOptions
+def most_likely_tokens(
+    predictions: Predictions, features: Features, options: TaskOptions
 ) -> Sequence[Hashable] | None:
-    """The id that the model would fill in, of every guessed token of every row."""
+    """Return the id of the most likely token, for every predicted token of every feature."""
     del features, options
-    return [int(token) for row in rows for token in row[:, 1]]
+    return [int(token) for each in predictions for token in each[:, 1]]
 
 
-def token_metrics(rows: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Metric]:
-    """Perplexity and accuracy over all guessed tokens of all texts.
+def token_metrics(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Metric]:
+    """Return perplexity and accuracy over all predicted tokens of all texts.
 
     Args:
-        rows: Of `score_tokens`.
-        ids: The true tokens of each row.
+        predictions: Results of `score_tokens`.
+        ids: Ids of the true tokens of each feature.
     """
-    stacked = np.concatenate(rows).astype(np.float64)
+    stacked = np.concatenate(predictions).astype(np.float64)
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(-stacked[:, 0].mean()))
     right = accuracy(stacked[:, 1].astype(np.int64), np.concatenate(ids))
     return [
-        Metric(name="perplexity", value=perplexity, examples=len(rows), is_error=True),
-        Metric(name="accuracy", value=right, examples=len(rows)),
+        Metric(name="perplexity", value=perplexity, examples=len(predictions), is_error=True),
+        Metric(name="accuracy", value=right, examples=len(predictions)),
     ]
 
 
-def keep_rows(features: Features, keep: Sequence[bool], why: str) -> Features:
-    """Leaves out examples whose row has nothing to guess, and tells it.
+def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Features:
+    """Leave out examples that have nothing to predict, and add a notice about them.
 
     Args:
-        features: One row an example.
-        keep: Whether to keep it, for each row.
-        why: What is wrong with the others: "have no token to mask".
+        features: Features, one for each example.
+        keep: Whether to keep each example.
+        why: What is wrong with the rest: "without a token to mask".
 
     Raises:
-        DataFileError: None is left.
+        DataFileError: No example is left.
     """
     if all(keep):
         return features
     if not any(keep):
-        raise DataFileError(f"All {len(keep)} texts {why}. Name other data.")
+        raise DataFileError(
+            f"No text can be used: {counted(len(keep), 'text')} {why}. Name other data."
+        )
     kept = [index for index, is_kept in enumerate(keep) if is_kept]
     encoded = features.encoded
     left_out = len(keep) - len(kept)
@@ -86,9 +90,9 @@ def keep_rows(features: Features, keep: Sequence[bool], why: str) -> Features:
         features,
         examples=tuple(features.examples[index] for index in kept),
         encoded=Encoded(
-            rows=tuple(encoded.rows[index] for index in kept),
+            inputs=tuple(encoded.inputs[index] for index in kept),
             padding=encoded.padding,
             truncated=encoded.truncated,
         ),
-        notices=(*features.notices, f"{left_out} of {len(keep)} texts {why}: left out."),
+        notices=(*features.notices, f"Left out {left_out} of {len(keep)} texts: {why}."),
     )

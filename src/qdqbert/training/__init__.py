@@ -1,1 +1,1 @@
-"""Training of float and quantized models, on transformers' Trainer."""
+"""Train float and quantized models with transformers' Trainer."""

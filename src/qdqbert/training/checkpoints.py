@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints, from which a run that was stopped goes on.
+"""The folder of a run's checkpoints, from which an interrupted run can be resumed.
 
-DIR/settings.json     what has to be the same to go on
-DIR/checkpoint-STEP   as transformers' Trainer writes it
+DIR/settings.json     settings that must not change when the run is resumed
+DIR/checkpoint-STEP   as written by transformers' Trainer
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 from qdqbert.errors import UserInputError
 
 _SETTINGS = "settings.json"
-_STATE = "trainer_state.json"  # The Trainer writes its own state last.
+
+# The Trainer writes this file last.
+_STATE = "trainer_state.json"
 
 
 @contextlib.contextmanager
@@ -29,22 +31,22 @@ def checkpoint_folder(
     keep: bool,
     is_main: bool,
 ) -> Iterator[Path | None]:
-    """Gives a run its folder, and the checkpoint to go on from if there is one.
+    """Create the folder of a run's checkpoints, or find the checkpoint to resume from.
 
-    The folder goes once the block ends well. If the block fails, it stays where there is a
-    checkpoint in it.
+    Yields the checkpoint, `None` for a new run. The folder is removed when the block succeeds. If
+    the block fails, the folder is kept if it holds a checkpoint.
 
     Args:
-        folder: Where checkpoints lie.
-        settings: What has to be the same for a run to go on, as JSON can hold it.
-        resume: Go on from the last checkpoint.
-        overwrite: Start anew although there are checkpoints.
-        keep: Leave the folder in any case.
-        is_main: Whether this is the one process that makes the folder and removes it.
+        folder: Folder of the checkpoints.
+        settings: Settings that must not change when the run is resumed, as JSON values.
+        resume: Resume from the last checkpoint.
+        overwrite: Start again even if there are checkpoints.
+        keep: Always keep the folder.
+        is_main: Whether this process creates and removes the folder; only one of several does.
 
     Raises:
-        UserInputError: There is nothing to go on from, or other settings; there is something that
-            must not be replaced; or the folder cannot be made.
+        UserInputError: There is no checkpoint to resume from, or the settings differ; the folder
+            exists and must not be replaced; or it cannot be created.
     """
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     start = None
@@ -56,15 +58,16 @@ def checkpoint_folder(
     try:
         yield start
     except BaseException:
+        # Without a checkpoint there is nothing to resume from.
         if is_main and last_checkpoint(folder) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # nothing to go on from
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     if is_main and not keep:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written to its end; `None` if there is none."""
+    """Return the last complete checkpoint; `None` if there is none."""
     found = [
         path
         for path in folder.glob("checkpoint-*")
@@ -74,7 +77,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """How many steps a checkpoint was written after."""
+    """Return the number of steps after which a checkpoint was written."""
     return int(checkpoint.name.split("-")[1])
 
 
@@ -82,15 +85,19 @@ def _check_resumable(folder: Path, settings: Mapping[str, Any]) -> Path:
     last, stored = last_checkpoint(folder), folder / _SETTINGS
     if last is None or not stored.is_file():
         raise UserInputError(
-            f"`--resume`: there is no checkpoint in {str(folder)!r}. Leave it out to start anew."
+            f"There is no checkpoint in {str(folder)!r} to resume from. Leave `resume` out to "
+            "start again.",
+            argument="resume",
         )
     before = json.loads(stored.read_text(encoding="utf-8"))
     changed = [name for name in settings if settings[name] != before.get(name)]
     if changed:
         name = changed[0]
         raise UserInputError(
-            f"`--resume`: `{name}` was {before.get(name)!r} when the run began and is "
-            f"{settings[name]!r} now. Pass what it was, or start anew with `--overwrite`."
+            f"The run cannot be resumed, because `{name}` was {before.get(name)!r} when it began "
+            f"and is {settings[name]!r} now. Pass the former value, or start again with "
+            "`overwrite=True`.",
+            argument="resume",
         )
     return last
 
@@ -98,13 +105,15 @@ def _check_resumable(folder: Path, settings: Mapping[str, Any]) -> Path:
 def _check_replaceable(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not (folder / _SETTINGS).is_file():
         raise UserInputError(
-            f"{str(folder)!r}, where checkpoints would lie, exists and is no folder of "
-            "ours, so it will not be replaced. Pass another `--output`."
+            f"{str(folder)!r}, the folder for checkpoints, exists and was not written by qdqbert, "
+            "so it is not replaced. Pass another `output`.",
+            argument="output",
         )
     if last_checkpoint(folder) is not None and not overwrite:
         raise UserInputError(
-            f"{str(folder)!r} holds checkpoints of a run that did not end. Pass "
-            "`--resume` to go on from the last, or `--overwrite` to start anew."
+            f"{str(folder)!r} holds checkpoints of a run that was interrupted. Pass `resume=True` "
+            "to continue from the last one, or `overwrite=True` to start again.",
+            argument="output",
         )
 
 
@@ -114,8 +123,9 @@ def _make(folder: Path, settings: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True)
         (folder / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        # Half of it would be taken for a folder that is none of ours.
+        # A later run would not recognize an incomplete folder, and refuse to replace it.
         shutil.rmtree(folder, ignore_errors=True)
         raise UserInputError(
-            f"Output {str(folder)!r} cannot be written: {error.strerror}."
+            f"Output {str(folder)!r} cannot be written: {error.strerror}. Pass another `output`.",
+            argument="output",
         ) from error

@@ -1,4 +1,4 @@
-"""Loss and metrics over the steps of a run, as a picture."""
+"""Plot loss and metrics over the steps of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PREFIX = "eval_"
 
 
 def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values by name: `loss`, `learning_rate`, and each metric.
+    """Return steps and values by name: `loss`, `learning_rate`, and each metric.
 
     Args:
         history: `TrainerState.log_history`.
@@ -27,11 +27,11 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int,
 
 
 def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws a panel for the loss and one for each metric.
+    """Plot the loss and each metric in a panel of its own.
 
     Args:
         history: `TrainerState.log_history`.
-        path: The file, .svg or .png.
+        path: File to write, .svg or .png.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -40,7 +40,7 @@ def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            "Drawing the curves needs matplotlib. Install it with: pip install 'qdqbert[train]'"
+            "Plotting the curves needs matplotlib. Install it with: pip install 'qdqbert[train]'"
         ) from error
     curves = {name: c for name, c in curves_of(history).items() if name != "learning_rate"}
     figure = Figure(figsize=(4.5 * max(len(curves), 1), 3.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""Features as what a Trainer takes: a data set of rows, a collator, and the order of a run."""
+"""Features as a data set for the Trainer, with a collator and a sampler."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from torch.utils.data import Dataset, Sampler
 from qdqbert.encoding import stack_padded
 from qdqbert.tasks.task import IGNORED, Features, Labels
 
+# Number of batches that are sorted by length together: enough to save padding, few enough to keep
+# the order random.
 _MEGABATCH = 50
-# Batches that are sorted by length together: enough to save padding, few enough to stay random.
 
 
 class TrainingDataset(Dataset[dict[str, Any]]):
-    """Each item is what one step is made of: inputs `(..., tokens)` of a row, and its labels.
+    """A data set of items with features and labels.
 
-    Embedders are trained on pairs: an item of theirs holds two rows as `first` and `second`.
+    An item has one feature, or two for embedders, which are trained on pairs. A feature has inputs
+    `(..., tokens)` by name.
     """
 
     def __init__(self, features: Features, labels: Sequence[Labels | None], *, pairs: bool) -> None:
-        """Takes features of one task.
+        """Select the features that have labels.
 
         Args:
-            features: Rows; of pairs, all first texts and then all second ones.
-            labels: One a row; of pairs, one a pair. Rows with none are left out.
-            pairs: Whether two rows make an item.
+            features: Features of one task; of pairs, all first texts and then all second ones.
+            labels: Labels of each feature, or of each pair. Features with `None` are left out.
+            pairs: Whether two features make an item.
         """
-        rows, size = features.encoded.rows, len(labels)
-        has_pairs = pairs and len(rows) == 2 * size
+        inputs, size = features.encoded.inputs, len(labels)
+        has_pairs = pairs and len(inputs) == 2 * size
         used = [index for index in range(size) if labels[index] is not None]
         self._items = [
-            [rows[index], rows[index + size]] if has_pairs else [rows[index]] for index in used
+            [inputs[index], inputs[index + size]] if has_pairs else [inputs[index]]
+            for index in used
         ]
         self._labels = [labels[index] for index in used]
 
@@ -44,26 +47,28 @@ class TrainingDataset(Dataset[dict[str, Any]]):
         return len(self._items)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"rows": self._items[index], "labels": self._labels[index]}
+        return {"features": self._items[index], "labels": self._labels[index]}
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each item, of the longer row for pairs."""
-        return [max(row["input_ids"].shape[-1] for row in item) for item in self._items]
+        """Number of tokens of each item, of the longer feature for pairs."""
+        return [max(each["input_ids"].shape[-1] for each in item) for item in self._items]
 
 
 def collator(padding: Mapping[str, int]) -> Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]:
-    """Makes batches of items: keyword arguments of a model. First rows come before second ones.
+    """Return a function that makes batches, the keyword arguments of a model, from items.
+
+    In a batch of pairs all first texts come before the second ones.
 
     Args:
-        padding: What fills a shorter row, by input name.
+        padding: Value that pads shorter features, by input name.
     """
 
     def collate(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        places = range(len(items[0]["rows"]))
-        rows = [item["rows"][place] for place in places for item in items]
+        positions = range(len(items[0]["features"]))
+        features = [item["features"][position] for position in positions for item in items]
         batch = {
-            name: torch.from_numpy(stack_padded([row[name] for row in rows], filler))
+            name: torch.from_numpy(stack_padded([each[name] for each in features], filler))
             for name, filler in padding.items()
         }
         for name in items[0]["labels"]:
@@ -80,21 +85,21 @@ def _stack_labels(values: Sequence[Any]) -> Tensor:
 
 
 class BucketSampler(Sampler[int]):
-    """A new order each epoch, in which neighbours have like lengths; the same for equal seeds.
+    """Yields items in a random order in which the items of a batch have similar lengths.
 
-    What an epoch is like depends on the seed and its number only, so that a run that is resumed
-    in the middle of one goes on with the batches that are left.
+    The order depends only on the seed and the number of the epoch, so that a run that is resumed in
+    the middle of an epoch continues with the remaining batches.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, *, seed: int) -> None:
-        """Takes lengths in tokens, the items of a batch, and a seed."""
+        """Take the lengths of the items in tokens, the number of items of a batch, and a seed."""
         self._lengths = lengths
         self._batch_size = batch_size
         self._seed = seed
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch is next."""
+        """Set the number of the next epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -110,6 +115,6 @@ class BucketSampler(Sampler[int]):
             near = sorted(order[start : start + mega], key=lambda item: -self._lengths[item])
             batches += [near[i : i + size] for i in range(0, len(near), size)]
         rng.shuffle(batches)
-        # A batch that is not full comes last: in between it would shift all others.
+        # A batch that is not full comes last: in between it would shift the items of later ones.
         batches.sort(key=lambda batch: len(batch) < size)
         return iter([item for batch in batches for item in batch])

@@ -1,4 +1,4 @@
-"""What training minimises: the task's own loss, and the distance to a teacher."""
+"""Losses of training: similarity of pairs, and the distance to a teacher."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from qdqbert.graph.export import pool
 from qdqbert.tasks.task import IGNORED
 
 MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)
-"""How a plain encoder's states become one vector."""
+"""The pooling of a plain encoder."""
+
+# Outputs per position above which logits are those of a language model, not of tags.
+_MOST_TAGS = 500
 
 
 def embed(outputs: Any, inputs: Mapping[str, Tensor], head: SentenceHead | None) -> Tensor:
-    """Sentence embeddings `(batch, hidden)` of an encoder's outputs."""
+    """Return the sentence embeddings of an encoder's outputs. Shape `(batch, hidden)`."""
     return pool(outputs["last_hidden_state"], inputs["attention_mask"], head or MEAN)
 
 
 def similarity_loss(embeddings: Tensor, scores: Tensor) -> Tensor:
-    """Mean squared difference of the cosine of pairs and their score.
+    """Return the mean squared difference of the cosine of pairs and their score. Shape `()`.
 
     Args:
-        embeddings: First texts, then second ones, `(2 * pairs, hidden)`.
-        scores: From 0 to 1, `(pairs,)`.
+        embeddings: Embeddings of all first texts, then of all second ones. Shape
+            `(2 * pairs, hidden)`.
+        scores: Scores from 0 to 1. Shape `(pairs,)`.
 
     Source: Reimers and Gurevych 2019, arXiv:1908.10084, section 3, regression objective.
     """
@@ -37,7 +41,7 @@ def similarity_loss(embeddings: Tensor, scores: Tensor) -> Tensor:
 
 
 def embedding_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean of 1 - cosine, `(batch, hidden)` both: what counts of an embedding is its direction."""
+    """Return the mean of 1 - cosine of two embeddings `(batch, hidden)`: only directions matter."""
     return (1 - functional.cosine_similarity(student, teacher, dim=-1)).mean()
 
 
@@ -49,16 +53,19 @@ def logits_distance(
     *,
     temperature: float,
 ) -> Tensor:
-    """Kullback-Leibler divergence of the teacher's probabilities from the student's.
+    """Return the Kullback-Leibler divergence of the student's probabilities from the teacher's.
+
+    A single output is a number, not a class; its mean squared difference is returned.
 
     Args:
-        student: Outputs by name.
-        teacher: The same of the teacher.
-        inputs: The batch, for what is padding.
-        names: Which outputs are logits; their losses are averaged. `(batch, classes)`,
-            `(batch, seq, classes)`, or `(batch, seq)` where positions are the classes.
-        temperature: Divides logits; the loss is multiplied by its square, so that gradients keep
-            their size. A single output is a number: the mean squared difference is taken.
+        student: Outputs of the student by name.
+        teacher: Outputs of the teacher by name.
+        inputs: The batch, whose padding is ignored.
+        names: Names of the outputs that are logits; their losses are averaged. Shape
+            `(batch, classes)`, `(batch, seq, classes)`, or `(batch, seq)` if positions are the
+            classes.
+        temperature: The logits are divided by it. The loss is multiplied by its square, so that
+            the size of gradients does not depend on it.
 
     Source: Hinton et al. 2015, arXiv:1503.02531, section 2.
     """
@@ -70,16 +77,23 @@ def logits_distance(
 
 
 def states_distance(student: Any, teacher: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Mean squared distance of the states of all layers `(batch, seq, hidden)`, text only.
+    """Return the mean squared difference of the states of all layers, without padding. Shape `()`.
+
+    Args:
+        student: Outputs of the student, with `hidden_states`, each `(batch, seq, hidden)`.
+        teacher: Outputs of the teacher.
+        inputs: The batch, whose padding is ignored.
 
     Raises:
-        UserInputError: The models have other numbers of layers or other widths.
+        UserInputError: The models differ in the number of layers or the hidden size.
     """
     ours, theirs = student["hidden_states"][1:], teacher["hidden_states"][1:]
     if len(ours) != len(theirs) or ours[0].shape[-1] != theirs[0].shape[-1]:
         raise UserInputError(
-            f"`--distill-hidden` needs a teacher of {len(ours)} layers of {ours[0].shape[-1]}, got "
-            f"{len(theirs)} of {theirs[0].shape[-1]}. Leave it out to follow the logits only."
+            f"`distill_hidden` needs a teacher with the student's {len(ours)} layers of hidden "
+            f"size {ours[0].shape[-1]}, got {len(theirs)} layers of hidden size "
+            f"{theirs[0].shape[-1]}. Leave it out to follow the logits only.",
+            argument="distill_hidden",
         )
     mask = inputs["attention_mask"].flatten(0, -2).bool()
     pairs = zip(ours, theirs, strict=True)
@@ -96,12 +110,12 @@ def _divergence(
 ) -> Tensor:
     mask = inputs["attention_mask"].bool()
     if spans:
-        # No answer starts or ends in padding; the lowest float would make NaN of 0 x inf.
+        # Answers never start or end in padding. The lowest float would give NaN as 0 x inf.
         student, teacher = (x.masked_fill(~mask, -1e4) for x in (student, teacher))
     elif student.dim() == 3:
         labels = inputs.get("labels")
-        if labels is not None and labels.shape == mask.shape and student.size(-1) > _VOCABULARY:
-            # Of a language model's logits only those are compared that it is asked for.
+        if labels is not None and labels.shape == mask.shape and student.size(-1) > _MOST_TAGS:
+            # A language model's logits are compared only at the positions that it predicts.
             mask = labels != IGNORED
         student, teacher = student[mask], teacher[mask]
     if student.size(-1) == 1:
@@ -110,7 +124,3 @@ def _divergence(
     theirs = functional.log_softmax(teacher.float() / temperature, dim=-1)
     divergence = functional.kl_div(ours, theirs, log_target=True, reduction="batchmean")
     return divergence * temperature**2
-
-
-_VOCABULARY = 500
-# More outputs a position than any set of tags has.

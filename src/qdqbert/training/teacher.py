@@ -1,4 +1,4 @@
-"""A float model that a student follows."""
+"""The teacher of a distillation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qdqbert.training.distillation import Distillation
 
 
 class Teacher:
-    """A float model that a student follows.
+    """A float model that a student learns from.
 
     Attributes:
-        model: It, in evaluation mode, on the student's device.
-        settings: How.
+        model: The model, in evaluation mode, on the student's device.
+        settings: Settings of the distillation.
     """
 
     def __init__(self, model: nn.Module, settings: Distillation) -> None:
@@ -29,46 +29,50 @@ class Teacher:
         self.settings = settings
 
     def outputs(self, inputs: Mapping[str, Tensor], *, hidden: bool) -> Any:
-        """What it says of a batch."""
+        """Return the outputs for a batch, with the states of all layers if `hidden`."""
         with torch.no_grad():
             return self.model(**inputs, output_hidden_states=hidden)
 
 
 def load_teacher(name: str, task: Task) -> Checkpoint:
-    """Loads a float checkpoint with a head for the task.
+    """Load a float checkpoint with a head for the task.
 
     Raises:
-        UserInputError: It cannot be loaded, or has quantizers.
+        UserInputError: The checkpoint cannot be loaded, or has quantizers.
     """
     loaded = load_model(name, task=task.name)
     if sited_model(loaded.model).quantizers:
         raise UserInputError(
-            f"`--distill-from {name}` has quantizers; expected a float checkpoint."
+            f"`distill_from={name!r}` has quantizers; expected a float checkpoint.",
+            argument="distill_from",
         )
     return loaded
 
 
 def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
-    """Refuses a teacher that a student cannot follow.
+    """Check that a student can learn from a teacher.
 
     Raises:
-        UserInputError: Its classes, its vocabulary or the width of its embeddings are others.
+        UserInputError: The classes, the vocabulary or the size of the embeddings differ.
     """
     name = teacher.name
     ours, theirs = student.config, teacher.config
-    if task.class_names(()) is not None and dict(ours.id2label) != dict(theirs.id2label):
+    if task.class_names is not None and dict(ours.id2label) != dict(theirs.id2label):
         raise UserInputError(
-            f"`--distill-from {name}` has the classes {list(theirs.id2label.values())[:10]}, "
-            f"the student {list(ours.id2label.values())[:10]}; expected the same in the same "
-            "order."
+            f"The classes of `distill_from={name!r}` are {list(theirs.id2label.values())[:10]}, "
+            f"those of the student {list(ours.id2label.values())[:10]}; expected equal classes in "
+            "equal order.",
+            argument="distill_from",
         )
     if student.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
         raise UserInputError(
-            f"`--distill-from {name}` has another vocabulary than the student: it would read "
-            "other words. Name a teacher with the same tokenizer."
+            f"The vocabulary of `distill_from={name!r}` differs from the student's, so it would "
+            "read other words. Name a teacher with the same tokenizer.",
+            argument="distill_from",
         )
     if task.is_embedding and ours.hidden_size != theirs.hidden_size:
         raise UserInputError(
-            f"`--distill-from {name}` makes embeddings of {theirs.hidden_size} numbers, the "
-            f"student of {ours.hidden_size}; expected as many."
+            f"The embeddings of `distill_from={name!r}` have size {theirs.hidden_size}, the "
+            f"student's {ours.hidden_size}; expected equal sizes.",
+            argument="distill_from",
         )

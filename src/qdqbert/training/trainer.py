@@ -1,4 +1,4 @@
-"""transformers' Trainer with a teacher, a task's own metrics, and a loss that has to be finite."""
+"""transformers' Trainer with a teacher, the metrics of a task, and a check for finite losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAIR_SCORE = "scores"
 
 
 class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
-    """Trains one head, whatever it is for."""
+    """Trains a model for any task, with or without a teacher."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         on_step: Callable[[], None],
         **kwargs: Any,
     ) -> None:
-        """As transformers' Trainer.
+        """Create a Trainer.
 
         Args:
-            args: For the Trainer.
-            outputs: Names of the model's outputs that a teacher is followed in.
-            head: How an embedder's states become one vector.
-            is_embedder: Whether the loss is one of embeddings.
-            teacher: Whom to follow, if anybody.
-            score: Evaluates the model as it stands.
+            args: Arguments of transformers' Trainer.
+            outputs: Names of the outputs that are compared with the teacher's.
+            head: Pooling and normalization of an embedder.
+            is_embedder: Whether the loss is that of embeddings.
+            teacher: The teacher, if there is one.
+            score: Returns the metrics of the current model.
             on_step: Called after each step.
-            kwargs: For the Trainer.
+            kwargs: Arguments of transformers' Trainer.
         """
         self.sampler: BucketSampler | None = None
         self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
         self._teacher, self._score, self._on_step = teacher, score, on_step
         super().__init__(*args, **kwargs)
         self.add_callback(_SetEpoch(self))
-        # Gradient accumulation is to average over batches: our losses are means already.
+        # Gradient accumulation has to average over batches, because these losses are means.
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(
@@ -71,7 +71,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The task's loss, the distance to the teacher, or both. Shape `()`."""
+        """Return the task's loss, the distance to the teacher, or their weighted sum, `()`."""
         del num_items_in_batch
         inputs = dict(inputs)
         scores = inputs.pop(_PAIR_SCORE, None)
@@ -104,7 +104,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         return logits_distance(outputs, theirs, inputs, self._outputs, temperature=temperature)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As transformers.
+        """Train on a batch and return the loss; see transformers.
 
         Raises:
             TrainingError: The loss is NaN or infinite.
@@ -116,17 +116,20 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """As transformers, without learned ranges: to draw them to zero clips all values."""
-        ends = {
+        """Return the parameters with weight decay; see transformers.
+
+        Learned ranges are left out: decay towards zero would clip all values.
+        """
+        ranges = {
             f"{path}.{name}"
             for path, module in model.named_modules()
             if isinstance(module, Clip)
             for name, _ in module.named_parameters()
         }
-        return [name for name in super().get_decay_parameter_names(model) if name not in ends]
+        return [name for name in super().get_decay_parameter_names(model) if name not in ranges]
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """The task's own metrics, over the whole of the evaluation data."""
+        """Return the metrics of the task over all evaluation data."""
         del args, kwargs
         if self._score is None:
             return {}
@@ -141,22 +144,24 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         return metrics
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
-        rows = train_dataset or self.train_dataset
-        assert isinstance(rows, TrainingDataset)
-        self.sampler = BucketSampler(rows.lengths, self.args.train_batch_size, seed=self.args.seed)
+        data = train_dataset or self.train_dataset
+        assert isinstance(data, TrainingDataset)
+        self.sampler = BucketSampler(data.lengths, self.args.train_batch_size, seed=self.args.seed)
         return self.sampler
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         broken = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
         if broken:
-            self._fail(f"The weight `{broken[0]}` is NaN or infinite at {self.state.global_step}")
+            step = self.state.global_step
+            self._fail(f"The weight `{broken[0]}` is NaN or infinite at step {step}")
         try:
             super()._save_checkpoint(*args, **kwargs)
         except OSError as error:
             self._fail(f"A checkpoint cannot be written ({error.strerror or error})", error)
         except SafetensorError as error:
             self._fail(f"A checkpoint cannot be written ({error})", error)
-        except RuntimeError as error:  # what torch.save makes of a full disk
+        except RuntimeError as error:
+            # torch.save raises this error if the disk is full.
             if not _is_write_error(error):
                 raise
             self._fail(f"A checkpoint cannot be written ({error})".split("\n")[0], error)
@@ -168,18 +173,20 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             if last is None
             else f"The last good checkpoint is {str(last)!r}."
         )
-        # To go on from there with the same settings would end at the same place.
-        advice = "Start anew with a lower `--learning-rate`, or other data."
+        # Resuming with the same settings would fail at the same step.
+        hint = "Start again with a lower `learning_rate`, or other data."
         if cause is not None:
-            advice = "Make room" + ("." if last is None else "; `--resume` then goes on from it.")
-        raise TrainingError(f"{what}. {kept} {advice}") from cause
+            hint = "Free disk space" + (
+                "." if last is None else ", then pass `resume=True` to continue from it."
+            )
+        raise TrainingError(f"{what}. {kept} {hint}") from cause
 
 
 class _SetEpoch(transformers.TrainerCallback):  # type: ignore[misc]
-    """Tells the sampler which epoch it is.
+    """Sets the epoch of the sampler.
 
-    transformers and accelerate do so too, but not through all that they wrap a sampler in: not
-    where several processes go on in the middle of an epoch.
+    transformers and accelerate do so too, but not through all of their wrappers of samplers: not
+    if several processes resume in the middle of an epoch.
     """
 
     def __init__(self, trainer: TaskTrainer) -> None:

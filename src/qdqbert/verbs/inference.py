@@ -30,7 +30,7 @@ class EncodedExamples:
     @property
     def texts(self) -> int:
         """Number of features."""
-        return len(self.features.encoded.rows)
+        return len(self.features.encoded.inputs)
 
 
 def encode_examples(
@@ -97,7 +97,7 @@ def predict(
     predictions: dict[int, Prediction] = {}
     for batch in encoded.batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        outputs = task.rows(runner.run(inputs), batch, encoded.features)
+        outputs = task.predictions(runner.run(inputs), batch, encoded.features)
         predictions.update(zip(batch.indices, outputs, strict=True))
         advance()
     return [predictions[index] for index in range(encoded.texts)]

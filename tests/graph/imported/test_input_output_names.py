@@ -42,7 +42,7 @@ def names_of(values) -> list[str]:
 
 
 @pytest.mark.parametrize("names", [INPUTS, INPUTS[:2], INPUTS[::-1]])
-def test_transformers_names_are_kept_and_told_in_its_order(names) -> None:
+def test_transformers_names_are_kept_and_returned_in_its_order(names) -> None:
     model = model_of(names)
     assert name_inputs(model, {}) == INPUTS[: len(names)]
     assert names_of(model.graph.inputs) == list(names)
@@ -57,7 +57,7 @@ def test_transformers_names_are_kept_and_told_in_its_order(names) -> None:
         ("input", "mask", "segment_ids"),
     ],
 )
-def test_other_usual_names_are_known(names) -> None:
+def test_other_common_names_are_recognized(names) -> None:
     model = ir.Model(
         ir.Graph(
             inputs=[
@@ -82,7 +82,7 @@ def test_inputs_can_be_named(run_plainly) -> None:
     np.testing.assert_array_equal(result, -(IDS + MASK).astype(np.float32))
 
 
-def test_a_name_that_is_given_goes_before_one_that_is_known() -> None:
+def test_a_given_name_takes_precedence_over_a_known_one() -> None:
     model = model_of(("input_ids", "attention_mask"))
     given = {"input_ids": "attention_mask", "attention_mask": "input_ids"}
     assert name_inputs(model, given) == INPUTS[:2]
@@ -92,17 +92,17 @@ def test_a_name_that_is_given_goes_before_one_that_is_known() -> None:
 @pytest.mark.parametrize(
     ("names", "given", "message"),
     [
-        (("a", "b"), {}, r"Inputs a, b of the graph cannot all be told.*for a, b"),
-        ((*INPUTS, "more"), {}, "reads more beside input_ids"),
-        (INPUTS, {"input_ids": "nowhere"}, "`--input-names input_ids=nowhere`.*token_type_ids"),
-        (INPUTS, {"ids": "input_ids"}, "`--input-names ids=input_ids`: expected one of input_ids"),
+        (("a", "b"), {}, r"graph's inputs a, b cannot be inferred.*for a, b"),
+        ((*INPUTS, "more"), {}, "reads more in addition to input_ids"),
+        (INPUTS, {"input_ids": "nowhere"}, "`input_names` maps input_ids to 'nowhere'.*token_type"),
+        (INPUTS, {"ids": "input_ids"}, "`input_names` maps ids to .*; expected one of input_ids"),
         (("input_ids",), {}, "no input for the attention mask"),
-        (("attention_mask",), {}, "cannot all be told"),
-        (INPUTS[:2], dict.fromkeys(INPUTS[:2], "attention_mask"), "two meanings"),
+        (("attention_mask",), {}, "cannot be inferred"),
+        (INPUTS[:2], dict.fromkeys(INPUTS[:2], "attention_mask"), "one name for two inputs"),
     ],
     ids=["unknown", "one-more", "no-such-input", "no-such-role", "no-mask", "no-ids", "twice"],
 )
-def test_inputs_that_cannot_be_told_are_refused(names, given, message) -> None:
+def test_inputs_without_a_known_meaning_are_refused(names, given, message) -> None:
     with pytest.raises(UserInputError, match=message) as caught:
         name_inputs(model_of(names), given)
     assert "\n" not in str(caught.value)
@@ -117,7 +117,7 @@ def test_int32_inputs_take_int64_afterwards(run_plainly) -> None:
 
 
 @pytest.mark.parametrize("shape", ["1, seq", "batch, 128", "batch", "1, 128"])
-def test_a_shape_that_is_fixed_or_other_is_refused(shape) -> None:
+def test_a_fixed_or_unusual_shape_is_refused(shape) -> None:
     model = model_of(INPUTS[:2], shape=shape)
     with pytest.raises(
         UserInputError, match=r"'(input_ids|attention_mask)' has shape .*dynamic ax"
@@ -126,12 +126,12 @@ def test_a_shape_that_is_fixed_or_other_is_refused(shape) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float", "bool"])
-def test_inputs_that_are_no_integers_are_refused(kind) -> None:
+def test_inputs_that_are_not_integers_are_refused(kind) -> None:
     with pytest.raises(UserInputError, match="expected int64 or int32"):
         name_inputs(model_of(INPUTS[:2], kind=kind), {})
 
 
-def test_an_inner_value_of_an_inputs_new_name_makes_way(run_plainly) -> None:
+def test_an_inner_value_with_an_inputs_new_name_is_renamed(run_plainly) -> None:
     model = model_of(("ids", "mask"))
     next(iter(model.graph)).outputs[0].name = "input_ids"
     name_inputs(model, {})
@@ -139,39 +139,100 @@ def test_an_inner_value_of_an_inputs_new_name_makes_way(run_plainly) -> None:
     np.testing.assert_array_equal(result, -(IDS + MASK).astype(np.float32))
 
 
-def test_an_output_is_named_as_the_task_reads_it(run_plainly) -> None:
+def test_an_output_gets_the_name_that_the_task_reads(run_plainly) -> None:
     model = heads_of("o0")
-    assert name_outputs(model, "text-classification") == ("logits",)
+    assert name_outputs(model, "text-classification").task == ("logits",)
     x = np.array([[1, -2]], np.float32)
     np.testing.assert_array_equal(run_plainly(model, {"x": x})["logits"], np.abs(x))
 
 
-def test_outputs_that_the_task_does_not_read_are_dropped() -> None:
+def test_outputs_that_the_task_does_not_read_are_kept_behind_those_that_it_reads() -> None:
     model = heads_of("hidden", "logits", "attentions", shape=OF_TOKENS)
-    assert name_outputs(model, "token-classification") == ("logits",)
+    found = name_outputs(model, "token-classification")
+    assert (found.task, found.extra) == (("logits",), ("hidden", "attentions"))
+    assert names_of(model.graph.outputs) == ["logits", "hidden", "attentions"]
+
+
+def test_outputs_that_the_task_does_not_read_can_be_dropped() -> None:
+    model = heads_of("hidden", "logits", shape=OF_TOKENS)
+    assert name_outputs(model, "token-classification", keep_extra=False).extra == ()
     assert names_of(model.graph.outputs) == ["logits"]
+
+
+def test_an_extra_output_that_nodes_read_and_one_that_is_an_input_are_copies(run_plainly) -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 2] x) => '
+        "(float[n, 2] hidden, float[n, 2] out, float[n, 2] x) "
+        "{ hidden = Abs (x) out = Neg (hidden) }"
+    )
+    given = {"logits": "out"}
+    assert name_outputs(model, "text-classification", given).extra == ("hidden", "x.output")
+    assert all(not list(value.uses()) for value in model.graph.outputs)
+    x = np.array([[1, -2]], np.float32)
+    result = run_plainly(model, {"x": x})
+    np.testing.assert_array_equal(result["hidden"], np.abs(x))
+    np.testing.assert_array_equal(result["x.output"], x)
+    np.testing.assert_array_equal(result["logits"], -np.abs(x))
 
 
 def test_the_first_output_is_taken_where_none_has_the_name() -> None:
     model = heads_of("o0", "o1", shape=OF_TOKENS)
     first = model.graph.outputs[0]
-    assert name_outputs(model, "feature-extraction") == ("last_hidden_state",)
-    assert list(model.graph.outputs) == [first]
+    found = name_outputs(model, "feature-extraction")
+    assert (found.task, found.extra) == (("last_hidden_state",), ("o1",))
+    assert model.graph.outputs[0] is first
 
 
 @pytest.mark.parametrize(
-    ("names", "order"), [(("o0", "o1"), (0, 1)), (("end_logits", "start_logits"), (1, 0))]
+    ("names", "given", "order"),
+    [
+        (("o0", "o1"), {}, (0, 1)),
+        (("end_logits", "start_logits"), {}, (1, 0)),
+        (("o0", "start_logits"), {}, (1, 0)),
+        (("a", "b"), {"start_logits": "b"}, (1, 0)),
+        (("a", "end_logits", "b"), {"start_logits": "end_logits", "end_logits": "b"}, (1, 2)),
+    ],
+    ids=["no-names", "swapped", "one-name", "one-given", "given-before-known"],
 )
-def test_questions_are_answered_by_two_outputs_in_order(names, order) -> None:
+def test_question_answering_reads_two_outputs_in_order(names, given, order) -> None:
     model = heads_of(*names)
     outputs = list(model.graph.outputs)
-    assert name_outputs(model, "question-answering") == ("start_logits", "end_logits")
+    found = name_outputs(model, "question-answering", given, keep_extra=False)
+    assert found.task == ("start_logits", "end_logits")
     assert list(model.graph.outputs) == [outputs[index] for index in order]
     assert names_of(model.graph.outputs) == ["start_logits", "end_logits"]
 
 
+def test_a_given_output_takes_precedence_over_one_with_the_name() -> None:
+    model = heads_of("logits", "scores")
+    second = model.graph.outputs[1]
+    found = name_outputs(model, "text-classification", {"logits": "scores"})
+    assert (found.task, found.extra) == (("logits",), ("logits.extra",))
+    assert model.graph.outputs[0] is second
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"logits": "nowhere"}, "`output_names` maps logits to 'nowhere'; .*outputs: a, b"),
+        ({"scores": "a"}, "`output_names` maps scores to 'a'; expected one of logits"),
+    ],
+    ids=["no-such-output", "not-of-the-task"],
+)
+def test_names_of_outputs_that_do_not_fit_are_refused(given, message) -> None:
+    with pytest.raises(UserInputError, match=message) as caught:
+        name_outputs(heads_of("a", "b"), "text-classification", given)
+    assert caught.value.argument == "output_names"
+
+
+def test_one_output_cannot_be_given_twice() -> None:
+    given = dict.fromkeys(("start_logits", "end_logits"), "a")
+    with pytest.raises(UserInputError, match="one name for two outputs"):
+        name_outputs(heads_of("a", "b"), "question-answering", given)
+
+
 def test_a_task_that_reads_more_outputs_than_there_are_is_refused() -> None:
-    with pytest.raises(UserInputError, match=r"outputs o0; task `question-answering` reads start_"):
+    with pytest.raises(UserInputError, match=r"outputs o0, and task `question-answering` reads "):
         name_outputs(heads_of("o0"), "question-answering")
 
 
@@ -179,19 +240,21 @@ def test_a_task_that_reads_more_outputs_than_there_are_is_refused() -> None:
     ("task", "shape"),
     [("token-classification", "batch, classes"), ("text-classification", "batch, seq, classes")],
 )
-def test_an_output_of_another_tasks_shape_is_refused(task, shape) -> None:
+def test_an_output_with_the_rank_of_another_task_is_refused(task, shape) -> None:
     with pytest.raises(UserInputError, match=f"dimensions, and task `{task}` reads"):
         name_outputs(heads_of("logits", shape=shape), task)
 
 
-def test_a_sentence_embedding_is_kept() -> None:
-    model = heads_of("sentence_embedding", "token_embeddings", shape=OF_TOKENS)
-    names = ("last_hidden_state", "sentence_embedding")
-    assert name_outputs(model, "feature-extraction") == names
-    assert names_of(model.graph.outputs) == list(names)
+@pytest.mark.parametrize("others", [(), ("token_embeddings",), ("token_embeddings", "more")])
+def test_a_sentence_embedding_is_kept(others) -> None:
+    model = heads_of("sentence_embedding", *others, shape=OF_TOKENS)
+    found = name_outputs(model, "feature-extraction")
+    states = ("last_hidden_state",) if others else ()
+    assert found.task == (*states, "sentence_embedding")
+    assert found.extra == others[1:]
 
 
-def test_an_inner_value_of_an_outputs_new_name_makes_way(run_plainly) -> None:
+def test_an_inner_value_with_an_outputs_new_name_is_renamed(run_plainly) -> None:
     model = heads_of("o0")
     next(iter(model.graph)).outputs[0].name = "logits"
     name_outputs(model, "text-classification")

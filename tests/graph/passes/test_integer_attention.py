@@ -10,7 +10,7 @@ from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.passes.integer_attention import fuse_integer_attention
 from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.targets.target import lower
+from qdqbert.targets.lowering import lower
 
 # The kernel has its own exp and order of sums; a wrong head, mask or scale moves values by 0.1.
 TOLERANCE = 1e-4

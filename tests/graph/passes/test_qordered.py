@@ -29,7 +29,8 @@ from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import lower, make_plan
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import make_plan
 from qordered_reference import run_reference
 
 BERT_LIKE = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
@@ -91,7 +92,9 @@ def make(save_tiny, tmp_path_factory) -> Callable[..., Model]:
         save_tiny(folder, family, getattr(transformers, auto), **{**HEADS, **changes})
         checkpoint = load_checkpoint(str(folder))
         body = GraphBody.of(checkpoint)
-        sited = insert_quantizers_(checkpoint.model, checkpoint.family, outputs=True)
+        sited = insert_quantizers_(
+            checkpoint.model, checkpoint.family, ("layer", "table", "output")
+        )
         texts = [" ".join(["the cat sat on the book in the night"] * n) for n in (1, 2, 3)]
         encoded = encode(
             checkpoint.tokenizer,

@@ -216,7 +216,12 @@ def find_shapes(model: ir.Model) -> ir.Model:
 
 
 def to_canonical_form(model: ir.Model) -> ir.Model:
-    """All rewrites in order; changes and returns `model`."""
+    """Apply all rewrites in order and return the result; `model` is changed, too.
+
+    The result is a copy that shares the weights. onnx_ir 1.1 keeps every value that ever was an
+    input of a graph, which weights are while onnx converts a model and infers its shapes, so that
+    replaced weights would stay in memory.
+    """
     for rewrite in REWRITES:
         model = rewrite(model)
-    return find_shapes(model)
+    return find_shapes(model).clone()

@@ -1,16 +1,18 @@
-"""A user's .onnx file to a float model that runs, and the same graph with sites."""
+"""Reads a user's .onnx file into a float model that runs and a graph with sites."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import gc
+from collections.abc import Mapping
 from pathlib import Path
 
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.errors import UserInputError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.file_errors import file_errors
+from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.roles import find_roles
@@ -20,79 +22,89 @@ from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportedModel:
-    """A ready graph that can be run, watched and quantized.
+    """An existing ONNX model that can be run, observed and quantized.
 
     Attributes:
-        sited: It, with sites.
+        sited: The graph with sites.
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.
-        output_names: transformers' names of its outputs, in order.
-        vocabulary: Rows of its table of word embeddings, if that is found.
+        output_names: transformers' names of the outputs that the task reads, in order.
+        notices: What the user should know about the graph.
     """
 
     sited: SitedGraph
-    runner: OnnxRuntimeRunner
+    runner: GraphRunner
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    vocabulary: int | None
+    notices: tuple[str, ...]
 
 
 def import_onnx(
-    path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path
+    path: Path,
+    *,
+    task: str,
+    input_names: Mapping[str, str],
+    scratch: Path,
+    output_names: Mapping[str, str] | None = None,
 ) -> ImportedModel:
-    """Reads, normalises, names and marks a graph.
+    """Read a graph, bring it into canonical form, rename inputs and outputs, and mark sites.
 
     Args:
         path: The .onnx file.
-        task: What it is for.
-        input_names: Names of its inputs by transformers' names, where they are others.
-        scratch: A folder for the float graph.
+        task: transformers' name of its task.
+        input_names: Maps transformers' names to names of the graph's inputs, for inputs with
+            unusual names.
+        scratch: A folder for the float graph; it has to exist as long as the model is used.
+        output_names: Maps transformers' names to names of the graph's outputs, for outputs with
+            unusual names.
 
     Raises:
-        UserInputError: It cannot be quantized; names the file, says why in one line.
+        UserInputError: The graph cannot be quantized. The message is one line that names the
+            file.
     """
-    with refusing(path):
-        return _opened(path, task, input_names, scratch)
+    with file_errors(path):
+        model = to_canonical_form(read_graph(path))
+        inputs = name_inputs(model, input_names)
+        outputs = name_outputs(model, task, output_names)
+        float_path = scratch / "float.onnx"
+        save_graph(model, float_path, temporary=True)
+        words = vocabulary_size(model)
+        sited = mark_sites(model, find_roles(model))
+        # Graphs have reference cycles, and those replaced by now still hold weights.
+        del model
+        gc.collect()
+        return ImportedModel(
+            sited=sited,
+            runner=GraphRunner(
+                _open_float(float_path),
+                path,
+                vocabulary_size=words,
+                reopen=lambda: OnnxRuntimeRunner(float_path),
+            ),
+            input_names=inputs,
+            output_names=outputs.task,
+            notices=(_found(sited), *_extra_outputs(outputs.extra, task)),
+        )
 
 
-@contextlib.contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Turns whatever a file makes libraries raise into one line that names the file.
-
-    Raises:
-        UserInputError: Something was raised.
-    """
+def _open_float(path: Path) -> OnnxRuntimeRunner:
     try:
-        yield
-    except QdqBertError as error:
-        text = " ".join(str(error).split())
-        if path.name in text and isinstance(error, UserInputError) and text == str(error):
-            raise
-        raise UserInputError(f"Graph {path.name!r} cannot be used: {text}") from error
-    except OSError as error:
-        raise UserInputError(f"Graph {path.name!r} cannot be used: {error}.") from error
-    except Exception as error:  # the file decides what fails in which library
-        reason = " ".join(str(error).split())[:200]
-        raise UserInputError(
-            f"Graph {path.name!r} cannot be used: it is damaged in a way that no check names "
-            f"({type(error).__name__}: {reason}). Export it again."
-        ) from error
-
-
-def _opened(path: Path, task: str, input_names: Mapping[str, str], scratch: Path) -> ImportedModel:
-    model = to_canonical_form(read_graph(path))
-    inputs = name_inputs(model, input_names)
-    outputs = name_outputs(model, task)
-    save_graph(model, scratch / "float.onnx", temporary=True)
-    try:
-        runner = OnnxRuntimeRunner(scratch / "float.onnx")
-    except Exception as error:  # onnxruntime's have no common class
+        return OnnxRuntimeRunner(path)
+    # ONNX Runtime's exceptions have no common class.
+    except Exception as error:
         reason = " ".join(str(error).split()).rpartition(" failed:")[2][:200]
         raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
-    return ImportedModel(
-        sited=mark_sites(model, find_roles(model)),
-        runner=runner,
-        input_names=inputs,
-        output_names=outputs,
-        vocabulary=vocabulary_size(model),
-    )
+
+
+def _found(sited: SitedGraph) -> str:
+    counts = ", ".join(f"{name} {count}" for name, count in sited.roles.items())
+    return f"Found in the graph: {counts}."
+
+
+def _extra_outputs(names: tuple[str, ...], task: str) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"The graph has outputs that task `{task}` does not read: {', '.join(names)}. They are "
+        "kept, and computed from quantized values. Their agreement with float is not measured."
+    ]

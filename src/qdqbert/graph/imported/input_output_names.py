@@ -1,7 +1,8 @@
-"""Gives a ready graph the inputs and outputs that transformers' models have, by name and type."""
+"""Renames the inputs and outputs of an existing ONNX model to transformers' names and types."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -16,66 +17,110 @@ _ALIASES = {
     "attention_mask": ("attention_mask", "input_mask", "mask"),
     "token_type_ids": ("token_type_ids", "segment_ids", "type_ids"),
 }
-_UNMADE = re.compile(r"position|head_mask|embeds|past|cache")
-# What no tokenizer makes, by transformers' names.
+# Inputs that no tokenizer produces, by transformers' names.
+_NOT_FROM_TOKENIZER = re.compile(r"position|head_mask|embeds|past|cache")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputNames:
+    """The outputs of a graph after `name_outputs`, in order.
+
+    Attributes:
+        task: transformers' names of the outputs that the task reads.
+        extra: Names of the other outputs, as in the file.
+    """
+
+    task: tuple[str, ...]
+    extra: tuple[str, ...]
+
+
+def task_outputs(task: str) -> tuple[str, ...]:
+    """Return transformers' names of all outputs that a task can read."""
+    pooled = (SENTENCE_EMBEDDING,) if task == "feature-extraction" else ()
+    return (*OUTPUTS.get(task, ("logits",)), *pooled)
 
 
 def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Renames inputs to transformers' names and makes each int64; returns the names, in its order.
+    """Rename the inputs to transformers' names and make each int64.
 
     Args:
-        model: Changed in place.
-        given: Names of the graph's inputs by transformers' name, for those that cannot be guessed.
+        model: The graph, changed in place.
+        given: Maps transformers' names to names of the graph's inputs, for inputs with unusual
+            names.
+
+    Returns:
+        The new names, in transformers' order.
 
     Raises:
-        UserInputError: An input is not known, is no integer, or has a fixed shape.
+        UserInputError: An input is unknown, is not an integer tensor, or has a fixed shape.
     """
     inputs = {value.name or "": value for value in model.graph.inputs}
-    for role, name in given.items():
-        if role not in INPUTS or name not in inputs:
-            raise UserInputError(
-                f"`--input-names {role}={name}`: expected one of {', '.join(INPUTS)}, then one of "
-                f"the graph's inputs: {', '.join(inputs)}."
-            )
-    if len(set(given.values())) < len(given):
-        raise UserInputError(
-            f"`--input-names` gives one input of the graph two meanings: "
-            f"{', '.join(f'{role}={name}' for role, name in given.items())}."
-        )
+    chosen = _choose_inputs(list(inputs), given)
+    _rename_inner_values(model, set(INPUTS))
+    for name, role in chosen.items():
+        _check_input(inputs[name], name)
+        _convert_to_int64(model.graph, inputs[name], name)
+        inputs[name].name = role
+    return tuple(role for role in INPUTS if role in chosen.values())
+
+
+def _choose_inputs(inputs: list[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return transformers' name of each input of the graph, by the graph's name."""
+    _check_given("input_names", given, roles=INPUTS, names=inputs, kind="inputs")
     chosen = {name: role for role, name in given.items()}
     for role, aliases in _ALIASES.items():
         known = [name for name in aliases if name in inputs and name not in chosen]
         if role not in chosen.values() and known:
             chosen[known[0]] = role
     unknown = sorted(set(inputs) - set(chosen))
-    unmade = [name for name in unknown if _UNMADE.search(name)]
-    if unmade or len(unknown) > len(INPUTS) - len(chosen):
+    unsupported = [name for name in unknown if _NOT_FROM_TOKENIZER.search(name)]
+    if unsupported or len(unknown) > len(INPUTS) - len(chosen):
         raise UserInputError(
-            f"The graph reads {', '.join(unmade or unknown)} beside {', '.join(chosen)}; expected "
-            f"no more than {', '.join(INPUTS)}. Export it without."
+            f"The graph reads {', '.join(unsupported or unknown)} in addition to "
+            f"{', '.join(chosen)}; expected no more than {', '.join(INPUTS)}. Export it without."
         )
     if unknown or "input_ids" not in chosen.values():
         raise UserInputError(
-            f"Inputs {', '.join(inputs)} of the graph cannot all be told; pass "
-            f"`--input-names input_ids=NAME --input-names attention_mask=NAME ...` for "
-            f"{', '.join(unknown)}."
+            f"The meaning of the graph's inputs {', '.join(inputs)} cannot be inferred. Pass "
+            "`input_names` with the names of input_ids, attention_mask and so on, for "
+            f"{', '.join(unknown)}.",
+            argument="input_names",
         )
     if "attention_mask" not in chosen.values():
         raise UserInputError(
-            "The graph has no input for the attention mask, without which [PAD] is read as text. "
-            "Export it with one."
+            "The graph has no input for the attention mask, so [PAD] would be read as text. "
+            "Export it with an attention mask."
         )
-    for value in (value for node in model.graph for value in node.outputs):
-        if value.name in INPUTS:
-            value.name = f"{value.name}.inner"
-    for name, role in chosen.items():
-        _check_shape(inputs[name], name)
-        _as_int64(model.graph, inputs[name], name)
-        inputs[name].name = role
-    return tuple(role for role in INPUTS if role in chosen.values())
+    return chosen
 
 
-def _check_shape(value: ir.Value, name: str) -> None:
+def _check_given(
+    argument: str, given: Mapping[str, str], *, roles: tuple[str, ...], names: list[str], kind: str
+) -> None:
+    """Refuse a mapping of names that does not fit the graph."""
+    for role, name in given.items():
+        if role not in roles or name not in names:
+            raise UserInputError(
+                f"`{argument}` maps {role} to {name!r}; expected one of {', '.join(roles)}, and "
+                f"one of the graph's {kind}: {', '.join(names)}.",
+                argument=argument,
+            )
+    if len(set(given.values())) < len(given):
+        pairs = ", ".join(f"{role}={name}" for role, name in given.items())
+        raise UserInputError(
+            f"`{argument}` uses one name for two {kind}: {pairs}.", argument=argument
+        )
+
+
+def _rename_inner_values(model: ir.Model, taken: set[str]) -> None:
+    """Rename values that nodes compute and whose names inputs or outputs are about to get."""
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name in taken:
+                value.name = f"{value.name}.inner"
+
+
+def _check_input(value: ir.Value, name: str) -> None:
     if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         raise UserInputError(f"Input {name!r} is {value.dtype}; expected int64 or int32.")
     dims = [] if value.shape is None else list(value.shape)
@@ -86,7 +131,7 @@ def _check_shape(value: ir.Value, name: str) -> None:
         )
 
 
-def _as_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
+def _convert_to_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
     if value.dtype == ir.DataType.INT64:
         return
     cast = ir.node("Cast", [value], {"to": ir.DataType.INT32}, name=f"{name}.as_int32")
@@ -99,48 +144,95 @@ def _as_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
     graph.insert_before(next(iter(graph)), cast)
 
 
-def name_outputs(model: ir.Model, task: str) -> tuple[str, ...]:
-    """Renames outputs to what the task reads, drops others; returns the names, in order.
+def name_outputs(
+    model: ir.Model, task: str, given: Mapping[str, str] | None = None, *, keep_extra: bool = True
+) -> OutputNames:
+    """Rename the outputs that a task reads to transformers' names, and put them first.
+
+    Outputs with transformers' names are recognized; otherwise the first ones are taken.
+
+    Args:
+        model: The graph, changed in place.
+        task: transformers' name of the task.
+        given: Maps transformers' names to names of the graph's outputs, for outputs with unusual
+            names.
+        keep_extra: Whether outputs that the task does not read stay in the graph, under their
+            own names.
 
     Raises:
-        UserInputError: There are too few, or their shape is another task's.
+        UserInputError: There are too few outputs, `given` does not fit the graph, or the shape of
+            an output does not fit the task.
     """
+    chosen = _choose_outputs(model, task, given or {})
+    main = chosen.get(task_outputs(task)[0])
+    if main is not None:
+        _check_rank(main, task)
     graph = model.graph
-    wanted = OUTPUTS.get(task, ("logits",))
-    there = {value.name: value for value in graph.outputs}
-    pooled = there.get(SENTENCE_EMBEDDING) if task == "feature-extraction" else None
-    rest = [value for value in graph.outputs if value is not pooled]
-    chosen = [there[name] for name in wanted if name in there]
-    if len(chosen) < len(wanted):
-        chosen = rest[: len(wanted)]
-    if pooled is not None and not chosen:  # it is all that is needed
-        return (SENTENCE_EMBEDDING,)
-    if len(chosen) < len(wanted):
-        raise UserInputError(
-            f"the graph has outputs {', '.join(map(str, there))}; task `{task}` reads "
-            f"{', '.join(wanted)}. Pass another `--task`."
-        )
-    final = [*zip(chosen, wanted, strict=True)]
-    if pooled is not None:
-        final.append((pooled, SENTENCE_EMBEDDING))
-    shape, rank = chosen[0].shape, 3 if task in OF_TOKENS else 2
-    if shape is not None and len(shape) != rank:
-        raise UserInputError(
-            f"the output {chosen[0].name} has {len(shape)} dimensions, and task `{task}` reads "
-            f"{rank}: a number for each {'token' if rank == 3 else 'text'}. Pass another `--task`."
-        )
-    kept = {id(value) for value, _ in final}
-    for value in list(graph.outputs):
-        if id(value) not in kept:
-            graph.outputs.remove(value)
-    taken = {value.name: value for node in graph for value in node.outputs}
-    for value, name in final:
-        other = taken.get(name)
-        if other is not None and other is not value:
-            other.name = f"{name}.inner"
+    kept = [*chosen.values()]
+    if keep_extra:
+        kept += [value for value in graph.outputs if all(value is not each for each in kept)]
+    # Values with these names may be other outputs or inner values.
+    for value in (*(value for node in graph for value in node.outputs), *graph.outputs):
+        if value.name in chosen and chosen[value.name] is not value:
+            value.name = f"{value.name}.{'extra' if value.is_graph_output() else 'inner'}"
+    for name, value in chosen.items():
         value.name = name
-    order = {id(value): index for index, (value, _) in enumerate(final)}
-    outputs = sorted(graph.outputs, key=lambda value: order[id(value)])
+    extra = [_separate(graph, value) for value in kept[len(chosen) :]]
     graph.outputs.clear()
-    graph.outputs.extend(outputs)
-    return tuple(name for _, name in final)
+    graph.outputs.extend([*chosen.values(), *extra])
+    return OutputNames(task=tuple(chosen), extra=tuple(value.name or "" for value in extra))
+
+
+def _separate(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """Return an output that nothing else reads, so that rewrites of inner values do not meet it."""
+    if value.producer() is not None and not list(value.uses()):
+        return value
+    node = ir.node("Identity", [value], name=f"{value.name}.identity")
+    output = node.outputs[0]
+    output.shape, output.type = value.shape, value.type
+    if value.is_graph_input():
+        output.name = f"{value.name}.output"
+    else:
+        output.name, value.name = value.name, f"{value.name}.inner"
+    graph.append(node)
+    return output
+
+
+def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dict[str, ir.Value]:
+    """Return the graph's output for each of transformers' names, in transformers' order."""
+    outputs = {value.name or "": value for value in model.graph.outputs}
+    _check_given(
+        "output_names", given, roles=task_outputs(task), names=list(outputs), kind="outputs"
+    )
+    wanted = OUTPUTS.get(task, ("logits",))
+    chosen = {role: outputs[name] for role, name in given.items()}
+    for name in task_outputs(task):
+        value = outputs.get(name)
+        if name not in chosen and value is not None and not _is_among(value, chosen):
+            chosen[name] = value
+    missing = [name for name in wanted if name not in chosen]
+    if missing and not (SENTENCE_EMBEDDING in chosen and len(outputs) == 1):
+        rest = [value for value in outputs.values() if not _is_among(value, chosen)]
+        if len(rest) < len(missing):
+            raise UserInputError(
+                f"The graph has outputs {', '.join(outputs)}, and task `{task}` reads "
+                f"{', '.join(wanted)}. Pass another `task`, or `output_names`.",
+                argument="task",
+            )
+        chosen |= dict(zip(missing, rest, strict=False))
+    return {name: chosen[name] for name in task_outputs(task) if name in chosen}
+
+
+def _is_among(value: ir.Value, chosen: Mapping[str, ir.Value]) -> bool:
+    return any(value is each for each in chosen.values())
+
+
+def _check_rank(value: ir.Value, task: str) -> None:
+    rank = 3 if task in OF_TOKENS else 2
+    if value.shape is not None and len(value.shape) != rank:
+        raise UserInputError(
+            f"Output {value.name!r} has {len(value.shape)} dimensions, and task `{task}` reads "
+            f"{rank}: one vector per {'token' if rank == 3 else 'text'}. Pass another `task`, or "
+            "`output_names` if another output is meant.",
+            argument="task",
+        )

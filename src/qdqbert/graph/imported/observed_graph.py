@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -52,6 +53,9 @@ class ObservedGraph:
         model = float_graph(sited.graph)
         add_outputs(model, list(self._sites))
         save_graph(model, path, temporary=True)
+        # The copy has reference cycles, and transposed weights.
+        del model
+        gc.collect()
         self._session = _session(path)
         self._elements_a_token = 0
 

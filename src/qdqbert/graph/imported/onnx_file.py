@@ -239,10 +239,10 @@ def _put_weights_back(graph: ir.Graph, weights: Mapping[str, onnx.TensorProto], 
         tensor: Any = ir.serde.deserialize_tensor(weights[value.name])
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = str(path.parent.resolve())
-            # Mapped still, but written with the graph wherever that goes.
-            tensor = ir.tensor(tensor.numpy(), name=value.name)
+        # An array of its own: one message of a file keeps all of them in memory. Arrays of
+        # external files stay mapped, but are written with the graph wherever it goes.
+        value.const_value = ir.tensor(tensor.numpy(), name=value.name)
         graph.inputs.remove(value)
-        value.const_value = tensor
         graph.register_initializer(value)
 
 

@@ -1,4 +1,4 @@
-"""Any .onnx file, float or quantized by whomever, to a file that engines run under known names."""
+"""Writes a copy of an .onnx file, float or quantized, with transformers' names."""
 
 from __future__ import annotations
 
@@ -7,49 +7,67 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.imported_model import refusing
+from qdqbert.graph.imported.file_errors import file_errors
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import load_graph
 from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RenamedGraph:
-    """A graph that engines run under known names.
+class RenamedCopy:
+    """A copy of a graph with transformers' names.
 
     Attributes:
         path: The file.
-        vocabulary: Rows of its table of word embeddings, if that is found.
-        named: transformers' names of inputs that were found by what the user said.
+        vocabulary_size: Rows of its table of word embeddings, `None` if there is no such table.
+        matched_names: transformers' names of the inputs and outputs that were found by the names
+            that the user gave.
     """
 
     path: Path
-    vocabulary: int | None
-    named: frozenset[str]
+    vocabulary_size: int | None
+    matched_names: frozenset[str]
 
 
 def write_renamed_copy(
-    path: Path, *, task: str, input_names: Mapping[str, str], scratch: Path, others: bool = False
-) -> RenamedGraph:
-    """Writes a copy whose inputs and outputs have transformers' names; operators stay as they are.
+    path: Path,
+    *,
+    task: str,
+    input_names: Mapping[str, str],
+    scratch: Path,
+    output_names: Mapping[str, str] | None = None,
+    skip_unknown_names: bool = False,
+) -> RenamedCopy:
+    """Write a copy whose inputs and outputs have transformers' names.
+
+    Operators stay as they are. Outputs that the task does not read are dropped.
 
     Args:
         path: The .onnx file.
-        task: What it is for.
-        input_names: Names of its inputs by transformers' names, where they are others.
+        task: transformers' name of its task.
+        input_names: Maps transformers' names to names of the graph's inputs, for inputs with
+            unusual names.
         scratch: A folder for the copy; engines read it when they load.
-        others: Whether input names that the file has not are those of another file.
+        output_names: Maps transformers' names to names of the graph's outputs.
+        skip_unknown_names: Ignore names that the file does not have: they are those of another
+            file of the same call.
 
     Raises:
-        UserInputError: It cannot be read, or has not the inputs or outputs of its task.
+        UserInputError: The file cannot be read, or lacks the inputs or outputs of its task.
     """
-    with refusing(path):
+    with file_errors(path):
         model = load_graph(path)
-        there = {value.name for value in model.graph.inputs}
-        of_this = {role: name for role, name in input_names.items() if name in there}
-        given = of_this if others else input_names
-        name_inputs(model, given)
-        name_outputs(model, task)
+        inputs, outputs = dict(input_names), dict(output_names or {})
+        if skip_unknown_names:
+            known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+            inputs = {role: name for role, name in inputs.items() if name in known}
+            outputs = {role: name for role, name in outputs.items() if name in known}
+        name_inputs(model, inputs)
+        name_outputs(model, task, outputs, keep_extra=False)
         copy = scratch / path.name
         save_graph(model, copy, temporary=True)
-        return RenamedGraph(path=copy, vocabulary=vocabulary_size(model), named=frozenset(given))
+        return RenamedCopy(
+            path=copy,
+            vocabulary_size=vocabulary_size(model),
+            matched_names=frozenset((*inputs, *outputs)),
+        )

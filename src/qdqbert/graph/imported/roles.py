@@ -231,7 +231,7 @@ def _next_sum(linear: ir.Node) -> tuple[ir.Node, int] | None:
     """The first Add of two computed tensors of like shape behind a linear, and the local side."""
     value = linear.outputs[0]
     for _ in range(6):
-        uses = [use for use in value.uses() if use.node.op_type != "Shape"]
+        uses = [use for use in value.uses() if not _only_passes_on(use.node)]
         if len(uses) != 1:
             return None
         node = uses[0].node
@@ -241,6 +241,12 @@ def _next_sum(linear: ir.Node) -> tuple[ir.Node, int] | None:
             return None
         value = node.outputs[0]
     return None
+
+
+def _only_passes_on(node: ir.Node) -> bool:
+    """Return whether a node reads a shape, or copies a value to an output of the graph."""
+    is_copy = node.op_type == "Identity" and node.outputs[0].is_graph_output()
+    return is_copy or node.op_type == "Shape"
 
 
 def _feed_forward(

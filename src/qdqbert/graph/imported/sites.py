@@ -79,7 +79,7 @@ class _Marker:
         source = role.gather.inputs[0]
         assert source is not None
         role.gather.replace_input_with(0, self._mark(source, name, before=role.gather))
-        self.sites.append(Site(name=name, kind="weight", channel_axis=1))
+        self.sites.append(Site(name=name, kind="weight", channel_axis=1, group="table"))
 
     def _mark(self, source: ir.Value, name: str, *, before: ir.Node) -> ir.Value:
         node = ir.node("Site", [source], {"site": name}, domain=DOMAIN, name=name)

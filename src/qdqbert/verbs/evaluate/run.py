@@ -11,7 +11,6 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import write_json
-from qdqbert.graph.imported.input_output_names import INPUTS
 from qdqbert.progress import Progress
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
@@ -82,6 +81,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     dataset = subject.task.read(
         options.data, columns=columns_of(options), max_examples=options.max_examples
     )
+    subject.task.check_labels(dataset, subject.id2label)
     leaked = count_leaked(subject, dataset, options)
     results = compute_metrics(subject, dataset.examples, options, task_options, progress)
     comparison = None
@@ -130,7 +130,7 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
         return Models(subject=subject, reference=None, notices=tuple(notices))
     with progress.stage(f"Loading {Path(options.reference).name}"):
         reference = load_subject(options.reference, request_of_reference(options, subject))
-    _check_input_names(options, subject, reference)
+    _check_names(options, subject, reference)
     notices += [f"Reference: {notice}" for notice in reference.notices]
     if reference.max_length < subject.max_length:
         notices.append(
@@ -181,16 +181,18 @@ def _leak_notices(leaked: int, dataset: Dataset) -> tuple[str, ...]:
     )
 
 
-def _check_input_names(options: EvaluateOptions, subject: Subject, reference: Subject) -> None:
-    """Refuse names that neither the model nor the reference has."""
-    given = options.input_names or {}
-    unused = sorted(set(given) - subject.named_inputs - reference.named_inputs)
-    if unused:
-        raise UserInputError(
-            f"`input_names`: neither graph has an input {given[unused[0]]!r} for {unused[0]!r}. "
-            f"The names of inputs in transformers are {', '.join(INPUTS)}.",
-            argument="input_names",
-        )
+def _check_names(options: EvaluateOptions, subject: Subject, reference: Subject) -> None:
+    """Refuse names of inputs and outputs that neither the model nor the reference has."""
+    matched = subject.matched_names | reference.matched_names
+    for parameter in ("input_names", "output_names"):
+        given = getattr(options, parameter) or {}
+        unused = sorted(set(given) - matched)
+        if unused:
+            raise UserInputError(
+                f"`{parameter}`: neither graph has {given[unused[0]]!r}, which is to be "
+                f"{unused[0]!r}. Check its spelling.",
+                argument=parameter,
+            )
 
 
 def _check_output(task: Task, options: EvaluateOptions) -> None:

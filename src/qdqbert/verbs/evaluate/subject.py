@@ -12,12 +12,13 @@ from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, T
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.graph.export import GraphBody
+from qdqbert.graph.imported.graph_runner import open_graph_file
+from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.evaluate.options import EvaluateOptions
-from qdqbert.verbs.graph_files import check_task, open_any_graph, read_companions
 from qdqbert.verbs.inference import TorchRunner
 
 
@@ -38,7 +39,7 @@ class Subject:
         stored_task_options: Settings of the task that it was trained or quantized with, by name.
         calibrated_on: Fingerprints of the examples that its ranges were taken from.
         notices: Messages for the user.
-        named_inputs: transformers' names of the inputs that `input_names` of the call named.
+        matched_names: transformers' names of the inputs and outputs that names of the call matched.
     """
 
     task: Task
@@ -53,7 +54,7 @@ class Subject:
     stored_task_options: Mapping[str, Any]
     calibrated_on: frozenset[str] = frozenset()
     notices: tuple[str, ...] = ()
-    named_inputs: frozenset[str] = frozenset()
+    matched_names: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Request:
 
     Attributes:
         parameter: Name of the parameter that gave the model: `model` or `reference`.
-        shares_input_names: Whether some of `input_names` may belong to another file.
+        shares_names: Whether some of the names of inputs and outputs may belong to another file.
     """
 
     parameter: str
@@ -73,8 +74,9 @@ class Request:
     target: TargetName | None = None
     tokenizer: str | None = None
     input_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    output_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pooling: PoolingMode | None = None
-    shares_input_names: bool = False
+    shares_names: bool = False
 
 
 def request_of_model(options: EvaluateOptions) -> Request:
@@ -88,8 +90,9 @@ def request_of_model(options: EvaluateOptions) -> Request:
         target=options.target,
         tokenizer=options.tokenizer,
         input_names=options.input_names or {},
+        output_names=options.output_names or {},
         pooling=options.pooling,
-        shares_input_names=len(options.onnx_files) > 1,
+        shares_names=len(options.onnx_files) > 1,
     )
 
 
@@ -102,8 +105,9 @@ def request_of_reference(options: EvaluateOptions, subject: Subject) -> Request:
         max_length=subject.max_length,
         tokenizer=options.tokenizer or model_folder,
         input_names=options.input_names or {},
+        output_names=options.output_names or {},
         pooling=options.pooling,
-        shares_input_names=len(options.onnx_files) > 1,
+        shares_names=len(options.onnx_files) > 1,
     )
 
 
@@ -162,30 +166,31 @@ def _load_onnx(path: Path, request: Request) -> Subject:
             f"folder {folder.name!r}, with `target` if it has several graphs.",
             argument=request.parameter,
         )
-    task = check_task(request.task)
+    task = choose_task(path, task=request.task, tokenizer=request.tokenizer)
     engine: EngineName = request.engine or "onnxruntime"
     check_engine(engine)
-    runner = open_any_graph(
+    runner = open_graph_file(
         path,
         task=task,
         engine=engine,
         provider=request.provider,
         input_names=request.input_names,
-        others=request.shares_input_names,
+        output_names=request.output_names,
+        skip_unknown_names=request.shares_names,
     )
-    companions = read_companions(path, task=task, tokenizer=request.tokenizer, runner=runner)
-    usual = TASKS[task].max_length or companions.max_length
+    found = load_tokenizer_and_config(path, task=task, tokenizer=request.tokenizer, runner=runner)
+    usual = TASKS[task].max_length or found.max_length
     return Subject(
         task=TASKS[task],
         engine=engine,
         runner=runner,
-        tokenizer=companions.tokenizer,
+        tokenizer=found.tokenizer,
         input_names=runner.input_names,
-        id2label=companions.config.id2label,
-        max_length=min(request.max_length or usual, companions.max_length),
+        id2label=found.config.id2label,
+        max_length=min(request.max_length or usual, found.max_length),
         stored_task_options={},
-        notices=companions.notices,
-        named_inputs=runner.named,
+        notices=found.notices,
+        matched_names=runner.matched_names,
     )
 
 

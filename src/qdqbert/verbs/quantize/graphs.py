@@ -8,14 +8,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqbert.artifact import MODEL
+from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import value_names
 from qdqbert.progress import Progress
 from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import Plan
+from qdqbert.targets.target import Plan, measured_plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class WrittenGraph:
         model: The graph.
         path: The file.
         name: Path of the file in the output folder.
+        size_bytes: Size of the file.
         notices: Messages for the user.
     """
 
@@ -34,6 +35,7 @@ class WrittenGraph:
     model: ir.Model
     path: Path
     name: str
+    size_bytes: int
     notices: tuple[str, ...] = ()
 
 
@@ -62,13 +64,46 @@ def write_graphs(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):
-            chosen = calibration.for_recipe(plan.recipe)
-            scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
-            model = lower(graph, plan, chosen.ranges, scales, chosen.weight_amax)
+            model = _lower(plan, graph, calibration)
             save_graph(model, path)
             notices = _write_cache(plan, path, graph, calibration)
-        written.append(WrittenGraph(plan=plan, model=model, path=path, name=name, notices=notices))
+        written.append(
+            WrittenGraph(
+                plan=plan,
+                model=model,
+                path=path,
+                name=name,
+                size_bytes=size_bytes(path),
+                notices=notices,
+            )
+        )
     return written
+
+
+def with_measurable_graph(
+    written: WrittenGraph, graph: ir.Model, calibration: Calibration, scratch: str
+) -> WrittenGraph:
+    """Return the graph itself, or one with the same Q/DQ pairs if no engine runs it.
+
+    Args:
+        written: The graph of a target.
+        graph: Float graph with a node at every site.
+        calibration: Ranges of the call.
+        scratch: Folder for a graph that is only measured.
+    """
+    plan = measured_plan(written.plan)
+    if plan is written.plan:
+        return written
+    model = _lower(plan, graph, calibration)
+    path = Path(scratch) / f"{plan.target.name}.onnx"
+    save_graph(model, path)
+    return dataclasses.replace(written, plan=plan, model=model, path=path)
+
+
+def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
+    chosen = calibration.for_recipe(plan.recipe)
+    scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
+    return lower(graph, plan, chosen.ranges, scales, chosen.weight_amax)
 
 
 def _write_cache(

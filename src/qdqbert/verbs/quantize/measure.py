@@ -110,8 +110,8 @@ def measure(
                     evidence.options,
                 ),
                 lowering=check_lowering(each.model, references[target], engine),
-                size_bytes=size_bytes(each.path),
-                size_ratio=size_bytes(each.path) / size_bytes(evidence.float_model),
+                size_bytes=each.size_bytes,
+                size_ratio=each.size_bytes / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
             )
         warnings += fidelity_warnings(report)

@@ -33,13 +33,14 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
 from qdqbert.recipes import build_recipe
+from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target, make_plan
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples, encode, longest_input
-from qdqbert.verbs.quantize.graphs import write_graphs
+from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
 from qdqbert.verbs.quantize.manifest import digest_weights, quantization_json
 from qdqbert.verbs.quantize.measure import Evidence, measure
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -96,10 +97,11 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         source = open_source(options, Path(scratch), progress)
         ranges = choose_range_source(source, options, earlier)
         examples = choose_examples(TASKS[source.task], options, known=ranges.known)
+        groups = site_groups(options, targets)
+        plans = make_plans(source, source.sites(groups), targets, options)
         inputs = encode_inputs(source, examples, options)
         float_predictions = run_float(source, inputs.heldout, progress)
-        sited = source.with_sites([build_recipe(name) for name in recipe_names(options, targets)])
-        plans = make_plans(source, sited, targets, options)
+        sited = source.with_sites(groups)
         batches = inputs.calibration.batches
         calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
         check_finite(source, float_predictions)
@@ -108,7 +110,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
             graph = sited.graph()
         written = write_graphs(plans, graph, calibration, folder, progress)
         float_model = Path(scratch) / MODEL
-        save_graph(float_graph(graph), float_model)
+        save_graph(float_graph(graph), float_model, temporary=True)
         evidence = Evidence(
             source=source,
             sited=sited,
@@ -119,7 +121,8 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
             max_length=inputs.max_length,
             options=inputs.task_options,
         )
-        measured = measure(written, evidence, benchmark=options.benchmark, progress=progress)
+        measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
+        measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
         count = calibrated_texts(ranges, inputs)
         notices = (
             *(*source.notices, *ranges.notices, *examples.notices, *inputs.notices),
@@ -176,6 +179,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
                 task=options.task,
                 tokenizer=options.tokenizer,
                 input_names=options.input_names or {},
+                output_names=options.output_names or {},
                 scratch=scratch,
             )
     with progress.stage("Loading the checkpoint"):
@@ -221,17 +225,22 @@ def run_float(source: ModelSource, heldout: EncodedExamples, progress: Progress)
         return predict(TASKS[source.task], source.runner(), heldout, advance)
 
 
-def recipe_names(options: QuantizeOptions, targets: Sequence[Target]) -> set[str]:
-    """Return the names of the recipes of a call."""
-    return {options.recipe or target.recipe for target in targets}
+def site_groups(options: QuantizeOptions, targets: Sequence[Target]) -> set[SiteGroup]:
+    """Return the groups of sites that the recipes of a call place."""
+    names = {options.recipe or target.recipe for target in targets}
+    return {group for name in names for group in build_recipe(name).groups}
 
 
 def make_plans(
-    source: ModelSource, sited: SitedSource, targets: Sequence[Target], options: QuantizeOptions
+    source: ModelSource,
+    sites: Sequence[Site],
+    targets: Sequence[Target],
+    options: QuantizeOptions,
 ) -> list[Plan]:
     """Resolve the recipe of each target on the sites of the model.
 
     Raises:
+        UserInputError: A target cannot run the recipe.
         UnmatchedRuleError: A rule of a recipe or a pattern matches no site.
     """
     changes = options.quantizer_changes()
@@ -239,7 +248,7 @@ def make_plans(
     return [
         make_plan(
             target,
-            sited.sites,
+            sites,
             recipe=options.recipe,
             embeddings=options.embeddings,
             # Without changes, quantizers of a checkpoint keep their own bits.

@@ -1,6 +1,6 @@
-"""What `train` feeds a model with: examples -> features -> rows with labels, and a sample of them.
+"""The data of a training: examples -> features -> a labelled data set, and a calibration sample.
 
-What a user should know of the data comes back as notices.
+What a user should know about the data is returned as notices.
 """
 
 from __future__ import annotations
@@ -15,41 +15,46 @@ import torch
 from torch import Tensor
 
 from qdqbert.checkpoint.load import Checkpoint, has_head
+from qdqbert.checkpoint.task_names import TASK_NAMES
 from qdqbert.encoding import Encoded, make_batches
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.errors import UserInputError
 from qdqbert.progress import Progress
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
-from qdqbert.tasks.scores import scores_of
+from qdqbert.tasks.lines import counted
+from qdqbert.tasks.question_answering import windows_by_example
+from qdqbert.tasks.scores import score_of
 from qdqbert.tasks.task import Features, Labels, Task
 from qdqbert.training.dataset import TrainingDataset
 from qdqbert.verbs.settings import columns_of, task_options_of
 from qdqbert.verbs.train.options import TrainOptions
 
-_UNANNOTATED = ("fill-mask", "text-generation")
 # Tasks whose labels are the texts themselves.
+_WITHOUT_LABELS = ("fill-mask", "text-generation")
 
 
 def choose_task(options: TrainOptions) -> Task:
-    """The task that was asked for, or else the one that the checkpoint has a head for.
+    """Return the requested task, or the one that the checkpoint has a head for.
 
     Raises:
-        UserInputError: It is unknown, or there is no head and none was asked for.
+        UserInputError: The task is unknown, or none is requested and the checkpoint has no head.
     """
     name = options.task or _task_of(options.model)
     if name not in TASKS:
-        raise UserInputError(f"`--task {name}` is unknown. Known: {', '.join(TASKS)}.")
+        raise UserInputError(
+            f"`task={name!r}` is unknown. Known tasks: {', '.join(TASKS)}.", argument="task"
+        )
     return TASKS[name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Data as they were read.
+    """The data before tokenization.
 
     Attributes:
-        train: To train on.
-        held: To evaluate on, if there are any; some, but not all, may be in `train` too.
-        notices: What a user should know of both.
+        train: Training data.
+        held: Evaluation data, if there are any; some of the examples, not all, can be in `train`.
+        notices: Sentences for the user about both.
     """
 
     train: Dataset
@@ -58,11 +63,11 @@ class Examples:
 
 
 def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> Examples:
-    """Reads training and evaluation data.
+    """Read training and evaluation data.
 
     Raises:
-        DataFileError: They are not what the task reads.
-        UserInputError: All of the evaluation data are trained on.
+        DataFileError: The task cannot read them.
+        UserInputError: All evaluation data are in the training data.
     """
     held = None
     with progress.stage("Reading the data"):
@@ -77,40 +82,42 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
             )
     if held is None:
         return Examples(train=train, held=None, notices=train.notices)
-    notices = [*train.notices, *(f"Of the evaluation data: {each}" for each in held.notices)]
+    notices = [*train.notices, *(f"Evaluation data: {each}" for each in held.notices)]
     known = {fingerprint(example) for example in train.examples}
     shared = sum(fingerprint(example) in known for example in held.examples)
     if shared == len(held):
         raise UserInputError(
-            f"All {shared} examples of `--eval-data {options.eval_data}` are in `--train-data "
-            f"{options.train_data}` too. Hold examples out, or leave `--eval-data` away."
+            f"All examples of `eval_data={options.eval_data!r}` ({shared}) are also in "
+            f"`train_data={options.train_data!r}`. Use other examples, or leave `eval_data` out.",
+            argument="eval_data",
         )
     if shared:
         notices.append(
-            f"{shared} of {len(held)} evaluation examples are trained on too: the metrics flatter."
+            f"{shared} of {counted(len(held), 'evaluation example')} are also in the training "
+            "data: the metrics are inflated."
         )
     return Examples(train=train, held=held, notices=tuple(notices))
 
 
 def new_classes(task: Task, dataset: Dataset, teacher: Checkpoint | None) -> list[str]:
-    """Classes of a head that has to be made: the teacher's in their order, or the data's."""
-    if task.class_names(()) is None:
+    """Return the classes of a new head: the teacher's in their order, or those of the data."""
+    if task.class_names is None:
         return []
     if teacher is not None:
         return list(teacher.config.id2label.values())
-    return task.class_names(dataset.examples) or []
+    return task.class_names(dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Examples as a model is fed with them.
+    """The data after tokenization.
 
     Attributes:
-        features: Of the training examples.
+        features: Features of the training examples.
         rows: The same with labels, for the Trainer.
         held: Features of the evaluation examples, if there are any.
-        max_length: Longest row in tokens.
-        notices: What a user should know of all of them.
+        max_length: Longest feature in tokens.
+        notices: Sentences for the user.
     """
 
     features: Features
@@ -128,44 +135,51 @@ def encode_data(
     *,
     progress: Progress,
 ) -> TrainingData:
-    """Tokenizes examples as the task feeds the checkpoint.
+    """Check the labels, and tokenize the examples for a checkpoint.
 
     Raises:
-        DataFileError: A label is missing or unknown, or an embedder has no pairs.
+        DataFileError: A label is missing or unknown, or the data of an embedder have no pairs.
     """
-    asked = options.max_length or task.max_length or checkpoint.max_length
+    uses_labels = _uses_labels(task, options)
+    id2label = checkpoint.config.id2label
+    if uses_labels:
+        task.check_labels(examples.train, id2label)
+    if examples.held is not None:
+        task.check_labels(examples.held, id2label)
+    longest = options.max_length or task.max_length or checkpoint.max_length
     encode = functools.partial(
         task.encode,
         tokenizer=checkpoint.tokenizer,
         input_names=checkpoint.input_names,
-        max_length=min(asked, checkpoint.max_length),
+        max_length=min(longest, checkpoint.max_length),
         options=task_options_of(options, {}, seed=options.seed),
     )
     with progress.stage("Tokenizing the training data"):
         features = encode(examples.train.examples)
-    rows, absent = _training_rows(task, features, checkpoint.config, options)
-    notices = [*(f"Of the training data: {each}" for each in features.notices), *absent]
+    labels = _training_labels(task, features, id2label, uses_labels=uses_labels)
+    notices = [f"Training data: {each}" for each in features.notices]
+    if uses_labels and task.class_names is not None and checkpoint.config.num_labels > 1:
+        notices += _absent_classes(labels, id2label)
     held = None
     if examples.held is not None:
         with progress.stage("Tokenizing the evaluation data"):
             held = encode(examples.held.examples)
-        notices += [f"Of the evaluation data: {each}" for each in held.notices]
-        task.labels(held, checkpoint.config.id2label)  # unknown ones fail here, not later
+        notices += [f"Evaluation data: {each}" for each in held.notices]
     return TrainingData(
         features=features,
-        rows=rows,
+        rows=TrainingDataset(features, labels, pairs=task.is_embedding),
         held=held,
-        max_length=min(asked, checkpoint.max_length),
+        max_length=min(longest, checkpoint.max_length),
         notices=tuple(notices),
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What ranges are taken from.
+    """The data of a calibration.
 
     Attributes:
-        batches: Arguments of the model; of several processes, those of this one.
+        batches: Arguments of the model; with several processes, the batches of this one.
         fingerprints: `tasks.data.fingerprint` of each example in the batches of all processes.
     """
 
@@ -182,36 +196,42 @@ def calibration_sample(
     processes: int = 1,
     process: int = 0,
 ) -> Sample:
-    """Draws training examples that are not evaluated on.
+    """Draw training examples that are not in the evaluation data.
 
     Args:
-        task: What they are for.
-        features: The training examples'.
+        task: The task.
+        features: Features of the training examples.
         held: The evaluation data.
-        options: How many, the seed that draws them, and rows of a batch.
-        processes: How many share the batches.
-        process: Which of them this one is, from 0.
+        options: Their number, seed and batch size are read.
+        processes: Number of processes that share the batches.
+        process: Number of this process, from 0.
 
     Raises:
-        UserInputError: None is left, or there are fewer batches than processes.
+        UserInputError: No example is left, or there are fewer batches than processes.
     """
-    banned = {fingerprint(example) for example in held.examples} if held else set()
-    # Not those of the data set: some of its examples may have made no row.
+    evaluated = {fingerprint(example) for example in held.examples} if held else set()
+    # Not the examples of the data set, of which some can have made no feature.
     examples = features.examples
-    usable = [index for index, example in enumerate(examples) if fingerprint(example) not in banned]
+    usable = [
+        index for index, example in enumerate(examples) if fingerprint(example) not in evaluated
+    ]
     if not usable:
-        raise UserInputError("No training example is left that is not in the evaluation data.")
+        raise UserInputError(
+            "All training examples are in the evaluation data, so none is left for calibration. "
+            "Add training data."
+        )
     count = min(options.calibration_samples, len(usable))
     chosen = sorted(random.Random(options.seed).sample(usable, count))
-    rows, encoded = _rows_by_example(features, task), features.encoded
-    picked = tuple(encoded.rows[row] for index in chosen for row in rows[index])
+    made, encoded = _features_by_example(features, task), features.encoded
+    picked = tuple(encoded.inputs[each] for index in chosen for each in made[index])
     batches = make_batches(
-        Encoded(rows=picked, padding=encoded.padding, truncated=0), batch_size=options.batch_size
+        Encoded(inputs=picked, padding=encoded.padding, truncated=0), batch_size=options.batch_size
     )
     if len(batches) < processes:
         raise UserInputError(
-            f"`--calibration-samples {count}` make {len(batches)} batches for {processes} "
-            "processes. Calibrate on more."
+            f"The {counted(count, 'calibration sample')} make {counted(len(batches), 'batch')} "
+            f"for {processes} processes, which need one each. Raise `calibration_samples`.",
+            argument="calibration_samples",
         )
     return Sample(
         batches=[
@@ -223,32 +243,30 @@ def calibration_sample(
 
 
 def _task_of(model: str) -> str:
-    """The task that a checkpoint was trained for."""
-    for name in TASKS:
-        if name != "feature-extraction" and has_head(model, name):  # type: ignore[arg-type]
+    """Return the task that a checkpoint has a head for."""
+    for name in TASK_NAMES:
+        if name != "feature-extraction" and has_head(model, name):
             return name
     raise UserInputError(
-        f"What {model!r} is to be trained for is not known: it has no head. Pass `--task`, one of: "
-        f"{', '.join(TASKS)}."
+        f"Checkpoint {model!r} has no head, so its task cannot be inferred. Pass `task`, one of: "
+        f"{', '.join(TASKS)}.",
+        argument="task",
     )
 
 
-def _training_rows(
-    task: Task, features: Features, config: Any, options: TrainOptions
-) -> tuple[TrainingDataset, list[str]]:
-    """Rows with what a model of that config is trained with, and notices on classes without any."""
-    is_led_only = bool(options.distill_from) and options.distill_alpha == 1
-    notices: list[str] = []
-    labels: Sequence[Labels | None]
-    if task.is_embedding:
-        labels = _pair_scores(features, needed=not is_led_only)
-    elif is_led_only and task.name not in _UNANNOTATED:
-        labels = [{} for _ in features.encoded.rows]
-    else:
-        labels = task.labels(features, config.id2label)
-        if task.class_names(features.examples) is not None and config.num_labels > 1:
-            notices = _absent_classes(labels, config.id2label)
-    return TrainingDataset(features, labels, pairs=task.is_embedding), notices
+def _uses_labels(task: Task, options: TrainOptions) -> bool:
+    """Return whether the labels are read; a student that only follows its teacher needs none."""
+    follows_only = bool(options.distill_from) and options.distill_alpha == 1
+    return task.name in _WITHOUT_LABELS or not follows_only
+
+
+def _training_labels(
+    task: Task, features: Features, id2label: Mapping[int, str], *, uses_labels: bool
+) -> Sequence[Labels | None]:
+    """Return what the model is trained with, for each feature; for each pair if it embeds."""
+    if not uses_labels:
+        return [{} for _ in (features.examples if task.is_embedding else features.encoded.inputs)]
+    return _pair_scores(features) if task.is_embedding else task.labels(features, id2label)
 
 
 def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]) -> list[str]:
@@ -257,37 +275,26 @@ def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]
     if not absent:
         return []
     return [
-        f"The training data has no example of {len(absent)} of the model's {len(id2label)} "
-        f"classes, among them {absent[0]!r}: it will unlearn them."
+        f"The training data have no example of {len(absent)} of the model's {len(id2label)} "
+        f"classes, among them {absent[0]!r}: the model will unlearn them."
     ]
 
 
-def _pair_scores(features: Features, *, needed: bool) -> list[Labels | None]:
-    """Scores of pairs from 0 to 1; none where only a teacher is followed."""
-    examples = features.examples
-    if not needed:
-        return [{} for _ in examples]
-    if any(example.text_pair is None for example in examples):
-        raise DataFileError(
-            "Embedders are trained on pairs of texts with a score; the data has one text a row. "
-            "Name the second with `--text-pair-column`, or follow a teacher with `--distill-from`."
-        )
-    scores = scores_of(examples)
+def _pair_scores(features: Features) -> list[Labels | None]:
+    """Return the scores of pairs, scaled to 0 to 1 if they are not in that range."""
+    scores = [score_of(example) for example in features.examples]
     low, high = min(0.0, *scores), max(1.0, *scores)
     return [{"scores": (score - low) / (high - low)} for score in scores]
 
 
-def _rows_by_example(features: Features, task: Task) -> dict[int, list[int]]:
-    """Which rows each example became."""
-    count, total = len(features.examples), len(features.encoded.rows)
+def _features_by_example(features: Features, task: Task) -> list[list[int]]:
+    """Return the indices of the features that each example made."""
+    count, total = len(features.examples), len(features.encoded.inputs)
     if total == count:
-        return {index: [index] for index in range(count)}
+        return [[index] for index in range(count)]
     if task.is_embedding:
-        return {index: [index, index + count] for index in range(count)}
-    rows: dict[int, list[int]] = {index: [] for index in range(count)}
-    for row, place in enumerate(features.places):
-        rows[place.example].append(row)
-    return rows
+        return [[index, index + count] for index in range(count)]
+    return windows_by_example(features)
 
 
 def _flat(value: Any) -> Sequence[Any]:

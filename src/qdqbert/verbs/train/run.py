@@ -21,7 +21,7 @@ from qdqbert.files import json_values, write_json
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.loading import load_model
-from qdqbert.models.prepare import prepare
+from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
@@ -146,7 +146,7 @@ def insert_quantizers(
         quantizer_options = quantizer_options_of(
             options, calibrator=options.calibrator or "mse", percentile=options.percentile
         )
-        prepare(model, options.recipe, quantizer_options=quantizer_options)
+        prepare_with_options(model, options.recipe, quantizer_options)
     sample = calibration_sample(
         task,
         data.features,

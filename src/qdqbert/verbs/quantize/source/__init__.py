@@ -21,7 +21,7 @@ from qdqbert.evidence.lowering import Reference
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Recipe, Site, Smoothing, TensorSpec
+from qdqbert.spec import Site, SiteGroup, Smoothing, TensorSpec
 from qdqbert.targets.target import Plan
 
 Advance = Callable[[], None]
@@ -75,8 +75,12 @@ class ModelSource(Protocol):
         """Return the float model, ready to run."""
         ...
 
-    def with_sites(self, recipes: Sequence[Recipe]) -> SitedSource:
-        """Return the model with the sites that some recipes need.
+    def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
+        """Return the places that can be quantized, of some groups, without changing the model."""
+        ...
+
+    def with_sites(self, groups: Collection[SiteGroup]) -> SitedSource:
+        """Return the model with the sites of some groups.
 
         The float runner must not be used afterwards: a checkpoint is changed in place.
         """

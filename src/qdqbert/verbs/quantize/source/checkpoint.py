@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibrate import calibrate, run_observed
@@ -23,8 +25,9 @@ from qdqbert.insert.sited import (
     quantizing,
     sited_model,
 )
+from qdqbert.models.configuration import recipe_of
 from qdqbert.models.state import stored_calibration, stored_specs
-from qdqbert.spec import Recipe
+from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.inference import TorchRunner
 from qdqbert.verbs.quantize.source import StoredQuantizers
@@ -50,22 +53,27 @@ class CheckpointSource:
         """Return the float model, ready to run."""
         return TorchRunner(self._body, self.input_names)
 
-    def with_sites(self, recipes: Sequence[Recipe]) -> SitedCheckpoint:
-        """Insert the sites that some recipes need."""
-        return SitedCheckpoint(self._checkpoint, self._body, recipes)
+    def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
+        """Return the sites of some groups. They are inserted into a copy without weights."""
+        float_class: Any = type(self._checkpoint.model)
+        with torch.device("meta"):
+            trial = float_class(copy.deepcopy(self.config))
+        return insert_quantizers_(trial, self._checkpoint.family, groups).sites
+
+    def with_sites(self, groups: Collection[SiteGroup]) -> SitedCheckpoint:
+        """Insert the sites of some groups."""
+        return SitedCheckpoint(self._checkpoint, self._body, groups)
 
 
 class SitedCheckpoint:
     """A checkpoint with sites; see `SitedSource`."""
 
-    def __init__(self, checkpoint: Checkpoint, body: GraphBody, recipes: Sequence[Recipe]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, body: GraphBody, groups: Collection[SiteGroup]
+    ) -> None:
         """Insert quantizers into the checkpoint's model, in place; they stay disabled."""
         self._checkpoint, self._body = checkpoint, body
-        self._sited = insert_quantizers_(
-            checkpoint.model,
-            checkpoint.family,
-            outputs=any(recipe.outputs for recipe in recipes),
-        )
+        self._sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
         self._graph: ir.Model | None = None
         self.sites = self._sited.sites
 
@@ -122,7 +130,7 @@ def _take_stored_quantizers_(checkpoint: Checkpoint) -> StoredQuantizers | None:
     stored = StoredQuantizers(
         specs=stored_specs(sited),
         calibration=stored_calibration(sited),
-        recipe=getattr(checkpoint.config, "placement", None),
+        recipe=recipe_of(checkpoint.config),
     )
     for quantizer in sited.quantizers.values():
         quantizer.disable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,19 @@ from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_graph_references
 from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.graph.edit import keep_outputs
+from qdqbert.graph.imported.graph_runner import GraphRunner, check_token_ids, engine_errors
 from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.graph.imported.observed_graph import ObservedGraph
 from qdqbert.graph.imported.sites import SitedGraph
+from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.spec import Recipe
+from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets.target import Plan
-from qdqbert.verbs.graph_files import GraphRunner, check_task, check_words, read_companions, running
 from qdqbert.verbs.quantize.source import Advance, StoredQuantizers
+
+# Groups of sites that are found in a graph.
+_GROUPS: frozenset[SiteGroup] = frozenset({"layer", "table"})
 
 
 class OnnxSource:
@@ -43,59 +48,87 @@ class OnnxSource:
         task: str | None,
         tokenizer: str | None,
         input_names: Mapping[str, str],
+        output_names: Mapping[str, str],
         scratch: Path,
     ) -> None:
         """Read a model and find its layers.
 
         Args:
             path: The .onnx file.
-            task: Name of its task.
+            task: Name of its task. Inferred from the config next to the tokenizer if `None`.
             tokenizer: Folder or hub id of its tokenizer and config; the file's folder if `None`.
             input_names: Names of its inputs by transformers' names, where they differ.
+            output_names: Names of its outputs by transformers' names, where they differ.
             scratch: Folder for temporary graphs.
 
         Raises:
             UserInputError: The file cannot be read, its architecture is not supported, or the
                 tokenizer is missing.
         """
-        self.name, self.task = str(path), check_task(task)
-        imported = import_onnx(path, task=self.task, input_names=input_names, scratch=scratch)
-        self._float = GraphRunner(imported.runner, path, vocabulary=imported.vocabulary)
-        companions = read_companions(path, task=self.task, tokenizer=tokenizer, runner=self._float)
+        self.name = str(path)
+        self.task: str = choose_task(path, task=task, tokenizer=tokenizer)
+        imported = import_onnx(
+            path,
+            task=self.task,
+            input_names=input_names,
+            output_names=output_names,
+            scratch=scratch,
+        )
+        self._float = imported.runner
+        found = load_tokenizer_and_config(
+            path, task=self.task, tokenizer=tokenizer, runner=self._float
+        )
         self._path, self._scratch, self._sited = path, scratch, imported.sited
         self.input_names, self.output_names = imported.input_names, imported.output_names
-        counts = ", ".join(f"{name} {count}" for name, count in imported.sited.roles.items())
-        self.notices: tuple[str, ...] = (f"Found in the graph: {counts}.", *companions.notices)
-        self.model_type, self.config = companions.model_type, companions.config
-        self.tokenizer, self.max_length = companions.tokenizer, companions.max_length
+        self.notices: tuple[str, ...] = (*imported.notices, *found.notices)
+        self.model_type, self.config = found.model_type, found.config
+        self.tokenizer, self.max_length = found.tokenizer, found.max_length
 
     def runner(self) -> Runner:
         """Return the float model on ONNX Runtime."""
         return self._float
 
-    def with_sites(self, recipes: Sequence[Recipe]) -> SitedOnnx:
-        """Return the graph with its sites.
+    def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
+        """Return the sites.
 
         Raises:
-            UserInputError: A recipe needs sites that are found in checkpoints only.
+            UserInputError: A group consists of sites that are found in checkpoints only.
         """
-        unsupported = [recipe.name for recipe in recipes if recipe.outputs]
+        unsupported = sorted(set(groups) - _GROUPS)
         if unsupported:
             raise UserInputError(
-                f"Recipe {unsupported[0]!r} requires a checkpoint: it quantizes outputs, which are "
-                "not found in existing ONNX models. Pass another `recipe`, and a target other than "
-                f"{unsupported[0]!r}.",
+                "The recipe requires a checkpoint: it quantizes sites of the group "
+                f"{unsupported[0]!r}, which are not found in existing ONNX models. Pass another "
+                "`recipe`, or other `targets`.",
                 argument="recipe",
             )
-        return SitedOnnx(self._sited, self._float, self._path, self._scratch)
+        return self._sited.sites
+
+    def with_sites(self, groups: Collection[SiteGroup]) -> SitedOnnx:
+        """Return the graph with its sites."""
+        self.sites(groups)
+        return SitedOnnx(
+            self._sited, self._float, self._path, self._scratch, output_names=self.output_names
+        )
 
 
 class SitedOnnx:
     """An .onnx file with sites; see `SitedSource`."""
 
-    def __init__(self, sited: SitedGraph, runner: GraphRunner, path: Path, scratch: Path) -> None:
-        """Keep what calibration and references need."""
-        self._sited, self._runner = sited, runner
+    def __init__(
+        self,
+        sited: SitedGraph,
+        runner: GraphRunner,
+        path: Path,
+        scratch: Path,
+        *,
+        output_names: tuple[str, ...],
+    ) -> None:
+        """Keep what calibration and references need, and free the session of the float model."""
+        # It would hold the weights a second time.
+        runner.release()
+        self._sited, self._vocabulary_size = sited, runner.vocabulary_size
+        self._output_names = output_names
         self._path, self._scratch = path, scratch
         self.sites = sited.sites
 
@@ -111,10 +144,10 @@ class SitedOnnx:
         path = self._scratch / "observed.onnx"
         observed = ObservedGraph(self._sited, path, sites=frozenset(sites))
         for batch in batches:
-            check_words(batch.inputs, self._path, self._runner.vocabulary)
+            check_token_ids(batch.inputs, self._path, self._vocabulary_size)
 
         def run(observer: Observer, scales: Mapping[str, Tensor]) -> None:
-            with running(self._path):
+            with engine_errors(self._path):
                 observed.run(batches, observer, scales, advance)
 
         plan = CalibrationPlan(
@@ -151,6 +184,7 @@ class SitedOnnx:
             scales=scales,
             weight_amax=calibration.weight_amax,
         )
+        keep_outputs(model, self._output_names)
         return make_graph_references(
             model, self._sited.starts, batches, last_bits=plan.target.last_bits
         )

@@ -1,0 +1,36 @@
+"""Turns what libraries raise about a user's .onnx file into errors that name the file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from qdqbert.errors import QdqBertError, UserInputError
+
+
+@contextlib.contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Raise every exception as one line that names the file.
+
+    Raises:
+        UserInputError: Anything was raised.
+    """
+    try:
+        yield
+    except QdqBertError as error:
+        text = " ".join(str(error).split())
+        if path.name in text and isinstance(error, UserInputError) and text == str(error):
+            raise
+        raise UserInputError(
+            f"Graph {path.name!r} cannot be used: {text}", argument=error.argument
+        ) from error
+    except OSError as error:
+        raise UserInputError(f"Graph {path.name!r} cannot be used: {error}.") from error
+    # Which library fails, and with which class, depends on the file.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserInputError(
+            f"Graph {path.name!r} cannot be used: it is damaged in a way that no check names "
+            f"({type(error).__name__}: {reason}). Export it again."
+        ) from error

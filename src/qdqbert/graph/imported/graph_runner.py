@@ -1,0 +1,167 @@
+"""Runs a user's .onnx file on an engine, under transformers' names of inputs and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.choices import EngineName
+from qdqbert.engines.runner import Outputs, Runner, open_runner
+from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.graph.imported.renamed_copy import write_renamed_copy
+
+
+class GraphRunner:
+    """A `Runner` of a user's graph that raises `UserInputError` where the engine fails.
+
+    Attributes:
+        vocabulary_size: Rows of the graph's table of word embeddings, `None` if there is no such
+            table.
+        matched_names: transformers' names of the inputs and outputs that were found by the names
+            that the user gave.
+        max_length: Longest input in tokens that the graph accepts, `None` if it sets no limit.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        path: Path,
+        *,
+        vocabulary_size: int | None,
+        matched_names: frozenset[str] = frozenset(),
+        max_length: int | None = None,
+        reopen: Callable[[], Runner] | None = None,
+    ) -> None:
+        """Wrap a runner.
+
+        Args:
+            runner: The graph, loaded.
+            path: The user's file, for messages.
+            vocabulary_size: See the attribute.
+            matched_names: See the attribute.
+            max_length: See the attribute.
+            reopen: Loads the graph again after `release`.
+        """
+        self._runner: Runner | None = runner
+        self._path, self._reopen = path, reopen
+        self.vocabulary_size, self.matched_names = vocabulary_size, matched_names
+        self.max_length = max_length
+        self.input_names, self.output_names = runner.input_names, runner.output_names
+        self.precision = runner.precision
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Run one forward pass.
+
+        Raises:
+            UserInputError: The engine fails, or a token id has no embedding.
+        """
+        check_token_ids(inputs, self._path, self.vocabulary_size)
+        with engine_errors(self._path):
+            if self._runner is None:
+                assert self._reopen is not None
+                self._runner = self._reopen()
+            return self._runner.run(inputs)
+
+    def release(self) -> None:
+        """Free the engine's memory until the next `run`, if the graph can be loaded again."""
+        if self._reopen is not None:
+            self._runner = None
+            gc.collect()
+
+
+def check_token_ids(
+    inputs: Mapping[str, NDArray[Any]], path: Path, vocabulary_size: int | None
+) -> None:
+    """Refuse token ids that have no embedding, which some engines read without an error.
+
+    Raises:
+        UserInputError: There is one.
+    """
+    largest = int(np.max(inputs["input_ids"]))
+    if vocabulary_size is not None and largest >= vocabulary_size:
+        raise UserInputError(
+            f"Graph {path.name!r} has embeddings for {vocabulary_size} token ids, and the "
+            f"tokenizer returned id {largest}. Pass the `tokenizer` of this model.",
+            argument="tokenizer",
+        )
+
+
+@contextlib.contextmanager
+def engine_errors(path: Path) -> Iterator[None]:
+    """Raise what an engine raises while it runs a graph as one line that names the file.
+
+    Raises:
+        UserInputError: The engine failed.
+    """
+    try:
+        yield
+    except QdqBertError:
+        raise
+    # Engines' exceptions have no common class.
+    except Exception as error:
+        raise UserInputError(
+            f"Graph {path.name!r} fails when it runs: {one_line(error)}. Pass the `tokenizer` that "
+            "it was made for, and a `max_length` that it accepts."
+        ) from error
+
+
+def one_line(error: Exception) -> str:
+    """Return the start of an error's message on one line, without a full stop."""
+    return " ".join(str(error).split())[:200].rstrip(".")
+
+
+def open_graph_file(
+    path: Path,
+    *,
+    task: str,
+    engine: EngineName,
+    provider: str | None = None,
+    input_names: Mapping[str, str] | None = None,
+    output_names: Mapping[str, str] | None = None,
+    skip_unknown_names: bool = False,
+) -> GraphRunner:
+    """Load an .onnx file as it is, float or quantized, under transformers' names.
+
+    Args:
+        path: The .onnx file.
+        task: transformers' name of its task.
+        engine: The engine to run it on.
+        provider: Execution provider of ONNX Runtime.
+        input_names: As in `write_renamed_copy`.
+        output_names: As in `write_renamed_copy`.
+        skip_unknown_names: As in `write_renamed_copy`.
+
+    Raises:
+        UserInputError: The file cannot be read, does not fit the task, or does not run on the
+            engine.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = write_renamed_copy(
+            path,
+            task=task,
+            input_names=input_names or {},
+            output_names=output_names or {},
+            scratch=Path(scratch),
+            skip_unknown_names=skip_unknown_names,
+        )
+        try:
+            runner = open_runner(engine, copy.path, provider=provider)
+        except QdqBertError:
+            raise
+        # Engines' exceptions have no common class.
+        except Exception as error:
+            raise UserInputError(
+                f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass another "
+                "`engine`.",
+                argument="engine",
+            ) from error
+    return GraphRunner(
+        runner, path, vocabulary_size=copy.vocabulary_size, matched_names=copy.matched_names
+    )

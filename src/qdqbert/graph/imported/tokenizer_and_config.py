@@ -1,0 +1,225 @@
+"""Loads what an .onnx file does not contain: tokenizer, config, class names, longest input."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.checkpoint.task_names import TASK_NAMES, TaskName, task_of_architecture
+from qdqbert.errors import UserInputError
+from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
+from qdqbert.graph.imported.graph_runner import GraphRunner
+
+_LANGUAGE_MODELS = ("fill-mask", "text-generation")
+_CLASSIFIERS = ("text-classification", "token-classification")
+_DEFAULT_LENGTH = 512
+# Tokenizers without a limit have a `model_max_length` far above this.
+_UNLIMITED = 1_000_000
+# Embedding tables and heads are padded to a multiple of 8 or 64 rows, for speed.
+_ROW_PADDING = 64
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerAndConfig:
+    """The tokenizer and the config of an .onnx file.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        config: The config, or as much of one as the graph shows.
+        model_type: transformers' name of the family; `None` without a config.
+        max_length: Longest input in tokens.
+        notices: What the user should know.
+    """
+
+    tokenizer: Any
+    config: Any
+    model_type: str | None
+    max_length: int
+    notices: tuple[str, ...]
+
+
+def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskName:
+    """Return the task of an .onnx file.
+
+    Args:
+        path: The .onnx file.
+        task: The task that the user named; it takes precedence.
+        tokenizer: Folder or hub id of the tokenizer, whose config names the architecture; the
+            file's own folder if `None`.
+
+    Raises:
+        UserInputError: The task is unknown, or is missing and cannot be inferred.
+    """
+    known = ", ".join(TASK_NAMES)
+    if task is not None:
+        found = next((each for each in TASK_NAMES if each == task), None)
+        if found is None:
+            raise UserInputError(
+                f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task"
+            )
+        return found
+    fields = _config_fields(tokenizer or str(path.parent))
+    architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
+    inferred = task_of_architecture(architectures[0]) if architectures else None
+    if inferred is None:
+        reason = (
+            f"its config names the architecture {architectures[0]}"
+            if architectures
+            else "there is no config.json next to its tokenizer that names an architecture"
+        )
+        raise UserInputError(
+            f"`task` is missing, and cannot be inferred for graph {path.name!r}: {reason}. Pass "
+            f"one of: {known}.",
+            argument="task",
+        )
+    return inferred
+
+
+def _config_fields(name: str) -> dict[str, Any]:
+    """Return the fields of a folder's config.json, or nothing if there is none."""
+    try:
+        fields, _ = PretrainedConfig.get_config_dict(name)
+    except _UNREADABLE:
+        return {}
+    return dict(fields)
+
+
+def load_tokenizer_and_config(
+    path: Path, *, task: str, tokenizer: str | None, runner: GraphRunner
+) -> TokenizerAndConfig:
+    """Load the tokenizer and the config of an .onnx file, and check that they fit it.
+
+    Args:
+        path: The .onnx file.
+        task: transformers' name of its task.
+        tokenizer: Folder or hub id of its tokenizer, and of its config if there is one; the
+            file's own folder if `None`.
+        runner: The graph, loaded. It shows how many classes and token ids there are.
+
+    Raises:
+        UserInputError: There is no tokenizer, or tokenizer or config belong to another model.
+    """
+    loaded, config, has_labels = _load(tokenizer, path)
+    # The tokenizer has to return what the graph reads: RoBERTa's returns no token types.
+    loaded.model_input_names = list(runner.input_names)
+    _check_vocabulary(path, runner.vocabulary_size, config)
+    shape = _output_shape(runner, path, task)
+    _check_language_model(path, task, shape, runner.vocabulary_size)
+    classes = shape[-1] if task in _CLASSIFIERS else None
+    notices: tuple[str, ...] = ()
+    model_type = getattr(config, "model_type", None)
+    max_length = _max_length(loaded, config)
+    if config is None:
+        config = PretrainedConfig(vocab_size=len(loaded))
+        if classes is not None:
+            config.num_labels = classes
+        notices = ("There is no config.json next to the tokenizer: classes have numbers.",)
+    elif classes is not None and not has_labels:
+        config.num_labels = classes
+        notices = ("The config.json next to the tokenizer names no classes: they have numbers.",)
+    elif classes not in (None, config.num_labels):
+        raise UserInputError(
+            f"Graph {path.name!r} has {classes} classes, and the config.json next to the "
+            f"tokenizer has {config.num_labels}. Pass the `tokenizer` of this model.",
+            argument="tokenizer",
+        )
+    return TokenizerAndConfig(
+        tokenizer=loaded,
+        config=config,
+        model_type=model_type,
+        max_length=min(max_length, runner.max_length or max_length),
+        notices=notices,
+    )
+
+
+def _max_length(tokenizer: Any, config: Any) -> int:
+    model_type = getattr(config, "model_type", None)
+    reserved = FAMILIES[model_type].reserved_positions if model_type in FAMILIES else 0
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [positions and positions - reserved, tokenizer.model_max_length]
+    known = [limit for limit in limits if limit and limit < _UNLIMITED]
+    return int(min(known)) if known else _DEFAULT_LENGTH
+
+
+def _output_shape(runner: GraphRunner, path: Path, task: str) -> tuple[int, ...]:
+    """Run the graph once and return the shape of its first output.
+
+    The shape that the file declares may be missing or wrong.
+    """
+    ones = np.ones((1, 2, 4) if task == "multiple-choice" else (1, 4), np.int64)
+    inputs = dict.fromkeys(runner.input_names, ones)
+    # Some models have a single token type.
+    if "token_type_ids" in inputs:
+        inputs["token_type_ids"] = np.zeros_like(ones)
+    name = runner.output_names[0]
+    shape: tuple[int, ...] = runner.run(inputs)[name].shape
+    rank = 3 if task in OF_TOKENS and name != SENTENCE_EMBEDDING else 2
+    if len(shape) != rank:
+        raise UserInputError(
+            f"The output of graph {path.name!r} has {len(shape)} dimensions, and task `{task}` "
+            f"reads {rank}: one vector per {'token' if rank == 3 else 'text'}. Pass another "
+            "`task`.",
+            argument="task",
+        )
+    return shape
+
+
+def _check_vocabulary(path: Path, rows: int | None, config: Any) -> None:
+    """Refuse a config with another vocabulary.
+
+    Whether there are enough embeddings is checked when texts are read.
+    """
+    size = getattr(config, "vocab_size", None)
+    if rows is None or size is None or 0 <= rows - size < _ROW_PADDING:
+        return
+    raise UserInputError(
+        f"Graph {path.name!r} has embeddings for {rows} token ids, and the config.json next to "
+        f"the tokenizer has `vocab_size` {size}. Pass the `tokenizer` of this model.",
+        argument="tokenizer",
+    )
+
+
+def _check_language_model(
+    path: Path, task: str, shape: tuple[int, ...], vocabulary_size: int | None
+) -> None:
+    if task not in _LANGUAGE_MODELS or vocabulary_size is None:
+        return
+    if vocabulary_size - shape[-1] >= _ROW_PADDING:
+        raise UserInputError(
+            f"Graph {path.name!r} returns {shape[-1]} numbers per token, and task `{task}` reads "
+            f"one for each of its {vocabulary_size} token ids. Pass another `task`.",
+            argument="task",
+        )
+
+
+def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
+    """Return tokenizer, config and whether the config names classes; no config is `None`."""
+    name = given or str(path.parent)
+    subject = f"`tokenizer={given!r}`" if given else f"The tokenizer next to graph {path.name!r}"
+    hint = "" if given else "Put it there, or pass `tokenizer`. "
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    except _UNREADABLE as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserInputError(
+            f"{subject} cannot be loaded: {reason.rstrip('.')}. {hint}Expected a folder with "
+            "tokenizer.json, or a hub id.",
+            argument="tokenizer",
+        ) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UserInputError(
+            f"{subject} has no vocabulary; expected tokenizer.json or vocab.txt. {hint}".rstrip(),
+            argument="tokenizer",
+        )
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except _UNREADABLE:
+        return tokenizer, None, False
+    fields = _config_fields(name)
+    return tokenizer, config, "id2label" in fields or "num_labels" in fields

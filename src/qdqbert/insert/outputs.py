@@ -1,0 +1,82 @@
+"""Quantizers on outputs that no other quantizer reads, for the recipe `qordered`.
+
+The outputs of linear layers, of the softmax and of LayerNorms are read by quantizers of the group
+`layer`. Four tensors of a layer are not: the attention scores, both sums in front of a LayerNorm,
+and the input of the activation function. In the last layer a fifth one is not: its result.
+
+Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from qdqbert.checkpoint.families import Family
+from qdqbert.errors import CheckpointError
+from qdqbert.insert.modules import activation_quantizer
+from qdqbert.nn import TensorQuantizer
+from qdqbert.spec import Site
+
+
+def check_outputs(family: Family) -> None:
+    """Refuse a family whose layers differ from BERT's.
+
+    Raises:
+        CheckpointError: The outputs of this family's layers are not known.
+    """
+    if family.sites.activation is None:
+        raise CheckpointError(
+            "Quantizers on all outputs need encoder layers like BERT's, and those of family "
+            f"`{family.model_type}` differ. Choose another `recipe`.",
+            argument="recipe",
+        )
+
+
+def add_output_quantizers_(model: nn.Module, layers: Sequence[str], family: Family) -> None:
+    """Add quantizers to the outputs that no quantizer of the layers reads.
+
+    Args:
+        model: A model whose layers have their quantizers; changed in place.
+        layers: Paths of its encoder layers, in order.
+        family: Layout of the layers, which `check_outputs` accepts.
+    """
+    sites = family.sites
+    assert sites.activation is not None
+    places = [
+        (sites.attention, "softmax_input_quantizer", (2, 3)),
+        (sites.activation, "activation_input_quantizer", (1,)),
+        *((path, "layernorm_input_quantizer", (1,)) for path in sites.residual_outputs),
+    ]
+    result = (sites.residual_outputs[-1], "layernorm_output_quantizer", (1,))
+    for layer in layers:
+        for path, attribute, axes in [*places, *([result] if layer == layers[-1] else [])]:
+            site = Site(
+                name=f"{layer}.{path}.{attribute}",
+                kind="activation",
+                sequence_axes=axes,
+                group="output",
+            )
+            module = model.get_submodule(f"{layer}.{path}")
+            module.add_module(attribute, activation_quantizer(site))
+        activation: Any = model.get_submodule(f"{layer}.{sites.activation}")
+        activation.intermediate_act_fn = _QuantizedActivation(
+            activation.intermediate_act_fn, activation.activation_input_quantizer
+        )
+
+
+class _QuantizedActivation(nn.Module):
+    """An activation function, and the quantizer of its input, which another module owns."""
+
+    def __init__(self, function: Any, quantizer: TensorQuantizer) -> None:
+        super().__init__()
+        self.function = function
+        # In a tuple, so that it is not registered as a child of this module too.
+        self._quantizer = (quantizer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of the quantized input; shape of `x`."""
+        result: Tensor = self.function(self._quantizer[0](x))
+        return result
