@@ -26,7 +26,7 @@ from qdqbert import cli
 original = TaskTrainer.training_step
 
 def training_step(self, *args, **kwargs):
-    if self.state.global_step == 6:
+    if self.state.global_step == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, *args, **kwargs)
 
@@ -37,8 +37,8 @@ cli.main()
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="only POSIX has SIGKILL")
 def test_a_killed_run_can_be_resumed(classifier, tmp_path, out) -> None:
-    options: dict[str, Any] = {"epochs": 2.0, "eval_steps": 3, "batch_size": 4}
-    words = ["--epochs", "2", "--eval-steps", "3", "--batch-size", "4"]
+    options: dict[str, Any] = {"epochs": 1.0, "eval_steps": 2, "batch_size": 4}
+    words = ["--epochs", "1", "--eval-steps", "2", "--batch-size", "4"]
     paths = [classifier.checkpoint, "--train-data", classifier.train, "--output", out]
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, "train", *map(str, paths), *words],
@@ -49,7 +49,7 @@ def test_a_killed_run_can_be_resumed(classifier, tmp_path, out) -> None:
     run = functools.partial(
         qdqbert.train, classifier.checkpoint, train_data=classifier.train, **options
     )
-    assert run(out, resume=True).resumed_at == 6
+    assert run(out, resume=True).resumed_at == 2
     run(tmp_path / "whole")
     assert_same_weights(out, tmp_path / "whole")
 
@@ -72,18 +72,18 @@ def test_two_processes_share_the_work_and_the_ranges(classifier, tmp_path, out) 
     # 2 epochs of 16 examples, in batches of 4 in each process.
     assert (report["steps"], report["quantizers"]) == (4, 20)
     assert files_left(out) == ["out"]
-    alone = qdqbert.train(
+    # Ranges stay as calibrated, so one step is enough.
+    qdqbert.train(
         classifier.checkpoint,
         tmp_path / "alone",
         train_data=classifier.train,
         eval_data=classifier.dev,
         qat=True,
-        epochs=2.0,
+        epochs=0.1,
         batch_size=4,
         seed=3,
         calibration_samples=12,
     )
-    assert alone.steps == 8
     ranges = [
         {
             name: each.amax
