@@ -28,6 +28,12 @@ QUESTIONS = {
     "answers": {"text": ["the cat"], "answer_start": [0]},
 }
 
+each_output = pytest.mark.parametrize(
+    ("name", "data"),
+    [("classifier", CLASSES), ("sentence", PAIRS)],
+    ids=["classifier", "sentence"],
+)
+
 
 def test_accuracy_matches_a_computation_by_hand(checkpoints, write_file) -> None:
     folder = checkpoints("classifier")
@@ -82,7 +88,7 @@ def test_a_reranker_reads_both_texts_of_a_pair_together(checkpoints, write_file)
     assert report.metrics[0].value == pytest.approx(100 * expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "data"), [("classifier", CLASSES), ("sentence", PAIRS)])
+@each_output
 def test_a_checkpoint_equals_itself(checkpoints, write_file, name, data) -> None:
     folder = checkpoints(name)
     fidelity = qdqbert.evaluate(folder, write_file("dev.csv", data), reference=folder).fidelity
@@ -95,7 +101,7 @@ def test_a_checkpoint_equals_itself(checkpoints, write_file, name, data) -> None
         assert fidelity.flips_percent == 0
 
 
-@pytest.mark.parametrize(("name", "data"), [("classifier", CLASSES), ("sentence", PAIRS)])
+@each_output
 def test_a_quantized_folder_is_close_to_its_checkpoint(
     quantized, write_file, engine, name, data
 ) -> None:
