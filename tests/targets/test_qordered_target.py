@@ -1,3 +1,5 @@
+"""The target `qordered`, whose graphs run on ONNX Runtime's CUDA kernels."""
+
 from __future__ import annotations
 
 import json
@@ -8,13 +10,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 import transformers
-from typer.testing import CliRunner
 
 import qdqbert
-from qdqbert.cli import app
 from qdqbert.errors import UserInputError
 from qdqbert.graph.passes.qordered import LAYER_NODES
-from qdqbert.recipes import WEIGHT, QuantizerOptions
+from qdqbert.recipes import WEIGHT
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.qordered import QORDERED
@@ -37,9 +37,12 @@ def classifier(save_tiny, tmp_path_factory):
     )
 
 
-def quantize(model, output, **options):
-    return qdqbert.quantize(
-        str(model), output, targets=("qordered",), calibration_samples=16, **options
+@pytest.fixture(scope="module")
+def made(classifier, tmp_path_factory):
+    """A folder with a graph for qordered alone, and its report."""
+    folder = tmp_path_factory.mktemp("qordered") / "int8"
+    return folder, qdqbert.quantize(
+        classifier, folder, targets=["qordered"], calibration_samples=16
     )
 
 
@@ -63,31 +66,33 @@ def logits_of(path) -> np.ndarray:
     return run_reference(ir.load(path), inputs_of(onnx.load(path)))["logits"]
 
 
-def test_codes_are_signed_and_weights_stay_as_they_are() -> None:
+def test_codes_are_signed_and_weights_have_no_limit() -> None:
     affine = TensorSpec(signed=False, symmetric=False)
     assert QORDERED.adapt(INPUT, affine) == TensorSpec()
-    # Products of int8 are summed in int32 there: no limit for pairs.
+    # The kernels add products of int8 in int32.
     assert QORDERED.adapt(LINEAR, WEIGHT) == WEIGHT
     assert (TARGETS["qordered"], QORDERED.engines) == (QORDERED, ())
 
 
-def test_a_float_checkpoint_becomes_a_graph_and_a_report(classifier, tmp_path) -> None:
-    report = quantize(classifier, tmp_path / "int8")  # timing is asked for, and there is none
+def test_a_checkpoint_becomes_a_graph_and_a_report_without_measurements(made) -> None:
+    folder, report = made
     assert report.targets == ()
     notices = [each for each in report.notices if "target qordered" in each]
     assert len(notices) == 1
-    assert "no engine here runs" in notices[0]
+    assert "Nothing was measured" in notices[0]
     assert "CUDA" in notices[0]
-    stored = json.loads((tmp_path / "int8" / "report.json").read_text())
+    stored = json.loads((folder / "report.json").read_text())
     assert (stored["targets"], stored["notices"]) == ([], list(report.notices))
-    made = json.loads((tmp_path / "int8" / "quantization.json").read_text())
-    target = made["targets"]["qordered"]
+    target = json.loads((folder / "quantization.json").read_text())["targets"]["qordered"]
+    assert (target["engines"], target["is_proxy"]) == ([], False)
     assert target["recipe"]["name"] == "qordered"
     assert target["rewrites"] == ["fuse_qordered", "pad_sequences"]
-    check_graph(tmp_path / "int8" / "model.onnx")
+    check_graph(folder / "model.onnx")
 
 
-def test_it_stands_beside_a_graph_that_is_measured(classifier, tmp_path, run_plainly) -> None:
+def test_the_graph_agrees_with_that_of_a_target_that_is_measured(
+    classifier, tmp_path, run_plainly
+) -> None:
     report = qdqbert.quantize(
         str(classifier),
         tmp_path / "int8",
@@ -101,7 +106,7 @@ def test_it_stands_beside_a_graph_that_is_measured(classifier, tmp_path, run_pla
     check_graph(fused)
     pairs = ir.load(tmp_path / "int8" / "portable" / "model.onnx")
     expected = run_plainly(pairs, inputs_of(onnx.load(fused)))["logits"]
-    # Weights of CPUs have a limit for pairs, so that their codes differ.
+    # Codes of weights differ, as those for CPUs have an adjacent sum limit.
     assert np.abs(logits_of(fused) - expected).max() < 0.1 * np.abs(expected).max()
 
 
@@ -113,7 +118,9 @@ def test_a_checkpoint_with_quantizers_keeps_its_ranges(classifier, tmp_path) -> 
     qdqbert.calibrate(prepared, [dict(batch)])
     prepared.save_pretrained(tmp_path / "qat")
     tokenizer.save_pretrained(tmp_path / "qat")
-    report = quantize(tmp_path / "qat", tmp_path / "int8")
+    report = qdqbert.quantize(
+        tmp_path / "qat", tmp_path / "int8", targets=["qordered"], calibration_samples=16
+    )
     assert any("checkpoint's own quantizers" in each for each in report.notices)
     check_graph(tmp_path / "int8" / "model.onnx")
     given = {name: x.numpy() for name, x in batch.items()}
@@ -122,39 +129,34 @@ def test_a_checkpoint_with_quantizers_keeps_its_ranges(classifier, tmp_path) -> 
     np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
 
 
-def test_evaluation_says_that_nothing_here_runs_it(classifier, tmp_path, write_file) -> None:
-    quantize(classifier, tmp_path / "int8", benchmark=False)
+def test_evaluate_and_benchmark_report_that_no_engine_runs_it(made, write_file) -> None:
+    folder, _ = made
     data = write_file("data.csv", "text,label\nthe cat,0\nthe dog,1\n")
-    with pytest.raises(UserInputError, match="target qordered, which no engine here runs"):
-        qdqbert.evaluate(tmp_path / "int8", data)
-    with pytest.raises(UserInputError, match="target qordered, which no engine here runs"):
-        qdqbert.benchmark([tmp_path / "int8"])
-
-
-def test_the_command_line_writes_it_and_says_so(classifier, tmp_path) -> None:
-    words = ["quantize", str(classifier), "-o", str(tmp_path / "int8"), "--target", "qordered"]
-    result = CliRunner().invoke(app, [*words, "--calibration-samples", "16"])
-    assert result.exit_code == 0, result.output
-    assert "Nothing was measured for target qordered" in " ".join(result.output.split())
+    message = "for target qordered only, which runs on no engine of this package"
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.evaluate(folder, data)
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.benchmark([folder])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"recipe": "linear"}, "cannot run recipe .linear."),
-        (
-            {"quantizer_options": QuantizerOptions(quant_disable_keyword=("layer.1",))},
-            r"Site `bert\.encoder\.layer\.1",
-        ),
+        ({"quant_disable_keyword": ["layer.1"]}, r"Site `bert\.encoder\.layer\.1"),
     ],
-    ids=["recipe", "quantizer_options"],
+    ids=["recipe", "disabled"],
 )
-def test_what_leaves_a_site_in_float_writes_nothing(classifier, tmp_path, options, message) -> None:
+def test_sites_in_float_are_refused_and_nothing_is_written(
+    classifier, tmp_path, options, message
+) -> None:
     with pytest.raises(UserInputError, match=message):
-        quantize(classifier, tmp_path / "int8", **options)
+        qdqbert.quantize(
+            classifier, tmp_path / "int8", targets=["qordered"], calibration_samples=16, **options
+        )
     assert not (tmp_path / "int8").exists()
 
 
-def test_heads_that_the_kernels_cannot_take_are_named(checkpoints, tmp_path) -> None:
+def test_heads_that_the_kernels_do_not_support_are_named(checkpoints, tmp_path) -> None:
     with pytest.raises(UserInputError, match="head dimension of 8"):
-        quantize(checkpoints("classifier"), tmp_path / "int8")
+        qdqbert.quantize(checkpoints("classifier"), tmp_path / "int8", targets=["qordered"])

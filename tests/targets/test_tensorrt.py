@@ -1,3 +1,5 @@
+"""The target `tensorrt`."""
+
 from __future__ import annotations
 
 import collections
@@ -19,14 +21,13 @@ from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 from qdqbert.targets.tensorrt import trtexec_command
-from qdqbert.verbs.options import QuantizeOptions
 
 FAMILIES = ["bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
 SHAPES = {
     "input_ids": ((1, 1), (8, 128), (8, 128)),
     "attention_mask": ((1, 1), (8, 128), (8, 128)),
 }
-# Two layers of BERT: pairs, and those with one for each reader.
+# Number of Q/DQ pairs in two layers of BERT: shared, and with one for each reader.
 PAIRS = {
     "ffn": (4, 4),
     "linear": (8, 12),
@@ -52,7 +53,7 @@ def lowered(each, recipe: str, *, dedicated: bool = False, target: str = "tensor
 
 
 @pytest.mark.parametrize("recipe", list(PAIRS))
-def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
+def test_each_recipe_writes_the_expected_number_of_pairs(bert, recipe) -> None:
     shared, dedicated = (lowered(bert, recipe, dedicated=each) for each in (False, True))
     weights = 2 * (2 if recipe == "ffn" else 6)
     for model, pairs in zip((shared, dedicated), PAIRS[recipe], strict=True):
@@ -82,7 +83,7 @@ def test_scales_and_values_are_float16_and_codes_int8(bert) -> None:
     assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT64}
 
 
-def test_inputs_of_linears_stay_affine_and_all_else_becomes_symmetric(bert) -> None:
+def test_inputs_of_linear_layers_stay_affine_and_all_others_become_symmetric(bert) -> None:
     plan = bert.plan("tensorrt", "full-smoothed")
     kinds = {
         name.endswith("._input_quantizer"): plan.specs[name].symmetric
@@ -92,18 +93,19 @@ def test_inputs_of_linears_stay_affine_and_all_else_becomes_symmetric(bert) -> N
     assert all(plan.specs[name].adjacent_sum_limit is None for name in plan.activations)
 
 
-def test_the_default_is_the_inputs_and_weights_of_linears(bert) -> None:
+def test_the_default_recipe_is_linear(bert) -> None:
     assert bert.plan("tensorrt").specs == bert.plan("tensorrt", "linear").specs
 
 
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        *itertools.product(FAMILIES, ("linear", "full")),
-        *itertools.product(("bert", "modernbert"), ("ffn", "full-smoothed")),
+        *itertools.product(FAMILIES, ("full",)),
+        *itertools.product(("bert",), ("ffn", "linear")),
+        *itertools.product(("bert", "modernbert"), ("full-smoothed",)),
     ],
 )
-def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, name, recipe) -> None:
+def test_each_layer_agrees_with_pytorch(prepared, name, recipe) -> None:
     each = prepared(name)
     references = each.references(each.plan("tensorrt", recipe))
     check = check_lowering(lowered(each, recipe), references, "onnxruntime")
@@ -112,7 +114,7 @@ def test_graphs_compute_layer_by_layer_what_pytorch_does_to_float16(prepared, na
 
 
 @pytest.mark.parametrize("bits", [6, 7])
-def test_fewer_bits_are_as_exact(bert, bits) -> None:
+def test_graphs_with_fewer_bits_are_exact(bert, bits) -> None:
     plan = bert.plan("tensorrt")
     specs = QuantizerOptions(aprec=bits).apply(plan.specs, bert.sited.sites)
     plan = dataclasses.replace(plan, specs=specs)
@@ -120,7 +122,7 @@ def test_fewer_bits_are_as_exact(bert, bits) -> None:
     assert check_lowering(model, bert.references(plan), "onnxruntime").is_exact
 
 
-def test_a_misplaced_scale_is_still_seen(bert) -> None:
+def test_a_wrong_range_is_detected(bert) -> None:
     plan, ranges = bert.plan("tensorrt"), bert.plain.ranges
     references = bert.references(plan, ranges, {})
     site = "encoder.layer.1.output.dense._input_quantizer"
@@ -132,7 +134,7 @@ def test_a_misplaced_scale_is_still_seen(bert) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["linear", "full", "full-smoothed"])
-def test_dedicated_pairs_compute_the_same(bert, run_plainly, recipe) -> None:
+def test_dedicated_pairs_compute_the_same_values(bert, run_plainly, recipe) -> None:
     plan = bert.plan("portable", recipe)
     ranges, inputs = bert.calibration(plan).ranges, bert.batches[0].inputs
     models = [
@@ -164,7 +166,7 @@ g (float[2, 3] x) => (float[2, 3] u, float[2, 3] y, float[2, 3] z) {
 """
 
 
-def test_each_reader_of_one_site_gets_a_pair(prepared, run_plainly) -> None:
+def test_each_reader_of_a_site_gets_its_own_pair(prepared, run_plainly) -> None:
     each = prepared("bert")
     spec, chosen = next(
         (spec, each.plain.ranges[name])
@@ -183,15 +185,10 @@ def test_each_reader_of_one_site_gets_a_pair(prepared, run_plainly) -> None:
     np.testing.assert_allclose(result["z"], reals**2, rtol=1e-5)
 
 
-def test_a_plan_asks_for_dedicated_pairs(bert) -> None:
+def test_a_plan_can_request_dedicated_pairs(bert) -> None:
     plan = make_plan(TARGETS["portable"], bert.sited.sites, embeddings="int8", dedicated_pairs=True)
     model = lower(bert.graph, plan, bert.smooth.ranges, bert.scales(plan))
     assert counts_of(model)["QuantizeLinear"] == 12
-
-
-def test_the_option_is_part_of_the_command() -> None:
-    asked = QuantizeOptions(model="m", output="o", dedicated_qdq_pairs=True)
-    assert "--dedicated-qdq-pairs" in asked.command().split()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +203,7 @@ def test_the_option_is_part_of_the_command() -> None:
         (None, ["--stronglyTyped"]),
     ],
 )
-def test_trtexec_is_told_types_as_its_version_wants(version, flags) -> None:
+def test_trtexec_gets_the_precision_flags_of_its_version(version, flags) -> None:
     line = trtexec_command(Path("a b/model.onnx"), version=version, shapes=SHAPES)
     assert line == " ".join(
         [
@@ -229,6 +226,6 @@ def test_trtexec_is_told_types_as_its_version_wants(version, flags) -> None:
         ("10", "'10' is not a version"),
     ],
 )
-def test_a_version_that_reads_no_such_graph_is_refused(version, message) -> None:
+def test_an_unusable_version_of_tensorrt_is_refused(version, message) -> None:
     with pytest.raises(UserInputError, match=message):
         trtexec_command(Path("model.onnx"), version=version, shapes=SHAPES)

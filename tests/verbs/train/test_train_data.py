@@ -1,3 +1,5 @@
+"""Data of a training run: what is read, tokenized and calibrated on."""
+
 from __future__ import annotations
 
 import json
@@ -12,10 +14,8 @@ from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.errors import CheckpointError, DataFileError, UserInputError
 from qdqbert.progress import Silent
 from qdqbert.tasks import TASKS
-from qdqbert.tasks.data import Columns, fingerprint
-from qdqbert.tasks.task import TaskOptions
-from qdqbert.training.distillation import Distillation
-from qdqbert.verbs.training_data import (
+from qdqbert.tasks.data import fingerprint
+from qdqbert.verbs.train.data import (
     TrainingData,
     calibration_sample,
     choose_task,
@@ -23,7 +23,7 @@ from qdqbert.verbs.training_data import (
     new_classes,
     read_examples,
 )
-from qdqbert.verbs.training_options import TrainOptions
+from qdqbert.verbs.train.options import TrainOptions
 
 CLASSIFICATION = TASKS["text-classification"]
 EMBEDDING = TASKS["feature-extraction"]
@@ -32,7 +32,7 @@ TEXTS += ("the dog", "rain on a home", "the night", "bread and paper")
 SENTIMENT = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
 
 
-def labelled(*texts: str) -> str:
+def labeled(*texts: str) -> str:
     rows = [f"{text}\t{('bad', 'good')[index % 2]}" for index, text in enumerate(texts)]
     return "\n".join(["text\tlabel", *rows])
 
@@ -40,7 +40,7 @@ def labelled(*texts: str) -> str:
 @pytest.fixture
 def options(write_file) -> Callable[..., TrainOptions]:
     """Options with training data, ten texts in two classes, and changes."""
-    train = write_file("train.tsv", labelled(*TEXTS))
+    train = write_file("train.tsv", labeled(*TEXTS))
 
     def make(**changes: Any) -> TrainOptions:
         return TrainOptions(**{"model": "m", "output": "o", "train_data": train, **changes})
@@ -78,120 +78,96 @@ def encoded(load) -> Callable[..., TrainingData]:
     return make
 
 
-# What it is for
-
-
-def test_the_task_is_the_one_asked_for_or_that_of_the_head(options, load) -> None:
+def test_the_task_is_the_requested_one_or_that_of_the_head(options, load) -> None:
     assert choose_task(options(task="fill-mask")) is TASKS["fill-mask"]
     folder = load("SequenceClassification").name
     assert choose_task(options(model=folder)) is CLASSIFICATION
     assert choose_task(options(model=folder, task="feature-extraction")) is EMBEDDING
 
 
-def test_a_checkpoint_without_a_head_asks_for_the_task(options, load) -> None:
-    with pytest.raises(UserInputError, match=r"has no head.* Pass `task`, one of: feature-ex"):
+def test_a_checkpoint_without_a_head_requires_a_task(options, load) -> None:
+    with pytest.raises(UserInputError, match=r"has no head.* Pass .*task`, one of: feature-ex"):
         choose_task(options(model=load().name))
-    with pytest.raises(
-        UserInputError, match=r"`task='sentiment'` is unknown. Known tasks: feature-ex"
-    ):
-        choose_task(options(model=load().name, task="sentiment"))
 
 
-def test_a_folder_that_is_not_there_is_said_before_a_task_is_asked_for(options) -> None:
+def test_a_missing_folder_is_reported_before_a_missing_task(options) -> None:
     with pytest.raises(CheckpointError, match=r"folder './no-such-model' does not exist"):
         choose_task(options(model="./no-such-model"))
 
 
-def test_classes_of_a_new_head_are_the_teachers_or_those_of_the_data(options, load) -> None:
+def test_a_new_head_has_the_classes_of_the_teacher_or_of_the_data(options, load) -> None:
     data = read_examples(CLASSIFICATION, options(), progress=Silent()).train
     assert new_classes(CLASSIFICATION, data, None) == ["bad", "good"]
     assert new_classes(CLASSIFICATION, data, load("TokenClassification")) == ["LABEL_0", "LABEL_1"]
     assert new_classes(EMBEDDING, data, None) == []
 
 
-# Data that overlap, and data that cannot be read
+def test_evaluation_data_that_equal_the_training_data_are_refused(options) -> None:
+    requested = options(eval_data=options().train_data)
+    with pytest.raises(UserInputError, match=r"10 examples of .*eval.data.* in .*train.data"):
+        read_examples(CLASSIFICATION, requested, progress=Silent())
 
 
-def test_evaluation_data_that_are_the_training_data_are_refused(options) -> None:
-    asked = options(eval_data=options().train_data)
-    with pytest.raises(
-        UserInputError, match=r"All examples of `eval_data=.*` \(10\) are also in `train_"
-    ):
-        read_examples(CLASSIFICATION, asked, progress=Silent())
-
-
-def test_shared_examples_are_told_and_never_calibrated_on(options, write_file, encoded) -> None:
-    # Spacing and case do not make another example.
+def test_shared_examples_are_reported_and_not_calibrated_on(options, write_file, encoded) -> None:
+    # Spacing and case do not make a different example.
     shared = [text.upper().replace(" ", "  ") for text in TEXTS[:6]]
-    dev = write_file("dev.tsv", labelled(*shared, "paper", "bread"))
-    asked = options(eval_data=dev, calibration_samples=100)
-    examples = read_examples(CLASSIFICATION, asked, progress=Silent())
-    assert (
-        "6 of 8 evaluation examples are also in the training data: the metrics are inflated."
-        in examples.notices
-    )
-    features = encoded(asked).features
-    sample = calibration_sample(CLASSIFICATION, features, examples.held, asked)
+    dev = write_file("dev.tsv", labeled(*shared, "paper", "bread"))
+    requested = options(eval_data=dev, calibration_samples=100)
+    examples = read_examples(CLASSIFICATION, requested, progress=Silent())
+    assert any("6 of 8 evaluation examples" in notice for notice in examples.notices)
+    features = encoded(requested).features
+    sample = calibration_sample(CLASSIFICATION, features, examples.held, requested)
     allowed = sorted(fingerprint(example) for example in examples.train.examples[6:])
     assert sample.fingerprints == allowed
     assert sum(len(batch["input_ids"]) for batch in sample.batches) == 4
 
 
-def test_notices_say_which_data_they_are_of(options, write_file, encoded) -> None:
-    dev = write_file("dev.tsv", labelled("bread " * 9, "paper"))
+def test_notices_name_the_data_that_they_are_about(options, write_file, encoded) -> None:
+    dev = write_file("dev.tsv", labeled("bread " * 9, "paper"))
     data = encoded(options(eval_data=dev, max_length=6))
-    cut = [each for each in data.notices if "longer than" in each]
-    assert [each.split(":")[0] for each in cut] == [
-        "Training data",
-        "Evaluation data",
+    truncated = [each.lower() for each in data.notices if "longer than" in each]
+    assert [each.partition(":")[0].split()[-2:] for each in truncated] == [
+        ["training", "data"],
+        ["evaluation", "data"],
     ]
     assert (data.max_length, max(data.rows.lengths)) == (6, 6)
 
 
-def test_a_class_without_examples_is_told(options, write_file, encoded) -> None:
+def test_a_class_without_examples_is_reported(options, write_file, encoded) -> None:
     data = write_file("good.tsv", "text\tlabel\nthe cat\tgood\na dog\tgood")
-    assert encoded(options(train_data=data)).notices == (
-        "The training data have no example of 1 of the model's 2 classes, among them 'bad': the "
-        "model will unlearn them.",
-    )
+    (notice,) = encoded(options(train_data=data)).notices
+    assert "no example of 1 of the model's 2 classes, among them 'bad'" in notice
     assert encoded(options()).notices == ()
 
 
 @pytest.mark.parametrize("which", ["train_data", "eval_data"])
 def test_an_unknown_label_is_refused(options, write_file, encoded, which) -> None:
     data = write_file("odd.tsv", "text\tlabel\npaper\tfine\nbread\tgood")
-    with pytest.raises(DataFileError, match=r"Label 'fine' is not one of the model's: 0 or 'bad'"):
+    with pytest.raises(DataFileError, match=r"Label 'fine' is not one of the model's"):
         encoded(options(**{which: data}))
 
 
-def test_a_column_that_is_not_there_is_refused(options) -> None:
-    asked = options(columns=Columns(label="stars"))
-    with pytest.raises(DataFileError, match="`label_column='stars'` must be a column"):
-        read_examples(CLASSIFICATION, asked, progress=Silent())
+def test_a_missing_column_is_refused(options) -> None:
+    with pytest.raises(DataFileError, match=r"label.column.*'stars'.* must be a column"):
+        read_examples(CLASSIFICATION, options(label_column="stars"), progress=Silent())
 
 
-def test_evaluation_data_with_other_columns_are_refused(options, write_file, encoded) -> None:
+def test_evaluation_data_without_labels_are_refused(options, write_file, encoded) -> None:
     data = write_file("dev.tsv", "sentence\tmood\npaper\tgood")
     with pytest.raises(DataFileError, match="label"):
         encoded(options(eval_data=data))
 
 
-def test_no_more_are_read_than_asked_for(options, write_file) -> None:
-    dev = write_file("dev.tsv", labelled("paper", "bread", "music"))
-    asked = options(eval_data=dev, max_train_examples=4, max_eval_examples=2)
-    examples = read_examples(CLASSIFICATION, asked, progress=Silent())
+def test_the_number_of_examples_can_be_limited(options, write_file) -> None:
+    dev = write_file("dev.tsv", labeled("paper", "bread", "music"))
+    requested = options(eval_data=dev, max_train_examples=4, max_eval_examples=2)
+    examples = read_examples(CLASSIFICATION, requested, progress=Silent())
     assert (len(examples.train), len(examples.held)) == (4, 2)
 
 
-# Labels
-
-
-def test_an_embedder_without_a_teacher_needs_pairs(options, encoded) -> None:
-    with pytest.raises(
-        DataFileError, match="have one text per row; embeddings are scored on pairs"
-    ):
+def test_an_embedder_needs_pairs_unless_it_only_follows_a_teacher(options, encoded) -> None:
+    with pytest.raises(DataFileError, match="pair"):
         encoded(options(), "")
-    # Nor does it need them where the teacher is all that it follows.
     assert len(encoded(options(distill_from="a teacher"), "").rows) == 10
 
 
@@ -200,25 +176,24 @@ def test_an_embedder_without_a_teacher_needs_pairs(options, encoded) -> None:
     [((0, 0.5, 1), (0, 0.5, 1)), ((0, 2.5, 5), (0, 0.5, 1)), ((-1, 0, 1), (0, 0.5, 1))],
     ids=["unit", "five", "signed"],
 )
-def test_scores_of_pairs_become_shares(options, write_file, encoded, scores, expected) -> None:
+def test_scores_of_pairs_are_scaled_to_0_to_1(
+    options, write_file, encoded, scores, expected
+) -> None:
     rows = [f"{TEXTS[i]}\t{TEXTS[i + 1]}\t{score}" for i, score in enumerate(scores)]
     data = write_file("pairs.tsv", "\n".join(["sentence1\tsentence2\tlabel", *rows]))
     made = encoded(options(train_data=data), "").rows
     assert [made[index]["labels"]["scores"] for index in range(3)] == list(expected)
 
 
-def test_labels_are_needed_where_the_teacher_is_a_part_of_the_loss_only(
+def test_labels_are_needed_if_the_teacher_is_only_a_part_of_the_loss(
     options, write_file, encoded
 ) -> None:
     plain = write_file("texts.txt", "\n".join(TEXTS))
-    asked = {"train_data": plain, "distill_from": "a teacher"}
-    with pytest.raises(DataFileError, match="have no column of labels"):
-        encoded(options(**asked, distillation=Distillation(alpha=0.5)))
-    rows = encoded(options(**asked)).rows
+    requested = {"train_data": plain, "distill_from": "a teacher"}
+    with pytest.raises(DataFileError, match="label"):
+        encoded(options(**requested, distill_alpha=0.5))
+    rows = encoded(options(**requested)).rows
     assert [rows[index]["labels"] for index in range(10)] == [{}] * 10
-
-
-# What ranges are taken from
 
 
 def questions(texts: list[str]) -> str:
@@ -237,42 +212,38 @@ def questions(texts: list[str]) -> str:
     return "\n".join(map(json.dumps, rows))
 
 
-def test_questions_whose_answer_is_not_in_the_context_are_counted_and_left_out(
+def test_questions_without_an_answer_in_the_context_are_counted_and_left_out(
     options, write_file, encoded
 ) -> None:
     data = write_file("squad.jsonl", questions(["a dog"] * 4 + ["the cat was here"] * 12))
-    asked = options(train_data=data, task_options=TaskOptions(doc_stride=16))
-    examples = read_examples(TASKS["question-answering"], asked, progress=Silent())
-    assert examples.notices == (
-        "In 4 of 16 questions an answer is not in the context. Questions without another answer, "
-        "which training leaves out: 4.",
-    )
-    assert len(encoded(asked, "QuestionAnswering").rows) == 12
+    requested = options(train_data=data, doc_stride=16)
+    examples = read_examples(TASKS["question-answering"], requested, progress=Silent())
+    (notice,) = examples.notices
+    assert notice.startswith("4 of 16 questions")
+    assert len(encoded(requested, "QuestionAnswering").rows) == 12
 
 
-def test_a_sample_has_all_rows_of_its_examples(options, write_file, encoded) -> None:
+def test_a_sample_has_all_features_of_its_examples(options, write_file, encoded) -> None:
     long = "the cat was here " + "and a dog in the rain " * 6
     data = write_file("squad.jsonl", questions([long, "the cat", long]))
-    asked = options(
-        train_data=data, max_length=24, task_options=TaskOptions(doc_stride=4), batch_size=50
-    )
-    made = encoded(asked, "QuestionAnswering")
+    requested = options(train_data=data, max_length=24, doc_stride=4, batch_size=50)
+    made = encoded(requested, "QuestionAnswering")
     task = TASKS["question-answering"]
-    (batch,) = calibration_sample(task, made.features, None, asked).batches
-    assert len(batch["input_ids"]) == len(made.features.encoded.inputs) > 3
+    (batch,) = calibration_sample(task, made.features, None, requested).batches
+    assert len(batch["input_ids"]) == len(made.features.places) > 3
 
 
-def test_texts_that_make_no_row_are_not_calibrated_on(options, write_file, encoded) -> None:
-    # Nothing of the first is in the vocabulary, so that there is nothing to guess.
+def test_texts_without_a_feature_are_not_calibrated_on(options, write_file, encoded) -> None:
+    # The vocabulary has no word of the first text, so no token can be masked.
     data = write_file("texts.txt", "\n".join(["中 文", *TEXTS]))
-    asked = options(train_data=data, calibration_samples=100)
-    made = encoded(asked, "MaskedLM")
-    sample = calibration_sample(TASKS["fill-mask"], made.features, None, asked)
+    requested = options(train_data=data, calibration_samples=100)
+    made = encoded(requested, "MaskedLM")
+    sample = calibration_sample(TASKS["fill-mask"], made.features, None, requested)
     assert len(sample.fingerprints) == 10
     assert sum(len(batch["input_ids"]) for batch in sample.batches) == 10
 
 
-def test_the_seed_draws_the_sample(options, encoded) -> None:
+def test_the_sample_depends_on_the_seed(options, encoded) -> None:
     features = encoded(options()).features
     drawn = [
         calibration_sample(
@@ -285,11 +256,11 @@ def test_the_seed_draws_the_sample(options, encoded) -> None:
 
 
 def test_processes_share_the_batches(options, encoded) -> None:
-    asked = options(batch_size=2, calibration_samples=9)
-    features = encoded(asked).features
+    requested = options(batch_size=2, calibration_samples=9)
+    features = encoded(requested).features
 
     def ids(**share: int) -> list[Any]:
-        sample = calibration_sample(CLASSIFICATION, features, None, asked, **share)
+        sample = calibration_sample(CLASSIFICATION, features, None, requested, **share)
         assert len(sample.fingerprints) == 9
         return [batch["input_ids"].numpy() for batch in sample.batches]
 
@@ -298,18 +269,16 @@ def test_processes_share_the_batches(options, encoded) -> None:
     assert (len(whole), len(first), len(second)) == (5, 3, 2)
     for ours, theirs in zip([*first, *second], [*whole[::2], *whole[1::2]], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(UserInputError, match="The 9 calibration samples make 5 batches for 6 proc"):
+    with pytest.raises(UserInputError, match="make 5 batches for 6 processes"):
         ids(processes=6)
 
 
-def test_a_sample_of_nothing_is_refused(options, write_file, encoded) -> None:
-    dev = write_file("dev.tsv", labelled(*TEXTS, "one more"))
-    asked = options(eval_data=dev)
-    held = read_examples(CLASSIFICATION, asked, progress=Silent()).held
-    with pytest.raises(
-        UserInputError, match="All training examples are in the evaluation data, so none"
-    ):
-        calibration_sample(CLASSIFICATION, encoded(asked).features, held, asked)
+def test_a_sample_without_examples_is_refused(options, write_file, encoded) -> None:
+    dev = write_file("dev.tsv", labeled(*TEXTS, "one more"))
+    requested = options(eval_data=dev)
+    held = read_examples(CLASSIFICATION, requested, progress=Silent()).held
+    with pytest.raises(UserInputError, match=r"[Tt]raining example.* evaluation data"):
+        calibration_sample(CLASSIFICATION, encoded(requested).features, held, requested)
 
 
 def test_stages_are_shown(options, load, write_file) -> None:
@@ -320,10 +289,10 @@ def test_stages_are_shown(options, load, write_file) -> None:
             shown.append(title)
             return super().stage(title, total)
 
-    asked = options(eval_data=write_file("dev.tsv", labelled("paper")))
-    examples = read_examples(CLASSIFICATION, asked, progress=Recorder())
+    requested = options(eval_data=write_file("dev.tsv", labeled("paper")))
+    examples = read_examples(CLASSIFICATION, requested, progress=Recorder())
     encode_data(
-        CLASSIFICATION, load("SequenceClassification"), examples, asked, progress=Recorder()
+        CLASSIFICATION, load("SequenceClassification"), examples, requested, progress=Recorder()
     )
     assert shown == [
         "Reading the data",

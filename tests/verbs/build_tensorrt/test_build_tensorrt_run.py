@@ -1,3 +1,5 @@
+"""The TensorRT engine of a quantized folder, built with a fake TensorRT."""
+
 from __future__ import annotations
 
 import json
@@ -9,22 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import qdqbert
+from qdqbert import build_tensorrt
 from qdqbert.calibration.tensorrt_cache import read_calibration_cache
-from qdqbert.cli import app
+from qdqbert.cli import main
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import GraphError, MissingExtraError, UserInputError
-from qdqbert.verbs import engine as verb
-from qdqbert.verbs.engine import build_engine, engine
+from qdqbert.verbs.build_tensorrt import run as build_tensorrt_run
+from qdqbert.verbs.build_tensorrt.run import build_engine
 
 SHAPES = {"input_ids": ((1, 1), (8, 32), (8, 32)), "attention_mask": ((1, 1), (8, 32), (8, 32))}
+# Flags of the network by version: EXPLICIT_BATCH, STRONGLY_TYPED, none.
 CREATION = {"8.6.1": 1, "10.13.2.6": 2, "11.4.1": 0}
 
 
 class Recorder:
-    """Anything of TensorRT's that is only called: notes what, by name."""
+    """Records the calls of an object of TensorRT, with the name of each."""
 
     def __init__(self, calls: list[tuple[Any, ...]], name: str, **results: Any) -> None:
         self._calls, self._name, self._results = calls, name, results
@@ -41,9 +44,7 @@ class Recorder:
 
 
 class FakeEngine:
-    """An engine with two inputs and an output."""
-
-    num_io_tensors = 3
+    """A TensorRT engine with the given inputs and the output `logits`."""
 
     def __init__(self, calls: list[tuple[Any, ...]], names: list[str]) -> None:
         self.calls, self.names = calls, [*names, "logits"]
@@ -64,7 +65,8 @@ class FakeEngine:
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         if name == "logits":
-            assert len(self.shapes) == len(self.names) - 1  # all inputs come first
+            # The shape of the output is known once those of all inputs are set.
+            assert len(self.shapes) == len(self.names) - 1
         return self.shapes.get(name, (2, 3))
 
     def set_tensor_address(self, name: str, address: int) -> None:
@@ -78,7 +80,7 @@ class FakeEngine:
 def fake_tensorrt(
     version: str = "10.13.2.6", *, parses: bool = True, builds: bool = True
 ) -> tuple[Any, list[tuple[Any, ...]]]:
-    """A module with the names of TensorRT's Python API that we use, and the calls it gets."""
+    """Return a module with the part of TensorRT's API that is used, and a list of its calls."""
     calls: list[tuple[Any, ...]] = []
     config = Recorder(calls, "config")
     builder = Recorder(
@@ -112,7 +114,7 @@ def fake_tensorrt(
 
 
 class FakeEvent:
-    """Three runs take 3, 1 and 2 ms, and so on."""
+    """An event after which runs take 3, 1 and 2 ms in turns."""
 
     count = 0
 
@@ -132,7 +134,7 @@ class FakeEvent:
 
 @pytest.fixture(scope="module")
 def written(checkpoints, tmp_path_factory) -> tuple[Path, qdqbert.QuantizeReport]:
-    folder = tmp_path_factory.mktemp("engine") / "int8"
+    folder = tmp_path_factory.mktemp("tensorrt") / "int8"
     report = qdqbert.quantize(
         str(checkpoints("classifier")), folder, targets=("tensorrt",), calibration_samples=16
     )
@@ -141,25 +143,26 @@ def written(checkpoints, tmp_path_factory) -> tuple[Path, qdqbert.QuantizeReport
 
 @pytest.fixture
 def gpu(monkeypatch) -> list[tuple[Any, ...]]:
-    """A machine with TensorRT 10 and a GPU, as far as our code can tell."""
+    """A fake TensorRT 10 and a fake GPU. Returns the calls of TensorRT."""
     trt, calls = fake_tensorrt()
-    trt.__spec__ = types.SimpleNamespace()  # what find_spec returns of a loaded module
+    # `find_spec` returns this of a loaded module.
+    trt.__spec__ = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     monkeypatch.setattr(torch.cuda, "Stream", lambda: types.SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(verb, "_DEVICE", "cpu")
+    monkeypatch.setattr(build_tensorrt_run, "_DEVICE", "cpu")
     return calls
 
 
-def test_quantize_proves_the_graph_and_says_nothing_of_its_speed(written) -> None:
+def test_quantize_checks_the_graph_and_measures_no_latency(written) -> None:
     folder, report = written
     (target,) = report.targets
     assert (target.target, target.engine, target.recipe) == ("tensorrt", "onnxruntime", "linear")
     assert target.lowering.is_exact
     assert target.latency == ()
-    assert any("onnxruntime stands in for tensorrt" in notice for notice in report.notices)
+    assert any("onnxruntime" in each and "proxy" in each for each in report.notices)
     assert not any("differs" in notice or "slower" in notice for notice in report.notices)
     ranges = read_calibration_cache(folder / "calibration.cache")
     assert all(amax > 0 for amax in ranges.values())
@@ -175,51 +178,69 @@ def test_quantize_proves_the_graph_and_says_nothing_of_its_speed(written) -> Non
     assert result["logits"].dtype == np.float32
 
 
-def test_without_tensorrt_the_line_to_run_elsewhere_is_told(written, monkeypatch) -> None:
+def test_a_dry_run_returns_the_command_without_tensorrt(written, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     folder = written[0]
-    shapes = ",".join(f"{name}:4x64" for name in ("input_ids", "token_type_ids", "attention_mask"))
+    report = build_tensorrt(folder, batches=[1, 4], sequences=[64], dry_run=True)
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    assert report.trtexec.startswith(
+        f"trtexec --onnx={folder}/model.onnx --stronglyTyped --minShapes="
+    )
+    for shape in ("1x1", "4x64"):
+        assert all(f"{name}:{shape}" in report.trtexec for name in names)
+    assert report.trtexec.endswith(f"--saveEngine={folder}/model.engine")
+    assert (report.engine, report.timings) == (f"{folder}/model.engine", ())
+    assert (report.size_bytes, report.gpu, report.tensorrt) == (None, None, None)
+    assert report.model_size_bytes > 0
+    assert not (folder / "model.engine").exists()
+
+
+def test_a_dry_run_is_for_the_named_version(written, gpu) -> None:
+    newer = build_tensorrt(written[0], dry_run=True, tensorrt_version="11.2.0")
+    assert newer.tensorrt == "11.2.0"
+    assert "stronglyTyped" not in newer.trtexec
+    assert build_tensorrt(written[0], dry_run=True).tensorrt == "10.13.2.6"
+    assert gpu == []
+
+
+def test_without_tensorrt_the_error_gives_the_command(written, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    command = build_tensorrt(written[0], dry_run=True).trtexec
     with pytest.raises(MissingExtraError, match="pip install tensorrt") as caught:
-        engine(folder, batches=[1, 4], sequences=[64])
-    message = str(caught.value)
-    assert f"trtexec --onnx={folder}/model.onnx --stronglyTyped --minShapes=" in message
-    for name in shapes.split(","):
-        assert name in message
-    assert f"--saveEngine={folder}/model.engine" in message
-    with pytest.raises(MissingExtraError) as caught:
-        engine(folder, version="11.2.0")
-    assert "stronglyTyped" not in str(caught.value)
+        build_tensorrt(written[0])
+    assert command in str(caught.value)
 
 
-def test_without_a_gpu_the_line_is_told_too(written, monkeypatch, gpu) -> None:
+def test_without_a_gpu_the_error_gives_the_command(written, monkeypatch, gpu) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserInputError, match=r"no GPU .* Run there: trtexec --onnx="):
-        engine(written[0])
+    with pytest.raises(UserInputError, match=r"no GPU.* Run this there: trtexec --onnx="):
+        build_tensorrt(written[0])
     assert gpu == []
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batches": []}, "of at least 1"),
-        ({"batches": [0]}, "of at least 1"),
-        ({"runs": 0}, "of at least 1"),
-        ({"sequences": [4096]}, "`--sequence 4096` is more than the 64 tokens"),
-        ({"version": "7.2.3"}, "7.2.3 is too old"),
+        ({"batches": []}, "`batches` must not be empty"),
+        ({"batches": [0]}, "`batches` must be at least 1, got 0"),
+        ({"runs": 0}, "`runs` must be at least 1, got 0"),
+        ({"sequences": [4096]}, "`sequences` holds 4096, which exceeds .* 64 tokens"),
+        ({"tensorrt_version": "7.2.3", "dry_run": True}, "7.2.3 is too old"),
+        ({"tensorrt_version": "11.2.0"}, "`tensorrt_version='11.2.0'` requires `dry_run=True`"),
     ],
 )
 def test_what_cannot_be_built_is_refused(written, options, message) -> None:
     with pytest.raises(UserInputError, match=message):
-        engine(written[0], **options)
+        build_tensorrt(written[0], **options)
 
 
 def test_a_folder_for_another_target_is_refused(quantized) -> None:
     with pytest.raises(UserInputError, match="no graph for TensorRT, only for target portable"):
-        engine(quantized("classifier").directory)
+        build_tensorrt(quantized("classifier").directory)
 
 
 @pytest.mark.parametrize("version", list(CREATION))
-def test_an_engine_is_built_as_the_version_wants(version) -> None:
+def test_each_version_gets_its_own_flags(version) -> None:
     trt, calls = fake_tensorrt(version)
     assert build_engine(trt, Path("model.onnx"), SHAPES) == b"plan"
     weak = [("config.set_flag", "FP16"), ("config.set_flag", "INT8")]
@@ -242,20 +263,21 @@ def test_an_engine_is_built_as_the_version_wants(version) -> None:
         ({"builds": False}, "10.13.2.6 cannot build 'model.onnx'"),
     ],
 )
-def test_what_tensorrt_refuses_is_told(options, message) -> None:
+def test_errors_of_tensorrt_are_reported(options, message) -> None:
     trt, _ = fake_tensorrt(**options)
     with pytest.raises(GraphError, match=message):
         build_engine(trt, Path("model.onnx"), SHAPES)
 
 
-def test_an_engine_is_written_and_timed(written, gpu, tmp_path) -> None:
+def test_the_engine_is_written_and_timed(written, gpu, tmp_path) -> None:
     path = tmp_path / "a.engine"
-    report = engine(written[0], path, batches=[1, 2], sequences=[16], runs=3)
+    report = build_tensorrt(written[0], path, batches=[1, 2], sequences=[16], runs=3)
     assert path.read_bytes() == b"plan"
     assert list(tmp_path.iterdir()) == [path]
     assert (report.engine, report.size_bytes, report.gpu) == (str(path), 4, "A GPU")
     assert [(each.batch, each.sequence) for each in report.timings] == [(1, 16), (2, 16)]
     assert [(each.median_ms, each.best_ms, each.runs) for each in report.timings] == [(2, 1, 3)] * 2
+    # 10 runs warm up.
     shapes = [call[1]["input_ids"] for call in gpu if call[0] == "execute"]
     assert shapes == [(1, 16)] * 13 + [(2, 16)] * 13
     assert {call[2] for call in gpu if call[0] == "execute"} == {7}
@@ -263,26 +285,31 @@ def test_an_engine_is_written_and_timed(written, gpu, tmp_path) -> None:
 
 def test_an_engine_that_cannot_be_written_leaves_nothing(written, gpu, tmp_path) -> None:
     with pytest.raises(UserInputError, match="cannot be written: No such file"):
-        engine(written[0], tmp_path / "none" / "a.engine")
+        build_tensorrt(written[0], tmp_path / "none" / "a.engine")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_prints_text_or_json(written, gpu, tmp_path) -> None:
-    arguments = ["engine", str(written[0]), "-o", str(tmp_path / "a.engine"), "--sequence", "16"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "1 x 16: 2.000 ms" in result.stdout
-    assert "The same: trtexec --onnx=" in result.stdout
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    report = json.loads(result.stdout)
+def test_the_command_prints_a_table_or_json(written, gpu, tmp_path, capsys) -> None:
+    words = ["build-tensorrt", str(written[0]), "-o", str(tmp_path / "a.engine")]
+    words += ["--sequence", "16"]
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    printed = capsys.readouterr().out
+    assert "1 x 16" in printed
+    assert "2.000" in printed
+    assert "trtexec --onnx=" in printed
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--json"])
+    report = json.loads(capsys.readouterr().out)
     assert report["tensorrt"] == "10.13.2.6"
     assert len(report["timings"]) == 2
 
 
-def test_the_command_fails_in_one_line(written, monkeypatch) -> None:
+def test_the_command_fails_with_one_line(written, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    result = CliRunner().invoke(app, ["engine", str(written[0])])
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert "Or run where it is: trtexec" in result.stderr
+    with pytest.raises(SystemExit, match="2"):
+        main(["build-tensorrt", str(written[0])])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "trtexec" in captured.err

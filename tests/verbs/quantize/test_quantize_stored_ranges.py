@@ -1,9 +1,10 @@
-"""Quantization of checkpoints that hold quantizers of their own, calibrated and trained with."""
+"""`quantize` with checkpoints that have quantizers of their own."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
-from qdqbert.verbs.manifest import trained_source
-from qdqbert.verbs.options import QuantizeOptions
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.ranges import choose_range_source
+from qdqbert.verbs.quantize.source import StoredQuantizers
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]
@@ -34,14 +36,14 @@ EACH = pytest.mark.parametrize("made", MADE, indirect=True, ids="-".join)
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A trained checkpoint with quantizers, and what quantize made of it.
+    """A trained checkpoint with quantizers, and the folder that `quantize` wrote.
 
     Attributes:
         folder: The checkpoint.
-        calibration: What its quantizers hold.
-        weights: Of its linears, float64, by path.
-        report: Of quantizing it, for two targets.
-        output: What was written.
+        calibration: Ranges of its quantizers.
+        weights: Weights of its linear layers, float64, by name of the layer.
+        report: Report of `quantize`, for two targets.
+        output: Folder that `quantize` wrote.
     """
 
     folder: Path
@@ -51,7 +53,7 @@ class Stored:
     output: Path
 
     def constants(self) -> dict[str, np.ndarray]:
-        """Of the portable graph, in which weights keep their names."""
+        """Return the constants of the portable graph, in which weights keep their names."""
         return constants_of(self.output / "portable" / "model.onnx")
 
 
@@ -96,7 +98,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, save_tiny):
-    """Makes the folder of a trained classifier with quantizers."""
+    """Make the folder of a trained classifier with quantizers."""
     root = tmp_path_factory.mktemp("trained")
 
     def make(family: str, recipe: str) -> Path:
@@ -109,8 +111,8 @@ def trained(tmp_path_factory, save_tiny):
         qdqbert.calibrate(qdqbert.prepare(model, recipe), batches)
         train_a_little(model, batches)
         with torch.no_grad():
-            # Training moves weights past the ranges that they were calibrated with; here by much,
-            # up in one linear and down in another.
+            # Training moves weights out of their calibrated ranges. Move them far, up in one layer
+            # and down in another.
             for name, parameter in model.named_parameters():
                 if name.endswith("intermediate.dense.weight"):
                     parameter[::2] *= 1.5
@@ -161,22 +163,40 @@ def test_the_graph_computes_what_was_trained(made) -> None:
 
 
 @EACH
-def test_the_record_says_that_nothing_was_calibrated_on_the_data(made) -> None:
-    record = json.loads((made.output / "quantization.json").read_text())
-    # No training.json tells what these were calibrated on.
-    assert record["calibration"] == {"calibrator": "stored", "examples": 0, "fingerprints": []}
-    assert record["checkpoint"]["placement"] == load_model(str(made.folder)).config.recipe
+def test_no_example_counts_as_calibrated_on(made) -> None:
+    manifest = json.loads((made.output / "quantization.json").read_text())
+    # There is no training.json that lists calibration examples.
+    assert manifest["calibration"] == {"calibrator": "stored", "examples": 0, "fingerprints": []}
+    assert manifest["checkpoint"]["placement"] == load_model(str(made.folder)).config.recipe
+    assert made.report.calibration_texts == 0
+    assert not any("were taken from" in warning for warning in made.report.warnings)
+    assert not any("Calibrated" in notice for notice in made.report.notices)
+    assert not any("built-in sentences" in notice for notice in made.report.notices)
 
 
-def test_what_a_folder_was_trained_on_stays_known(tmp_path) -> None:
-    trained = {"max_length": 9, "task_options": {}, "calibration": {"fingerprints": ["a", "b"]}}
-    (tmp_path / "training.json").write_text(json.dumps(trained))
-    stored = trained_source(QuantizeOptions(model=str(tmp_path), output="out"))
-    assert stored == {"calibrator": "stored", "examples": 2, "fingerprints": ["a", "b"]}
+def test_examples_that_a_folder_was_trained_on_stay_known(tmp_path) -> None:
+    content = {
+        "format": "qdqbert-training/2",
+        "max_length": 9,
+        "task_options": {},
+        "calibration": {"fingerprints": ["a", "b"]},
+    }
+    (tmp_path / "training.json").write_text(json.dumps(content))
+    options = QuantizeOptions(model=str(tmp_path), output="out")
+    stored = StoredQuantizers(
+        specs={}, calibration=Calibration(ranges={}, scales={}), recipe="linear"
+    )
+    source = types.SimpleNamespace(name="model", stored=stored)
+    ranges = choose_range_source(source, options, None)
+    assert ranges.manifest(options) == {
+        "calibrator": "stored",
+        "examples": 2,
+        "fingerprints": ["a", "b"],
+    }
 
 
 @EACH
-def test_ranges_that_are_written_are_the_models_own(made) -> None:
+def test_ranges_of_the_checkpoint_are_written(made) -> None:
     written = read_ranges(made.output / "ranges.safetensors")
     assert written.ranges == made.calibration.ranges
     assert written.ranges
@@ -186,7 +206,7 @@ def test_ranges_that_are_written_are_the_models_own(made) -> None:
 
 
 @EACH
-def test_codes_of_weights_are_those_of_the_range_that_was_trained_with(made) -> None:
+def test_weights_are_encoded_with_their_trained_ranges(made) -> None:
     constants = made.constants()
     differing = 0
     assert len(made.weights) == 6
@@ -194,7 +214,7 @@ def test_codes_of_weights_are_those_of_the_range_that_was_trained_with(made) -> 
         amax = made.calibration.weight_amax[f"{linear}._weight_quantizer"].numpy()
         weight = scaled_weight(made, linear)
         scale, codes = (constants[f"{linear}.weight_{kind}"] for kind in ("scale", "codes"))
-        # Rows with pairs of large neighbours get a wider step, for CPUs without VNNI.
+        # Channels with large adjacent weights get a larger step, for CPUs without VNNI.
         usual = scale == amax / np.float32(127)
         assert (scale[~usual] > amax[~usual] / np.float32(127)).all(), linear
         clipped = np.clip(weight, -amax[:, None], amax[:, None])
@@ -207,17 +227,18 @@ def test_codes_of_weights_are_those_of_the_range_that_was_trained_with(made) -> 
         own = np.abs(weight).max(axis=1)[usual]
         by_own = np.rint(weight[usual] * 127 / own[:, None])
         differing += int((by_own != found).sum())
-    assert differing > 500  # so that the weights' own ranges would have given others
+    # The ranges of the weights themselves would give other codes.
+    assert differing > 500
 
 
 def may_reach_limit(rows: np.ndarray) -> np.ndarray:
-    """Rows with neighbours whose codes, at 127 for the largest, might sum to more than 127."""
+    """Return rows with adjacent codes that might sum to more than 127, if the largest is 127."""
     pairs = np.abs(rows.reshape(len(rows), -1, 2).sum(axis=2)).max(axis=1, initial=0)
     return pairs > np.abs(rows).max(axis=1, initial=0) * (1 - 1e-6)
 
 
 @EACH
-def test_codes_of_neighbours_sum_to_no_more_than_the_limit(made) -> None:
+def test_adjacent_codes_sum_to_no_more_than_the_limit(made) -> None:
     constants = made.constants()
     for linear in made.weights:
         codes = constants[f"{linear}.weight_codes"].T.astype(np.int64)
@@ -226,7 +247,7 @@ def test_codes_of_neighbours_sum_to_no_more_than_the_limit(made) -> None:
 
 
 @pytest.mark.parametrize("made", [("roberta", "linear")], indirect=True, ids="-".join)
-def test_recalibrating_takes_the_ranges_of_the_data(made, data, tmp_path) -> None:
+def test_recalibrating_takes_ranges_from_the_data(made, data, tmp_path) -> None:
     report = quantize(made.folder, tmp_path / "out", data, recalibrate=True)
     assert report.targets[0].lowering.is_exact
     assert not any("checkpoint's own quantizers" in notice for notice in report.notices)
@@ -239,29 +260,20 @@ def test_recalibrating_takes_the_ranges_of_the_data(made, data, tmp_path) -> Non
         scale = written.scales.get(f"{linear}._input_quantizer", torch.ones(1)).double().numpy()
         own = np.abs(made.weights[linear] / scale).max(axis=1)
         found = constants[f"{linear}.weight_scale"]
-        # Their own ranges once more: equal to the step, or wider for pairs. float32's rounding.
+        # The step of the weight itself, or a larger one for adjacent weights, up to rounding.
         assert (found >= own / 127 * (1 - 2.0**-21)).all(), linear
         assert (found <= own / 127 * 2.02).all(), linear
 
 
 @pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
-@pytest.mark.parametrize("recalibrate", [False, True], ids=["named", "recalibrated too"])
-def test_a_named_recipe_replaces_the_one_that_was_trained(
-    made, data, tmp_path, recalibrate
-) -> None:
+def test_a_recipe_replaces_the_quantizers_of_the_checkpoint(made, data, tmp_path) -> None:
     report = quantize(
-        made.folder,
-        tmp_path / "out",
-        data,
-        recipe="linear",
-        recalibrate=recalibrate,
-        targets=("onnxruntime",),
+        made.folder, tmp_path / "out", data, recipe="linear", targets=("onnxruntime",)
     )
     (target,) = report.targets
     assert target.recipe == "linear"
     assert target.lowering.is_exact
-    told = any("give way to `--recipe linear`" in notice for notice in report.notices)
-    assert told is not recalibrate
+    assert any("`recipe='linear'` replaces the quantizers" in notice for notice in report.notices)
     written = read_ranges(tmp_path / "out" / "ranges.safetensors")
     assert all(name.endswith("._input_quantizer") for name in written.ranges)
     assert len(written.ranges) == 6
@@ -269,15 +281,9 @@ def test_a_named_recipe_replaces_the_one_that_was_trained(
 
 
 @pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
-def test_how_to_take_ranges_is_refused_where_none_are_taken(made, data, tmp_path) -> None:
-    with pytest.raises(UserInputError, match=r"`--calibrator max` is about .*`--recalibrate`"):
+def test_a_calibrator_is_refused_where_nothing_is_calibrated(made, data, tmp_path) -> None:
+    message = r"`calibrator='max'` applies to a new calibration.*Add `recalibrate=True`"
+    with pytest.raises(UserInputError, match=message) as caught:
         quantize(made.folder, tmp_path / "out", data, calibrator="max")
+    assert caught.value.argument == "calibrator"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
-def test_no_example_is_said_to_be_calibrated_on(made, data, tmp_path) -> None:
-    report = quantize(made.folder, tmp_path / "out", data, targets=("onnxruntime",))
-    assert report.calibration_texts == 0
-    assert not any("Calibrated" in notice for notice in report.notices)
-    assert not any("built-in sentences" in notice for notice in report.notices)

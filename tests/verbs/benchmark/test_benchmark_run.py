@@ -1,0 +1,129 @@
+"""Latency of models, measured in turns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.latency import Timing
+from qdqbert.verbs.benchmark import run as benchmark_run
+
+# As short as a measurement can be.
+QUICK = {"rounds": 1, "seconds": 0.01}
+
+
+@pytest.fixture
+def for_openvino(quantized, tmp_path) -> Path:
+    """A folder whose only graph was made for OpenVINO."""
+    folder = shutil.copytree(quantized("classifier").directory, tmp_path / "for-openvino")
+    record = json.loads((folder / "quantization.json").read_text())
+    entry = {**record["targets"]["portable"], "engines": ["openvino"]}
+    record["targets"] = {"openvino": entry}
+    (folder / "quantization.json").write_text(json.dumps(record))
+    return Path(folder)
+
+
+@pytest.fixture
+def without_timing(monkeypatch) -> None:
+    """Return one millisecond for each candidate, and measure nothing."""
+
+    def time_candidates(candidates: Any, shapes: Any, **options: Any) -> list[Timing]:
+        del options
+        return [
+            Timing(
+                name=each.name,
+                engine=each.engine,
+                precision="float32",
+                batch=batch,
+                sequence=sequence,
+                median_ms=1.0,
+                rounds_ms=(1.0,),
+            )
+            for batch, sequence in shapes
+            for each in candidates
+        ]
+
+    monkeypatch.setattr(benchmark_run, "time_candidates", time_candidates)
+
+
+def test_each_model_and_shape_is_timed_once(checkpoints, quantized) -> None:
+    made = quantized("classifier")
+    models = [made.checkpoint, made.directory, made.directory / "model.onnx"]
+    report = qdqbert.benchmark(
+        models, engines=["onnxruntime"], batches=(1, 2), sequences=(4,), threads=1, **QUICK
+    )
+    assert [(each.batch, each.sequence, each.name) for each in report.timings] == [
+        (batch, 4, str(name)) for batch in (1, 2) for name in models
+    ]
+    assert report.threads == 1
+    assert len(report.speedups) == 6
+    # Models are compared with the first one at the same shape.
+    assert (report.speedups[0], report.speedups[3]) == (1, 1)
+    for index, timing in enumerate(report.timings):
+        first = report.timings[index - index % 3]
+        assert report.speedups[index] == first.rounds_ms[0] / timing.rounds_ms[0]
+
+
+@pytest.mark.usefixtures("without_timing")
+def test_a_folder_is_timed_on_all_engines_that_run_it(quantized) -> None:
+    pytest.importorskip("openvino")
+    report = qdqbert.benchmark([quantized("sentence").directory], sequences=(4,), batches=(1,))
+    assert [timing.engine for timing in report.timings] == ["onnxruntime", "openvino"]
+
+
+@pytest.mark.usefixtures("without_timing")
+def test_only_engines_that_run_all_models_are_timed_by_default(checkpoints, for_openvino) -> None:
+    pytest.importorskip("openvino")
+    models = [checkpoints("classifier"), for_openvino]
+    report = qdqbert.benchmark(models, sequences=(4,), batches=(1,))
+    assert [(each.name, each.engine) for each in report.timings] == [
+        (str(model), "openvino") for model in models
+    ]
+
+
+@pytest.mark.usefixtures("without_timing")
+def test_models_without_a_shared_engine_are_refused(checkpoints, for_openvino, monkeypatch) -> None:
+    monkeypatch.setattr(benchmark_run, "is_installed", lambda engine: engine == "onnxruntime")
+    models = [checkpoints("classifier"), for_openvino]
+    with pytest.raises(UserInputError, match=r"No installed engine runs all of .*for-openvino"):
+        qdqbert.benchmark(models, sequences=(4,))
+
+
+def test_an_engine_that_a_folder_has_no_graph_for_is_refused(for_openvino) -> None:
+    with pytest.raises(UserInputError, match="holds no graph for engine 'onnxruntime'"):
+        qdqbert.benchmark([for_openvino], engines=["onnxruntime"], sequences=(4,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batches": (0,)}, "`batches` must be at least 1, got 0"),
+        ({"sequences": (4, 0)}, "`sequences` must be at least 1, got 0"),
+        ({"rounds": 0}, "`rounds` must be at least 1, got 0"),
+        ({"threads": -1}, "`threads` must be at least 1, got -1"),
+        ({"seconds": 0}, "`seconds` must be above 0, got 0"),
+        ({"engines": ["tpu"]}, "`engines='tpu'` is unknown"),
+        ({"sequences": ()}, "`sequences` must not be empty"),
+        ({"sequences": (65,)}, "`sequences` holds 65, which exceeds the limit of .*64 tokens"),
+        ({"models": []}, "`models` must not be empty"),
+        ({"models": ["missing.onnx"]}, "'missing.onnx' does not exist"),
+        ({"provider": "cpu", "engines": ["openvino"]}, "`provider='cpu'` belongs to ONNX Runtime"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_timed_is_refused(quantized, options, message) -> None:
+    given = {"models": [quantized("classifier").directory], **options}
+    with pytest.raises(UserInputError, match=message) as caught:
+        qdqbert.benchmark(**given)
+    assert caught.value.argument in options
+
+
+def test_a_checkpoint_is_not_timed_beyond_its_positions(checkpoints) -> None:
+    with pytest.raises(UserInputError, match=r"`sequences` holds 65, .* 64 tokens"):
+        qdqbert.benchmark([checkpoints("bert")], sequences=(65,))

@@ -1,0 +1,193 @@
+"""Evaluation of checkpoints and quantized folders."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy import stats
+
+import qdqbert
+from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
+from qdqbert.verbs.evaluate import run as evaluate_run
+
+CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
+PAIRS = """sentence1,sentence2,score
+the cat sat,a dog sat,3.5
+rain on the river,rain on a river,5
+music,the little state of the night is good,0.2
+home,house,4
+"""
+QUESTIONS = {
+    "id": "q1",
+    "question": "who sat",
+    "context": "the cat sat on the book",
+    "answers": {"text": ["the cat"], "answer_start": [0]},
+}
+
+each_output = pytest.mark.parametrize(
+    ("name", "data"),
+    [("classifier", CLASSES), ("sentence", PAIRS)],
+    ids=["classifier", "sentence"],
+)
+
+
+def test_accuracy_matches_a_computation_by_hand(checkpoints, write_file) -> None:
+    folder = checkpoints("classifier")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [line.split(",")[0] for line in CLASSES.splitlines()[1:]]
+    with torch.inference_mode():
+        answers = [
+            int(model(**tokenizer(text, return_tensors="pt")).logits.argmax()) for text in texts
+        ]
+    right = [answer == label for answer, label in zip(answers, [2, 0, 1, 2], strict=True)]
+
+    report = qdqbert.evaluate(folder, write_file("dev.csv", CLASSES), batch_size=3)
+    assert report.metrics[0].value == 100 * np.mean(right)
+    assert (report.task, report.engine) == ("text-classification", "pytorch")
+    assert (report.examples, report.metrics[0].examples) == (4, 4)
+    assert (report.fidelity, report.target, report.reference) == (None, None, None)
+    assert report.reference_metrics == ()
+
+
+def test_spearman_matches_embeddings_of_sentence_transformers(checkpoints, write_file) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder = checkpoints("sentence")
+    rows = [line.split(",") for line in PAIRS.splitlines()[1:]]
+    encoder = library.SentenceTransformer(str(folder), device="cpu")
+    first, second = (encoder.encode([row[index] for row in rows]) for index in (0, 1))
+    cosines = (first * second).sum(axis=1)
+    expected = stats.spearmanr(cosines, [float(row[2]) for row in rows]).statistic
+
+    report = qdqbert.evaluate(folder, write_file("sts.csv", PAIRS))
+    metrics = {metric.name: metric.value for metric in report.metrics}
+    assert set(metrics) == {"spearman", "pearson"}
+    # Rounding of float64.
+    assert metrics["spearman"] == pytest.approx(100 * expected, abs=1e-6)
+    assert report.examples == 4
+
+
+def test_a_reranker_reads_both_texts_of_a_pair_together(checkpoints, write_file) -> None:
+    folder = checkpoints("reranker")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = [line.split(",") for line in PAIRS.splitlines()[1:]]
+    with torch.inference_mode():
+        scores = [
+            float(model(**tokenizer(first, second, return_tensors="pt")).logits)
+            for first, second, _ in rows
+        ]
+    expected = stats.spearmanr(scores, [float(row[2]) for row in rows]).statistic
+    report = qdqbert.evaluate(folder, write_file("sts.csv", PAIRS))
+    assert report.metrics[0].name == "spearman"
+    # Rounding of float64.
+    assert report.metrics[0].value == pytest.approx(100 * expected, abs=1e-6)
+
+
+@each_output
+def test_a_checkpoint_equals_itself(checkpoints, write_file, name, data) -> None:
+    folder = checkpoints(name)
+    fidelity = qdqbert.evaluate(folder, write_file("dev.csv", data), reference=folder).fidelity
+    assert fidelity.sqnr_db == np.inf
+    if name == "sentence":
+        assert fidelity.texts == 8
+        # Rounding of a product of norms in float64.
+        assert fidelity.cosine_min == pytest.approx(1, abs=1e-12)
+    else:
+        assert fidelity.flips_percent == 0
+
+
+@each_output
+def test_a_quantized_folder_is_close_to_its_checkpoint(
+    quantized, write_file, engine, name, data
+) -> None:
+    made, path = quantized(name), write_file("dev.csv", data)
+    report = qdqbert.evaluate(made.directory, path, engine=engine, reference=made.checkpoint)
+    assert (report.engine, report.reference) == (engine, str(made.checkpoint))
+    # A folder with several graphs has one for each engine.
+    assert report.target == (engine if name == "sentence" else "portable")
+    # 8 bits without outliers give about 35 dB. A wrong scale gives less than 20.
+    assert report.fidelity.sqnr_db > 25
+    assert report.reference_metrics == qdqbert.evaluate(made.checkpoint, path).metrics
+
+
+def test_a_quantized_folder_runs_on_onnx_runtime_by_default(quantized, write_file) -> None:
+    report = qdqbert.evaluate(quantized("sentence").directory, write_file("sts.csv", PAIRS))
+    assert report.engine == "onnxruntime"
+
+
+def test_the_number_of_examples_can_be_limited(checkpoints, write_file) -> None:
+    data = write_file("dev.csv", CLASSES)
+    report = qdqbert.evaluate(checkpoints("classifier"), data, max_examples=2)
+    assert (report.examples, report.metrics[0].examples) == (2, 2)
+
+
+def test_columns_can_be_named(checkpoints, write_file) -> None:
+    data = write_file("dev.csv", "body,stars\nthe cat,2\nrain,0\n")
+    report = qdqbert.evaluate(
+        checkpoints("classifier"), data, text_column="body", label_column="stars"
+    )
+    assert report.examples == 2
+
+
+def test_truncated_texts_are_counted(checkpoints, write_file) -> None:
+    data = write_file("dev.csv", f"text,label\n{'cat ' * 63},0\n{'cat ' * 62},0\n")
+    report = qdqbert.evaluate(checkpoints("classifier"), data)
+    assert any("1 of 2 texts" in notice and "64 tokens" in notice for notice in report.notices)
+
+
+def test_the_files_of_a_task_are_written(save_tiny, write_file, tmp_path) -> None:
+    folder = save_tiny(tmp_path / "reader", "bert", transformers.AutoModelForQuestionAnswering)
+    data = write_file("dev.jsonl", json.dumps(QUESTIONS))
+    qdqbert.evaluate(folder, data, output=tmp_path / "files", doc_stride=16)
+    predictions = json.loads((tmp_path / "files" / "predictions.json").read_text())
+    assert set(predictions) == {"q1"}
+    blocked = write_file("blocked", "")
+    with pytest.raises(UserInputError, match="cannot be written") as caught:
+        qdqbert.evaluate(folder, data, output=blocked, doc_stride=16)
+    assert caught.value.argument == "output"
+
+
+def test_an_output_for_a_task_without_files_is_refused_before_the_model_runs(
+    checkpoints, write_file, tmp_path, monkeypatch
+) -> None:
+    runs: list[object] = []
+    monkeypatch.setattr(evaluate_run, "predict", lambda *args: runs.append(args))
+    with pytest.raises(UserInputError, match=r"`output=.*no files to write") as caught:
+        qdqbert.evaluate(
+            checkpoints("classifier"), write_file("dev.csv", CLASSES), output=tmp_path / "files"
+        )
+    assert caught.value.argument == "output"
+    assert runs == []
+    assert not (tmp_path / "files").exists()
+
+
+@pytest.mark.parametrize("option", [{"engine": "onnxruntime"}, {"target": "portable"}])
+def test_an_engine_or_a_target_of_a_checkpoint_is_refused(checkpoints, write_file, option) -> None:
+    data = write_file("dev.csv", CLASSES)
+    (name,) = option
+    with pytest.raises(UserInputError, match=f"`{name}=.*is a checkpoint, which runs in PyTorch"):
+        qdqbert.evaluate(checkpoints("classifier"), data, **option)
+
+
+def test_a_missing_folder_is_reported_before_an_engine_that_does_not_apply(write_file) -> None:
+    data = write_file("dev.csv", CLASSES)
+    with pytest.raises(CheckpointError, match=r"'./no-such-dir' does not exist"):
+        qdqbert.evaluate("./no-such-dir", data, engine="onnxruntime")
+
+
+def test_a_reference_with_other_outputs_is_refused(checkpoints, write_file) -> None:
+    data = write_file("dev.csv", "text,text_pair,label\nthe cat,a dog,1\nrain,river,2\n")
+    with pytest.raises(UserInputError, match="returns 1 values for a text, and the model 3"):
+        qdqbert.evaluate(checkpoints("classifier"), data, reference=checkpoints("reranker"))
+
+
+def test_a_missing_engine_says_what_to_install(quantized, write_file, monkeypatch) -> None:
+    directory, data = quantized("sentence").directory, write_file("sts.csv", PAIRS)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
+        qdqbert.evaluate(directory, data, engine="openvino")

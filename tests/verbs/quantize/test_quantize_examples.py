@@ -1,0 +1,94 @@
+"""The choice of calibration and held-out examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qdqbert import resources
+from qdqbert.errors import UserInputError
+from qdqbert.tasks import TASKS
+from qdqbert.tasks.data import Columns, fingerprint
+from qdqbert.verbs.quantize.examples import choose_examples, longest_input
+from qdqbert.verbs.quantize.options import QuantizeOptions
+
+TASK = TASKS["text-classification"]
+
+
+@pytest.fixture
+def data(write_file) -> Path:
+    return write_file("texts.txt", "\n".join(f"text number {index}" for index in range(60)))
+
+
+def options(**changes) -> QuantizeOptions:
+    return QuantizeOptions(model="m", output="o", **changes)
+
+
+def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:
+    chosen, again, other = (
+        choose_examples(
+            TASK, options(calibration_data=data, calibration_samples=24, seed=seed), known=None
+        )
+        for seed in (0, 0, 1)
+    )
+    assert (len(chosen.calibration), len(chosen.heldout)) == (24, 36)
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert chosen == again
+    assert chosen.calibration != other.calibration
+    assert chosen.notices == ()
+
+
+def test_few_held_out_examples_are_replaced_by_built_in_sentences(data) -> None:
+    chosen = choose_examples(
+        TASK, options(calibration_data=data, calibration_samples=50), known=None
+    )
+    assert chosen.heldout == tuple(resources.heldout_examples())
+    assert "Only 10 examples are not used to calibrate" in chosen.notices[0]
+
+
+def test_data_with_too_few_examples_is_reported(data) -> None:
+    chosen = choose_examples(TASK, options(calibration_data=data), known=None)
+    assert len(chosen.calibration) == 60
+    assert "Calibrated on 60 examples, as the data has no more." in chosen.notices
+
+
+def test_examples_that_stored_ranges_were_taken_from_are_left_out(data) -> None:
+    first = choose_examples(
+        TASK, options(calibration_data=data, calibration_samples=24), known=None
+    )
+    known = {fingerprint(example) for example in first.calibration}
+    chosen = choose_examples(TASK, options(calibration_data=data), known=known)
+    assert chosen.calibration == ()
+    assert set(chosen.heldout) == set(first.heldout)
+
+
+def test_built_in_sentences_replace_missing_data() -> None:
+    chosen = choose_examples(TASK, options(), known=None)
+    assert set(chosen.calibration) <= set(resources.calibration_examples())
+    assert chosen.heldout == tuple(resources.heldout_examples())
+    with_ranges = choose_examples(TASK, options(), known=())
+    assert "Fidelity is measured on built-in sentences" in with_ranges.notices[0]
+
+
+def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
+    task = TASKS["token-classification"]
+    with pytest.raises(UserInputError, match="`calibration_data` is missing") as caught:
+        choose_examples(task, options(), known=None)
+    assert caught.value.argument == "calibration_data"
+    one = write_file("one.conll", "the O\ncat B-ANIMAL\n")
+    with pytest.raises(UserInputError, match=r"All 1 examples .* are used to calibrate"):
+        choose_examples(task, options(calibration_data=one), known=None)
+    (example,) = task.read(str(one), columns=Columns(), max_examples=None).examples
+    with pytest.raises(UserInputError, match="holds only examples that the ranges"):
+        choose_examples(task, options(calibration_data=one), known={fingerprint(example)})
+
+
+def test_max_length_is_limited_by_the_model() -> None:
+    source = SimpleNamespace(task="text-classification", max_length=64)
+    assert longest_input(source, options()) == (64, [])
+    assert longest_input(source, options(max_length=32)) == (32, [])
+    length, notices = longest_input(source, options(max_length=65))
+    assert length == 64
+    assert notices == ["`max_length=65` exceeds the model's limit of 64 tokens, which is used."]

@@ -1,0 +1,214 @@
+"""`quantize` with the ranges of an earlier call."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import qdqbert
+from qdqbert.calibration.ranges_file import read_ranges
+from qdqbert.errors import UserInputError
+from qdqbert.verbs.benchmark.run import export_float
+
+GRAPHS = ("portable/model.onnx", "openvino/model.onnx")
+
+
+def make(model: Path, output: Path, **options: Any) -> Any:
+    return qdqbert.quantize(model, output, benchmark=False, **options)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "texts.txt"
+    path.write_text("\n".join(f"the house number {index} is by the river" for index in range(60)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def both(checkpoints, texts, tmp_path_factory) -> Path:
+    """Two targets from one calibration."""
+    folder = tmp_path_factory.mktemp("both") / "int8"
+    make(
+        checkpoints("bert"),
+        folder,
+        calibration_data=texts,
+        calibration_samples=24,
+        targets=("portable", "openvino"),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def full(checkpoints, texts, tmp_path_factory) -> dict[str, Path]:
+    """Folders for TensorRT, by the name of a recipe that quantizes every site."""
+    root = tmp_path_factory.mktemp("full")
+    options = {"calibration_data": texts, "calibration_samples": 24, "targets": ("tensorrt",)}
+    for recipe in ("full", "full-smoothed"):
+        make(checkpoints("bert"), root / recipe, recipe=recipe, **options)
+    return {recipe: root / recipe for recipe in ("full", "full-smoothed")}
+
+
+@pytest.fixture(scope="module")
+def again(checkpoints, both, texts, tmp_path_factory) -> tuple[Path, Any]:
+    """A folder for one of the targets, made with the ranges of `both`, and its report."""
+    folder = tmp_path_factory.mktemp("again") / "int8"
+    return folder, make(checkpoints("bert"), folder, ranges_from=both, calibration_data=texts)
+
+
+def test_the_same_ranges_give_the_same_graph(both, again) -> None:
+    folder, report = again
+    assert (folder / "model.onnx").read_bytes() == (both / GRAPHS[0]).read_bytes()
+    assert report.calibration_texts == 24
+    assert (
+        load_file(folder / "ranges.safetensors").keys()
+        == load_file(both / "ranges.safetensors").keys()
+    )
+
+
+def test_the_manifest_tells_where_the_ranges_came_from(both, again) -> None:
+    first, second = (
+        json.loads((each / "quantization.json").read_text()) for each in (both, again[0])
+    )
+    assert second["calibration"] == {**first["calibration"], "ranges_from": str(both)}
+    assert f"--ranges-from {both}" in second["command"]
+    # `evaluate` refuses examples with these fingerprints.
+    assert len(second["calibration"]["fingerprints"]) == 24
+
+
+def test_fidelity_is_not_measured_on_examples_that_ranges_were_taken_from(again) -> None:
+    _, report = again
+    assert report.heldout_texts == 60 - 24
+
+
+def test_other_weight_codes_without_data(checkpoints, both, tmp_path) -> None:
+    report = make(checkpoints("bert"), tmp_path / "wide", ranges_from=both, weights_for="vnni")
+    graph = (tmp_path / "wide" / "model.onnx").read_bytes()
+    assert graph != (both / GRAPHS[0]).read_bytes()
+    assert any("measured on built-in sentences" in notice for notice in report.notices)
+
+
+def test_an_onnx_model_uses_its_ranges_again(checkpoints, texts, tmp_path) -> None:
+    float_graph = tmp_path / "float.onnx"
+    export_float(str(checkpoints("bert")), float_graph, [8])
+    options = {"tokenizer": str(checkpoints("bert")), "task": "feature-extraction"}
+    first, again = tmp_path / "first", tmp_path / "again"
+    make(float_graph, first, calibration_data=texts, calibration_samples=24, **options)
+    make(float_graph, again, ranges_from=first, **options)
+    assert (again / "model.onnx").read_bytes() == (first / "model.onnx").read_bytes()
+
+
+def test_ranges_of_other_weights_are_refused(checkpoints, both, tmp_path) -> None:
+    with pytest.raises(UserInputError, match=r"holds ranges for the weights of .*Leave it out"):
+        make(checkpoints("classifier"), tmp_path / "out", ranges_from=both)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranges_that_a_recipe_lacks_are_named(checkpoints, both, tmp_path) -> None:
+    with pytest.raises(
+        UserInputError,
+        match=r"no suitable ranges for \d+ of 28 sites of recipe `.*for the recipe linear\.",
+    ):
+        make(checkpoints("bert"), tmp_path / "out", ranges_from=both, recipe="full")
+
+
+def test_ranges_of_smoothed_inputs_are_not_used_for_unsmoothed_ones(
+    checkpoints, both, full, tmp_path
+) -> None:
+    # All sites of `ffn` have a range, but two of them are smoothed by this recipe only.
+    with pytest.raises(UserInputError, match=r"has no suitable ranges for \d of 4 sites of recipe"):
+        make(checkpoints("bert"), tmp_path / "out", ranges_from=full["full"], recipe="ffn")
+    make(checkpoints("bert"), tmp_path / "ffn", ranges_from=both, recipe="ffn")
+    # Ranges without smoothing are stored for the calibration cache. Other recipes can use them.
+    assert read_ranges(full["full-smoothed"] / "ranges.safetensors").without_smoothing is not None
+    make(checkpoints("bert"), tmp_path / "full", ranges_from=full["full-smoothed"], recipe="full")
+
+
+def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, tmp_path) -> None:
+    # Weights of query, key and value share a range, with smoothing for one target only.
+    options = {
+        "targets": ("onnxruntime", "tensorrt"),
+        "fuse_qkv": True,
+        "quant_per_tensor": True,
+    }
+    first, again = tmp_path / "first", tmp_path / "again"
+    make(checkpoints("bert"), first, calibration_data=texts, calibration_samples=24, **options)
+    make(checkpoints("bert"), again, ranges_from=first, **options)
+    for name in ("onnxruntime/model.onnx", "tensorrt/model.onnx", "tensorrt/calibration.cache"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+    with pytest.raises(
+        UserInputError, match="`fuse_qkv` determines ranges: it is False now, and was True"
+    ) as caught:
+        make(checkpoints("bert"), tmp_path / "out", ranges_from=first)
+    assert caught.value.argument == "fuse_qkv"
+
+
+def test_a_trained_checkpoint_uses_its_ranges_again(
+    checkpoints, make_model, texts, tmp_path
+) -> None:
+    model = qdqbert.prepare(make_model("bert"), "full-smoothed")
+    ids = torch.arange(40).reshape(2, 20) + 5
+    qdqbert.calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
+    folder, first, again = (tmp_path / name for name in ("trained", "first", "again"))
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(checkpoints("bert")).save_pretrained(folder)
+    make(folder, first, task="feature-extraction", calibration_data=texts)
+    make(folder, again, task="feature-extraction", ranges_from=first)
+    assert (again / "model.onnx").read_bytes() == (first / "model.onnx").read_bytes()
+    # A new calibration smooths the same inputs.
+    new = tmp_path / "new"
+    make(folder, new, task="feature-extraction", calibration_data=texts, recalibrate=True)
+    names = [set(read_ranges(each / "ranges.safetensors").scales) for each in (first, new)]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2 * (5 + 4)
+
+
+def test_a_dynamic_target_needs_the_scales_of_smoothing(checkpoints, full, tmp_path) -> None:
+    with pytest.raises(UserInputError, match="has no suitable ranges for 10 of 12 sites of recipe"):
+        make(
+            checkpoints("bert"),
+            tmp_path / "out",
+            ranges_from=full["full"],
+            targets=("onnxruntime-dynamic",),
+        )
+
+
+def test_changed_embeddings_are_other_weights(checkpoint_copy, both, tmp_path) -> None:
+    folder = checkpoint_copy("bert")
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"] *= 4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserInputError, match="holds ranges for the weights of"):
+        make(folder, tmp_path / "out", ranges_from=both)
+
+
+def test_a_calibration_cache_holds_ranges_without_smoothing(full) -> None:
+    plain, smoothed = (
+        (full[recipe] / "calibration.cache").read_text() for recipe in ("full", "full-smoothed")
+    )
+    # `full` also clips sums, which changes no value of this model.
+    assert smoothed == plain
+
+
+def test_a_folder_without_a_quantized_model_is_refused(checkpoints, tmp_path) -> None:
+    message = r"`ranges_from`: .*Pass a folder that `quantize` wrote"
+    with pytest.raises(UserInputError, match=message) as caught:
+        make(checkpoints("bert"), tmp_path / "out", ranges_from=tmp_path)
+    assert caught.value.argument == "ranges_from"
+
+
+def test_a_folder_of_a_version_that_did_not_record_weights_is_refused(
+    checkpoints, both, tmp_path
+) -> None:
+    old = Path(shutil.copytree(both, tmp_path / "old"))
+    content = json.loads((old / "quantization.json").read_text())
+    del content["checkpoint"]["weights_sha256"]
+    (old / "quantization.json").write_text(json.dumps(content))
+    with pytest.raises(UserInputError, match="was written by an older version"):
+        make(checkpoints("bert"), tmp_path / "out", ranges_from=old)

@@ -1,0 +1,220 @@
+"""`quantize` from a checkpoint to a folder and a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+import qdqbert
+from qdqbert.engines.runner import is_installed
+from qdqbert.errors import UserInputError
+from qdqbert.verbs.quantize.measure import fidelity_warnings
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.run import choose_targets
+
+SENTENCE = "the cat sat on the book in the night and the dog had been to the river"
+DENSE = "dense._weight_quantizer"
+
+
+@pytest.mark.demo
+def test_the_demo_is_accurate_small_and_exact_on_each_engine(
+    demo_package, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = qdqbert.quantize(benchmark=False, calibration_samples=32)
+    assert report.directory == "qdqbert-all-MiniLM-L6-v2"
+    assert (tmp_path / report.directory / "onnxruntime" / "model.onnx").is_file()
+    engines = ["onnxruntime", *(["openvino"] if is_installed("openvino") else [])]
+    assert [each.engine for each in report.targets] == engines
+    for each in report.targets:
+        assert each.fidelity.cosine_mean > 0.99
+        assert each.fidelity.cosine_min > 0.95
+        assert each.size_ratio < 0.30
+        assert each.lowering.worst_layer_db >= 40
+        assert each.lowering.is_exact
+
+
+def test_each_target_is_measured_on_each_engine_that_runs_it(quantized) -> None:
+    report = quantized("sentence").report
+    jobs = [
+        ("portable", "onnxruntime", "linear"),
+        ("portable", "openvino", "linear"),
+        ("onnxruntime", "onnxruntime", "linear"),
+        ("onnxruntime-dynamic", "onnxruntime", "linear"),
+        ("openvino", "openvino", "linear"),
+    ]
+    assert [(each.target, each.engine, each.recipe) for each in report.targets] == [
+        job for job in jobs if is_installed(job[1])
+    ]
+    for each in report.targets:
+        assert each.lowering.worst_layer_db >= 40
+        assert each.fidelity.cosine_min > 0.99
+        assert each.size_bytes == (Path(report.directory) / each.model).stat().st_size
+        assert each.size_ratio == each.size_bytes / report.float_size_bytes
+        assert each.latency == ()
+
+
+def test_calibration_and_held_out_texts_differ(quantized) -> None:
+    report = quantized("sentence").report
+    assert (report.calibration_texts, report.heldout_texts) == (24, 24)
+
+
+def test_the_folder_holds_the_report(quantized) -> None:
+    made = quantized("classifier")
+    report = json.loads((made.directory / "report.json").read_text())
+    assert report["checkpoint"] == str(made.checkpoint)
+    assert report["task"] == "text-classification"
+    assert report["targets"][0]["fidelity"]["flips_percent"] is not None
+    assert report["warnings"] == list(made.report.warnings) == []
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
+def test_families_with_another_attention_are_quantized(
+    save_tiny, write_file, tmp_path, family
+) -> None:
+    # Texts that are longer than DeBERTa's buckets and ModernBERT's window.
+    words = SENTENCE.split()
+    texts = [" ".join(words[: 3 + index % 14]) for index in range(40)]
+    report = qdqbert.quantize(
+        save_tiny(tmp_path / "float", family),
+        tmp_path / "int8",
+        targets=["onnxruntime"],
+        calibration_data=write_file("texts.txt", "\n".join(texts)),
+        calibration_samples=20,
+        benchmark=False,
+    )
+    (target,) = report.targets
+    assert target.lowering.is_exact
+    assert target.fidelity.sqnr_db > 15
+
+
+@pytest.fixture(scope="module")
+def for_vnni(checkpoints, quantized, tmp_path_factory):
+    """A model with 64 positions, quantized for VNNI on few texts, and timed."""
+    folder = tmp_path_factory.mktemp("vnni") / "int8"
+    report = qdqbert.quantize(
+        checkpoints("roberta"),
+        folder,
+        weights_for="vnni",
+        calibration_data=quantized("classifier").data,
+        calibration_samples=8,
+        benchmark=True,
+    )
+    return folder, report
+
+
+def test_latency_is_measured_at_shapes_that_the_model_takes(for_vnni) -> None:
+    # The usual shapes have 128 tokens.
+    _, report = for_vnni
+    assert {each.engine for each in report.targets} >= {"onnxruntime"}
+    for target in report.targets:
+        assert [(each.batch, each.sequence) for each in target.latency] == [(1, 32), (8, 64)]
+        assert all(each.speedup > 0 for each in target.latency)
+
+
+def test_ranges_from_few_texts_are_warned_about(for_vnni) -> None:
+    _, report = for_vnni
+    assert "The ranges were taken from 8 texts only" in report.warnings[0]
+
+
+def test_weights_use_all_8_bits_only_for_cpus_that_can_add_them(for_vnni, quantized) -> None:
+    made = quantized("classifier")
+    for folder, report, limited in (
+        (made.directory, made.report, True),
+        (*for_vnni, False),
+    ):
+        content = json.loads((folder / "quantization.json").read_text())
+        sites = content["targets"]["portable"]["sites"]
+        specs = [site["spec"] for name, site in sites.items() if name.endswith(DENSE)]
+        assert specs
+        assert all(("sums <=" in spec) is limited for spec in specs)
+        saturation = [each for each in report.notices if "int8 sums would saturate" in each]
+        assert len(saturation) == (not limited)
+        assert ("--weights-for vnni" in content["command"]) is not limited
+
+
+def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
+    options = {"targets": ["portable", "tensorrt"]}
+    for_any, for_vnni = (
+        choose_targets(QuantizeOptions(**options, weights_for=cpus)) for cpus in ("any", "vnni")
+    )
+    assert for_any[1] == for_vnni[1]
+    assert for_any[0] != for_vnni[0]
+    assert for_vnni[0].adjacent_sum_limit is None
+
+
+def test_low_sqnr_and_changed_predictions_are_warned_about(quantized) -> None:
+    report = quantized("classifier").report.targets[0]
+
+    def warnings(**changes):
+        fidelity = dataclasses.replace(report.fidelity, **changes)
+        return fidelity_warnings(dataclasses.replace(report, fidelity=fidelity))
+
+    assert warnings(sqnr_db=10.0, flips_percent=5.0) == []
+    assert warnings(sqnr_db=10.0, flips_percent=None) == []
+    (message,) = warnings(sqnr_db=9.9, flips_percent=None)
+    assert "for portable on onnxruntime is far from the float model (9.9 dB SQNR)" in message
+    (message,) = warnings(sqnr_db=30.0, flips_percent=5.1)
+    assert "(30.0 dB SQNR, 5.1 % of the predictions changed)" in message
+
+
+def test_a_typo_in_a_parameter_is_refused(checkpoints, tmp_path) -> None:
+    with pytest.raises(TypeError, match="targett"):
+        qdqbert.quantize(checkpoints("bert"), tmp_path / "out", targett=("portable",))
+
+
+def test_a_quantized_folder_is_refused_as_a_model(quantized, tmp_path) -> None:
+    made = quantized("classifier")
+    with pytest.raises(UserInputError, match=r"is quantized already.* as `ranges_from`") as caught:
+        qdqbert.quantize(made.directory, tmp_path / "out")
+    assert caught.value.argument == "model"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_during_calibration_leaves_nothing(checkpoints, tmp_path, monkeypatch) -> None:
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qdqbert.verbs.quantize.source.checkpoint.calibrate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        qdqbert.quantize(checkpoints("bert"), tmp_path / "out", benchmark=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_calibration_serves_all_targets(save_tiny, tmp_path) -> None:
+    # The kernels of qordered need heads of 16 channels.
+    checkpoint = save_tiny(
+        tmp_path / "float",
+        "bert",
+        transformers.AutoModel,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+    )
+    qdqbert.quantize(
+        checkpoint,
+        tmp_path / "out",
+        targets=("onnxruntime", "tensorrt", "qordered"),
+        benchmark=False,
+        calibration_samples=16,
+    )
+    manifest = json.loads((tmp_path / "out" / "quantization.json").read_text())
+    sites = {name: each["sites"] for name, each in manifest["targets"].items()}
+    smoothed = "encoder.layer.0.intermediate.dense._input_quantizer"
+    assert smoothed in manifest["pre_quant_scales"]
+    for target, ranges in (
+        ("onnxruntime", manifest["ranges"]),
+        ("tensorrt", manifest["ranges"]),
+        ("qordered", manifest["plain_ranges"]),
+    ):
+        chosen = ranges[smoothed]
+        affine = target != "qordered"
+        step = (chosen["high"] - chosen["low"]) / 255 if affine else chosen["amax"] / 127
+        assert sites[target][smoothed]["scale"] == pytest.approx(step, rel=1e-6)
+    # Sites that only qordered quantizes stay in float for the other targets.
+    of_output = "encoder.layer.0.attention.self.softmax_input_quantizer"
+    assert of_output in sites["qordered"]
+    assert of_output not in sites["tensorrt"]

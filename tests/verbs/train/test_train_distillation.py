@@ -1,0 +1,125 @@
+"""Training with a teacher."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from training_files import QUICK, SENTIMENT, files_left, plain
+from transformers import AutoModelForSequenceClassification
+
+import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.models.loading import load_model
+
+
+def log_probabilities(folder: Path, texts: list[str]) -> torch.Tensor:
+    checkpoint = load_model(str(folder))
+    inputs = checkpoint.tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        return functional.log_softmax(checkpoint.model(**inputs).logits, dim=1)
+
+
+def test_a_student_comes_closer_to_its_teacher_without_labels(
+    classifier, save_tiny, write_file, tmp_path, out
+) -> None:
+    student = save_tiny(
+        tmp_path / "student",
+        "bert",
+        AutoModelForSequenceClassification,
+        num_hidden_layers=1,
+        classifier_dropout=0.5,
+        hidden_size=16,
+        **SENTIMENT,
+    )
+    texts = plain(random.Random(3), 24)
+    qdqbert.train(
+        student,
+        out,
+        train_data=write_file("texts.txt", texts),
+        distill_from=classifier.checkpoint,
+        dropout="off",
+        **{**QUICK, "epochs": 6, "learning_rate": 5e-3},
+    )
+    teacher = log_probabilities(classifier.checkpoint, texts.split("\n"))
+    before, after = (
+        float(
+            functional.kl_div(
+                log_probabilities(folder, texts.split("\n")),
+                teacher,
+                log_target=True,
+                reduction="batchmean",
+            )
+        )
+        for folder in (student, out)
+    )
+    # 36 steps with a large learning rate. A tenth of the divergence is usual.
+    assert after < before / 2
+
+
+def test_an_embedder_learns_from_its_teacher_on_plain_texts(files_of, write_file, out) -> None:
+    base = files_of("feature-extraction").checkpoint
+    report = qdqbert.train(
+        base,
+        out,
+        train_data=write_file("texts.txt", plain(random.Random(3), 12)),
+        task="feature-extraction",
+        distill_from=base,
+        distill_hidden=0.5,
+        qat=True,
+        **QUICK,
+    )
+    assert (report.steps, report.quantizers) == (3, 20)
+
+
+def test_a_teacher_with_quantizers_is_refused(classifier, tmp_path, out) -> None:
+    teacher = tmp_path / "teacher"
+    options = {**QUICK, "train_data": classifier.train}
+    qdqbert.train(classifier.checkpoint, teacher, qat=True, **{**options, "epochs": 0.1})
+    with pytest.raises(UserInputError, match="has quantizers; expected a float checkpoint"):
+        qdqbert.train(classifier.checkpoint, out, distill_from=teacher, **options)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("bert", {"num_labels": 3}, r"\['LABEL_0', .* student \['bad', 'good'"),
+        ("roberta", SENTIMENT, "vocabulary"),
+        ("bert", {"hidden_size": 48, **SENTIMENT}, r"distill.hidden` needs a teacher"),
+    ],
+    ids=["classes", "vocabulary", "hidden-size"],
+)
+def test_a_teacher_that_does_not_fit_is_refused_and_nothing_is_left(
+    classifier, save_tiny, tmp_path, out, model_type, changes, message
+) -> None:
+    teacher = save_tiny(
+        tmp_path / "teacher", model_type, AutoModelForSequenceClassification, **changes
+    )
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.train(
+            classifier.checkpoint,
+            out,
+            train_data=classifier.train,
+            distill_from=teacher,
+            distill_hidden=1.0,
+            **QUICK,
+        )
+    assert files_left(out) == []
+
+
+def test_a_teacher_with_embeddings_of_another_size_is_refused(
+    files_of, save_tiny, tmp_path, out
+) -> None:
+    files = files_of("feature-extraction")
+    wide = save_tiny(tmp_path / "wide", "bert", hidden_size=48)
+    with pytest.raises(UserInputError, match=r"embeddings .* 48.* student.* 32"):
+        qdqbert.train(
+            files.checkpoint,
+            out,
+            train_data=files.train,
+            task="feature-extraction",
+            distill_from=wide,
+        )

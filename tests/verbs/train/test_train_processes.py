@@ -1,0 +1,96 @@
+"""Runs in processes of their own: one that is killed, and two that share the work."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from training_files import assert_same_weights, files_left
+
+import qdqbert
+from qdqbert.insert.sited import sited_model
+from qdqbert.models.loading import load_model
+
+KILLED = """
+import os, signal
+from qdqbert.training.trainer import TaskTrainer
+from qdqbert import cli
+
+original = TaskTrainer.training_step
+
+def training_step(self, *args, **kwargs):
+    if self.state.global_step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, *args, **kwargs)
+
+TaskTrainer.training_step = training_step
+cli.main()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="only POSIX has SIGKILL")
+def test_a_killed_run_can_be_resumed(classifier, tmp_path, out) -> None:
+    options: dict[str, Any] = {"epochs": 1.0, "eval_steps": 2, "batch_size": 4}
+    words = ["--epochs", "1", "--eval-steps", "2", "--batch-size", "4"]
+    paths = [classifier.checkpoint, "--train-data", classifier.train, "--output", out]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "train", *map(str, paths), *words],
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    run = functools.partial(
+        qdqbert.train, classifier.checkpoint, train_data=classifier.train, **options
+    )
+    assert run(out, resume=True).resumed_at == 2
+    run(tmp_path / "whole")
+    assert_same_weights(out, tmp_path / "whole")
+
+
+def test_two_processes_share_the_work_and_the_ranges(classifier, tmp_path, out) -> None:
+    words = ["--epochs", "2", "--batch-size", "4", "--seed", "3", "--calibration-samples", "12"]
+    paths = [classifier.checkpoint, "--train-data", classifier.train, "--eval-data", classifier.dev]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [
+            *(sys.executable, *launcher, "-m", "qdqbert", "train", "--qat", "--json"),
+            *(*map(str, [*paths, "--output", out]), *words),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    # 2 epochs of 16 examples, in batches of 4 in each process.
+    assert (report["steps"], report["quantizers"]) == (4, 20)
+    assert files_left(out) == ["out"]
+    # Ranges stay as calibrated, so one step is enough.
+    qdqbert.train(
+        classifier.checkpoint,
+        tmp_path / "alone",
+        train_data=classifier.train,
+        eval_data=classifier.dev,
+        qat=True,
+        epochs=0.1,
+        batch_size=4,
+        seed=3,
+        calibration_samples=12,
+    )
+    ranges = [
+        {
+            name: each.amax
+            for name, each in sited_model(load_model(str(folder)).model).quantizers.items()
+            if "_input_quantizer" in name
+        }
+        for folder in (out, tmp_path / "alone")
+    ]
+    assert len(ranges[0]) == 14
+    assert all(torch.equal(ranges[0][name], ranges[1][name]) for name in ranges[1])

@@ -1,0 +1,370 @@
+"""Training of each task: what it learns, and what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training_files import (
+    DOC_STRIDE,
+    HEADS,
+    QUICK,
+    WORDS,
+    Files,
+    before_batch,
+    plain,
+    record_of,
+    recording,
+    weights_of,
+)
+from transformers import AutoModelForSequenceClassification
+
+import qdqbert
+from qdqbert.checkpoint.sentence import read_sentence_head
+from qdqbert.errors import UserInputError
+from qdqbert.insert.sited import sited_model
+from qdqbert.models.loading import load_model
+from qdqbert.models.state import fix_ranges_
+from qdqbert.tasks.task import Metric
+from qdqbert.training.curves import plot_curves
+from qdqbert.training.trainer import TaskTrainer
+from qdqbert.verbs.evaluate import run as evaluate_run
+from qdqbert.verbs.train import run as train_run
+from qdqbert.verbs.train import scorer
+from qdqbert.verbs.train.run import set_dropout_
+from qdqbert.verbs.train.scorer import Scorer
+
+CLASSIFICATION = "text-classification"
+# Quantizers of a layer. Heads have none.
+QUANTIZERS = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A folder that training wrote.
+
+    Attributes:
+        files: The checkpoint and its data.
+        folder: The folder.
+        report: The report.
+        predictions: What the trained model in memory predicted for the evaluation data.
+        without_gradient: Names of trained parameters that had no gradient, for each step.
+    """
+
+    files: Files
+    folder: Path
+    report: Any
+    predictions: Sequence[Any]
+    without_gradient: Sequence[Sequence[str]]
+
+
+@pytest.fixture(scope="module")
+def trained(files_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
+    """Trains for eight steps on all examples at once, so that each step lowers the loss."""
+
+    @functools.cache
+    def make(task: str, *, qat: bool) -> Trained:
+        files, folder = files_of(task), tmp_path_factory.mktemp("trained") / task
+        predictions: list[Any] = []
+        missing: list[list[str]] = []
+        original = TaskTrainer.training_step
+
+        def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = original(self, model, *args, **kwargs)
+            parameters = model.named_parameters()
+            missing.append([name for name, p in parameters if p.requires_grad and p.grad is None])
+            return loss
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scorer, "predict", recording(scorer.predict, predictions))
+            patch.setattr(TaskTrainer, "training_step", training_step)
+            report = qdqbert.train(
+                files.checkpoint,
+                folder,
+                train_data=files.train,
+                eval_data=files.dev,
+                task=task,
+                qat=qat,
+                qat_ranges="learned" if qat else "fixed",
+                epochs=8,
+                batch_size=16,
+                learning_rate=3e-3,
+                lr_scheduler="constant",
+                warmup=0,
+                dropout="off",
+                eval_steps=4,
+                calibration_samples=8,
+                doc_stride=DOC_STRIDE,
+            )
+        return Trained(
+            files=files,
+            folder=folder,
+            report=report,
+            predictions=predictions[-1],
+            without_gradient=missing,
+        )
+
+    return make
+
+
+# Each task with quantizers, and one in float.
+@pytest.mark.parametrize(("task", "qat"), [*((task, True) for task in HEADS), ("fill-mask", False)])
+def test_each_task_lowers_its_loss(trained, task: str, qat: bool) -> None:
+    made = trained(task, qat=qat)
+    losses = [entry["loss"] for entry in record_of(made.folder)["history"] if "loss" in entry]
+    assert (made.report.steps, len(losses)) == (8, 8)
+    # Seven updates of 3e-3 on 16 examples. Rounding costs QAT a part of the gain.
+    assert losses[-1] < 0.97 * losses[0]
+    assert (made.report.task, made.report.quantizers) == (task, QUANTIZERS if qat else 0)
+    # Processes that share the work wait for the gradients of all trained parameters.
+    assert made.without_gradient == [[]] * 8
+
+
+@pytest.mark.parametrize(
+    ("task", "qat"), [(CLASSIFICATION, True), ("question-answering", True), ("fill-mask", False)]
+)
+def test_the_folder_predicts_what_the_model_in_memory_predicted(
+    trained, task: str, qat: bool, monkeypatch
+) -> None:
+    made = trained(task, qat=qat)
+    predictions: list[Any] = []
+    monkeypatch.setattr(evaluate_run, "predict", recording(evaluate_run.predict, predictions))
+    # Training evaluates twice its batch size. Other padding would change the last bits of sums.
+    report = qdqbert.evaluate(made.folder, made.files.dev, batch_size=32)
+    for found, expected in zip(predictions[-1], made.predictions, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert report.metrics == made.report.after
+    assert report.task == task
+
+
+def test_quantizers_are_stored_with_their_ranges(trained) -> None:
+    made = trained(CLASSIFICATION, qat=True)
+    quantizers = sited_model(load_model(str(made.folder)).model).quantizers
+    assert len(quantizers) == QUANTIZERS
+    assert all(
+        each.amax is not None and bool((each.amax > 0).all()) for each in quantizers.values()
+    )
+    assert not any(each._disabled or each._learn_amax for each in quantizers.values())
+
+
+def test_float_training_inserts_no_quantizers(trained) -> None:
+    made = trained("fill-mask", qat=False)
+    assert not sited_model(load_model(str(made.folder)).model).quantizers
+
+
+def test_the_folder_holds_a_record_of_the_run_and_no_checkpoints(trained) -> None:
+    made = trained(CLASSIFICATION, qat=True)
+    names = {path.name for path in made.folder.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "training.json"}
+    assert not Path(f"{made.folder}-checkpoints").exists()
+    record = record_of(made.folder)
+    evaluated = {
+        entry["step"]: entry["eval_accuracy"] for entry in record["history"] if "eval_f1" in entry
+    }
+    assert list(evaluated) == [4, 8]
+    assert evaluated[8] == made.report.after[0].value
+    assert record["report"]["before"][0]["name"] == "accuracy"
+    assert record["command"].startswith(f"qdqbert train {made.files.checkpoint} --output ")
+
+
+def test_curves_are_drawn_if_matplotlib_is_installed(
+    classifier, out, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(train_run, "plot_curves", plot_curves)
+    options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
+        qdqbert.train(classifier.checkpoint, tmp_path / "plain", **options)
+    assert not (tmp_path / "plain" / "curves.svg").exists()
+    pytest.importorskip("matplotlib")
+    qdqbert.train(classifier.checkpoint, out, **options)
+    root = ElementTree.parse(out / "curves.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_tensorboard_receives_the_loss(classifier, out) -> None:
+    pytest.importorskip("tensorboard")
+    qdqbert.train(
+        classifier.checkpoint, out, train_data=classifier.train, tensorboard=True, **QUICK
+    )
+    (events,) = out.glob("runs/*/events.out.tfevents.*")
+    assert b"train/loss" in events.read_bytes()
+
+
+def test_evaluation_on_calibration_data_is_refused(trained) -> None:
+    made = trained(CLASSIFICATION, qat=True)
+    with pytest.raises(UserInputError, match="calibrated on 8 of 16 examples") as caught:
+        qdqbert.evaluate(made.folder, made.files.train)
+    assert caught.value.argument == "data"
+    report = qdqbert.evaluate(made.folder, made.files.train, allow_leakage=True)
+    assert report.leaked_examples == 8
+    assert any("calibrated on 8 of 16 examples" in notice for notice in report.notices)
+
+
+@pytest.mark.parametrize("ranges", ["fixed", "learned", "moving"])
+def test_training_changes_ranges_only_if_asked(classifier, out, ranges: str) -> None:
+    qdqbert.train(
+        classifier.checkpoint,
+        out,
+        train_data=classifier.train,
+        qat=True,
+        qat_ranges=ranges,
+        keep_checkpoints=True,
+        **QUICK,
+    )
+    early, late = (
+        sited_model(load_model(str(folder)).model).quantizers
+        for folder in (Path(f"{out}-checkpoints") / "checkpoint-3", out)
+    )
+    changed = {name for name in late if not torch.equal(early[name].amax, late[name].amax)}
+    inputs = {name for name in late if "_input_quantizer" in name}
+    if ranges == "learned":
+        # The end of a range that no value reaches has no gradient.
+        assert changed
+        assert changed <= inputs
+    else:
+        assert changed == (set(late) if ranges == "moving" else set())
+
+
+def test_a_new_head_has_the_classes_of_the_data(files_of, classifier, out) -> None:
+    base = files_of("feature-extraction").checkpoint
+    report = qdqbert.train(
+        base, out, train_data=classifier.train, task=CLASSIFICATION, qat=True, **QUICK
+    )
+    model = load_model(str(out), task=CLASSIFICATION).model
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    assert (report.task, report.quantizers) == (CLASSIFICATION, QUANTIZERS)
+    assert qdqbert.evaluate(out, classifier.dev).examples == 8
+
+
+def test_a_new_head_may_have_no_classes(files_of, out) -> None:
+    files = files_of("question-answering")
+    base = files_of("feature-extraction").checkpoint
+    options = {**QUICK, "task": "question-answering", "doc_stride": DOC_STRIDE}
+    report = qdqbert.train(base, out, train_data=files.train, eval_data=files.dev, **options)
+    assert [each.name for each in report.after] == ["f1", "exact_match"]
+    assert qdqbert.evaluate(out, files.dev).task == "question-answering"
+
+
+def test_a_new_head_of_a_student_has_the_classes_of_its_teacher(
+    files_of, save_tiny, write_file, tmp_path, out
+) -> None:
+    names = {"id2label": {0: "good", 1: "bad"}, "label2id": {"good": 0, "bad": 1}}
+    teacher = save_tiny(
+        tmp_path / "teacher",
+        "bert",
+        AutoModelForSequenceClassification,
+        num_hidden_layers=1,
+        **names,
+    )
+    qdqbert.train(
+        files_of("feature-extraction").checkpoint,
+        out,
+        train_data=write_file("texts.txt", plain(random.Random(1), 8)),
+        task=CLASSIFICATION,
+        distill_from=teacher,
+        **QUICK,
+    )
+    assert load_model(str(out)).model.config.id2label == names["id2label"]
+
+
+def test_a_sentence_transformers_folder_stays_one(checkpoints, files_of, out, monkeypatch) -> None:
+    files = files_of("feature-extraction")
+    predictions: list[Any] = []
+    for module in (scorer, evaluate_run):
+        monkeypatch.setattr(module, "predict", recording(module.predict, predictions))
+    options = {**QUICK, "task": "feature-extraction", "train_data": files.train}
+    report = qdqbert.train(checkpoints("sentence"), out, eval_data=files.dev, qat=True, **options)
+    evaluated = qdqbert.evaluate(out, files.dev, batch_size=8)
+    np.testing.assert_array_equal(np.stack(predictions[-1]), np.stack(predictions[-2]))
+    assert evaluated.metrics == report.after
+    # The head normalizes, to float32's precision.
+    np.testing.assert_allclose(np.linalg.norm(np.stack(predictions[-1]), axis=1), 1, rtol=1e-5)
+
+    def read(folder: Path) -> Any:
+        return read_sentence_head(
+            lambda name: (folder / name).read_text() if (folder / name).is_file() else None
+        )
+
+    assert read(out) == read(checkpoints("sentence")) is not None
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    checkpoint = load_model(str(folder))
+    # As the end of training does.
+    fix_ranges_(sited_model(checkpoint.model))
+    inputs = checkpoint.tokenizer(list(WORDS), padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        logits: torch.Tensor = checkpoint.model(**inputs).logits
+    return logits
+
+
+def test_keep_best_writes_the_model_with_the_best_metric(classifier, out, monkeypatch) -> None:
+    # Perplexity before training, after each of the 4 steps, and after the run.
+    values = iter([50.0, 40.0, 10.0, 30.0, 20.0, 0.0])
+    monkeypatch.setattr(
+        Scorer,
+        "metrics",
+        lambda self: [Metric(name="perplexity", value=next(values), examples=8, is_error=True)],
+    )
+    qdqbert.train(
+        classifier.checkpoint,
+        out,
+        train_data=classifier.train,
+        eval_data=classifier.dev,
+        qat=True,
+        qat_ranges="learned",
+        keep_best=True,
+        keep_checkpoints=True,
+        **QUICK,
+    )
+    folder = Path(f"{out}-checkpoints")
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    logits = logits_of(out)
+    assert torch.equal(logits, logits_of(folder / "checkpoint-2"))
+    assert not torch.equal(logits, logits_of(folder / "checkpoint-4"))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert", "deberta-v2"])
+def test_dropout_can_be_turned_off(make_model, model_type: str) -> None:
+    rates = {"attention_dropout": 0.3, "mlp_dropout": 0.3, "embedding_dropout": 0.3}
+    model = make_model(model_type, **(rates if model_type == "modernbert" else {}))
+    inputs = {
+        "input_ids": torch.arange(12).reshape(2, 6) + 7,
+        "attention_mask": torch.ones(2, 6, dtype=torch.int64),
+    }
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        dropped = model.train()(**inputs).last_hidden_state
+        set_dropout_(model, 0.0)
+        found = model(**inputs).last_hidden_state
+    assert not torch.allclose(dropped, expected, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_only_dropout_draws_random_numbers_during_training(
+    classifier, tmp_path, monkeypatch
+) -> None:
+    for name, seed, dropout in (("a", 1, "off"), ("b", 2, "off"), ("c", 2, "keep")):
+        with monkeypatch.context() as patch:
+            before_batch(patch, 1, functools.partial(torch.manual_seed, seed))
+            qdqbert.train(
+                classifier.checkpoint,
+                tmp_path / name,
+                train_data=classifier.train,
+                dropout=dropout,
+                **{**QUICK, "epochs": 0.5},
+            )
+    first, second, kept = (weights_of(tmp_path / name) for name in ("a", "b", "c"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(second[name], kept[name]) for name in second)
+    assert load_model(str(tmp_path / "a")).model.config.hidden_dropout_prob == 0.1

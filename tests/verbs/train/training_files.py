@@ -1,0 +1,195 @@
+"""Data for each task, and what the tests of training share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import qdqbert
+from qdqbert.training.trainer import TaskTrainer
+
+WORDS = ("the", "cat", "dog", "on", "a", "river", "in", "rain", "home", "night", "music", "was")
+SENTIMENT = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+TAGS = ("O", "B-PER", "I-PER")
+# The default stride of 128 is longer than the inputs of these models.
+DOC_STRIDE = 16
+# 16 examples make 4 steps.
+QUICK = {"batch_size": 4, "learning_rate": 1e-3, "epochs": 1.0, "calibration_samples": 8}
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(3, 9)))
+
+
+def plain(rng: random.Random, count: int) -> str:
+    return "\n".join(sentence(rng) for _ in range(count))
+
+
+def labeled(rng: random.Random, count: int) -> str:
+    rows = [f"{sentence(rng)}\t{('bad', 'good')[index % 2]}" for index in range(count)]
+    return "\n".join(["text\tlabel", *rows])
+
+
+def pairs(rng: random.Random, count: int) -> str:
+    rows = [f"{sentence(rng)}\t{sentence(rng)}\t{index % 2}" for index in range(count)]
+    return "\n".join(["sentence1\tsentence2\tlabel", *rows])
+
+
+def choices(rng: random.Random, count: int) -> str:
+    rows = [
+        {"context": sentence(rng), "endings": [sentence(rng) for _ in range(3)], "label": index % 3}
+        for index in range(count)
+    ]
+    return "\n".join(map(json.dumps, rows))
+
+
+def questions(rng: random.Random, count: int) -> str:
+    rows = []
+    for index in range(count):
+        words = sentence(rng).split()
+        first = rng.randrange(len(words))
+        answer, start = " ".join(words[first : first + 2]), len(" ".join([*words[:first], ""]))
+        row = {"id": str(index), "question": sentence(rng), "context": " ".join(words)}
+        rows.append({**row, "answers": {"text": [answer], "answer_start": [start]}})
+    return "\n".join(map(json.dumps, rows))
+
+
+def tagged(rng: random.Random, count: int) -> str:
+    sentences = [sentence(rng).split() for _ in range(count)]
+    return "\n\n".join("\n".join(f"{word} {rng.choice(TAGS)}" for word in s) for s in sentences)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """Class of a task's checkpoints, and how to write its data."""
+
+    auto_class: str
+    file: str
+    write: Callable[[random.Random, int], str]
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+HEADS = {
+    "feature-extraction": Head(auto_class="AutoModel", file="pairs.tsv", write=pairs),
+    "text-classification": Head(
+        auto_class="AutoModelForSequenceClassification",
+        file="texts.tsv",
+        write=labeled,
+        changes=SENTIMENT,
+    ),
+    "token-classification": Head(
+        auto_class="AutoModelForTokenClassification",
+        file="tags.conll",
+        write=tagged,
+        changes={"id2label": dict(enumerate(TAGS))},
+    ),
+    "question-answering": Head(
+        auto_class="AutoModelForQuestionAnswering", file="squad.jsonl", write=questions
+    ),
+    "fill-mask": Head(auto_class="AutoModelForMaskedLM", file="texts.txt", write=plain),
+    "multiple-choice": Head(
+        auto_class="AutoModelForMultipleChoice", file="swag.jsonl", write=choices
+    ),
+    "next-sentence-prediction": Head(
+        auto_class="AutoModelForNextSentencePrediction", file="pairs.tsv", write=pairs
+    ),
+    "text-generation": Head(
+        auto_class="AutoModelForCausalLM",
+        file="texts.txt",
+        write=plain,
+        changes={"is_decoder": True},
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Files:
+    """A float checkpoint and its data."""
+
+    checkpoint: Path
+    train: Path
+    dev: Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interrupted:
+    """A run that stops after its checkpoint of step 2. It has 4 steps."""
+
+    files: Files
+    out: Path
+
+    def run(self, **changes: Any) -> Any:
+        options = {**QUICK, "eval_steps": 2, **changes}
+        model, data = self.files.checkpoint, self.files.train
+        return qdqbert.train(model, self.out, train_data=data, **options)
+
+
+class StopError(Exception):
+    """Ends a run from within."""
+
+
+def before_batch(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]) -> None:
+    """Call a function before the given batch, counted from 1, is trained on."""
+    original, batches = TaskTrainer.training_step, iter(range(1, 10**6))
+
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(batches) == number:
+            do()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(TaskTrainer, "training_step", training_step)
+
+
+def stop() -> None:
+    raise StopError
+
+
+def stop_before_batch(number: int, run: Callable[[], Any]) -> None:
+    """Run until before the given batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        before_batch(patch, number, stop)
+        with pytest.raises(StopError):
+            run()
+
+
+def recording(function: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:
+    """Return a function that also appends its results to a list."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        results.append(function(*args, **kwargs))
+        return results[-1]
+
+    return run
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return tensors
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    left, right = weights_of(first), weights_of(second)
+    assert left.keys() == right.keys()
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert different == []
+
+
+def files_left(out: Path) -> list[str]:
+    """Return what a run left: outputs, checkpoints and half-written folders."""
+    return sorted(path.name for path in out.parent.iterdir() if "out" in path.name)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's `training.json`."""
+    content: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return content
