@@ -49,7 +49,7 @@ def test_a_folder_is_timed_on_all_engines_that_fit(quantized) -> None:
         ({"rounds": 0}, "at least 1"),
         ({"threads": -1}, "at least 1"),
         ({"seconds": 0}, "at least 1"),
-        ({"engines": ["tpu"]}, "`--engine tpu` is unknown"),
+        ({"engines": ["tpu"]}, "Engine 'tpu' is unknown"),
         ({"sequences": (65,)}, "`--sequence 65` is more than the 64 tokens"),
     ],
     ids=["batch", "sequence", "rounds", "threads", "seconds", "engine", "too-long"],

@@ -259,8 +259,8 @@ def test_a_graph_that_predicts_no_words_is_told(save_tiny, write_file, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"provider": "xyz"}, "^`--provider xyz`"),
-        ({"engine": "other"}, "^`--engine other` is unknown"),
+        ({"provider": "xyz"}, "^`provider='xyz'`"),
+        ({"engine": "other"}, "^Engine 'other' is unknown"),
     ],
 )
 def test_what_is_wrong_with_an_engine_is_not_blamed_on_the_graph(
