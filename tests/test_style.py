@@ -35,8 +35,6 @@ EXEMPT = {
         "artifact.py",
         "calibration/ranges_file.py",
         "checkpoint/load.py",
-        "engines/providers.py",
-        "engines/runner.py",
         "errors.py",
         "evidence/tables.py",
         "graph/legality.py",

@@ -28,9 +28,9 @@ class Runner(Protocol):
     - Row `i` of each output belongs to row `i` of the inputs.
     - `run` is not called from several threads at once.
 
-    More methods may follow, for example one that takes token ids of different lengths without [PAD],
-    or one that submits a batch and returns a future. Each will be a protocol that extends this one,
-    so that a runner without it stays valid.
+    More methods may follow, for example one that takes texts of different lengths without [PAD], or
+    one that submits a batch and returns a future. Each will be a protocol that extends this one, so
+    that a runner without it stays valid.
 
     Attributes:
         input_names: Names of the inputs, each `(batch, seq)`, int64. Multiple choice has `(batch,
