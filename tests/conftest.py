@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.lowering import Reference, make_references
-from qdqbert.graph.export import GraphBody, export_sited
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
@@ -256,14 +257,6 @@ def add_sentence_files(
     return folder
 
 
-def export_example(input_names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Two rows of five tokens, the second with one [PAD]."""
-    example = {name: torch.zeros((2, 5), dtype=torch.int64) for name in input_names}
-    example["input_ids"] += 7
-    example["attention_mask"] += torch.tensor([[1] * 5, [1] * 4 + [0]])
-    return example
-
-
 @functools.cache
 def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepared:
     checkpoint = load_checkpoint(str(folder))
@@ -292,7 +285,7 @@ def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepare
         checkpoint=checkpoint,
         body=body,
         sited=sited,
-        graph=export(sited, body, export_example(checkpoint.input_names)),
+        graph=export(sited, body, example_inputs(checkpoint.input_names, checkpoint.task)),
         batches=batches,
         smooth=calibration(WIDE_INPUTS),
         plain=calibration(None),
@@ -309,53 +302,106 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not set(LONG) & set(item.path.parts))
 
 
-EXPORTS_OF = 32 << 20  # bytes of weights, up to which a graph is kept
+# Bytes of weights up to which an exported graph is kept.
+MAX_KEPT_BYTES = 32 << 20
 
 
-def digest_model(sited: SitedModel, body: GraphBody, example: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of all that an export depends on."""
-    digest = hashlib.sha256()
-    outside = (body.head, body.mask, body.output_names, sited.sites)
-    for words in (repr(body), sited.model.config.to_json_string(), repr(outside)):
-        digest.update(words.encode())
-    tensors = [*body.named_parameters(), *body.named_buffers(), *example.items()]
-    for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().numpy().tobytes())
+def tensors_of(body: GraphBody) -> dict[str, torch.Tensor]:
+    """Parameters and buffers under all of their names, tied ones included."""
+    return {
+        **dict(body.named_buffers(remove_duplicate=False)),
+        **dict(body.named_parameters(remove_duplicate=False)),
+    }
+
+
+def digest_structure(sited: SitedModel, body: GraphBody, example: Mapping[str, Any]) -> str:
+    """SHA-256 of everything that an export depends on, except values of floating-point tensors."""
+    config = sited.model.config.to_dict()
+    for name in ("_name_or_path", "id2label", "label2id"):
+        config.pop(name, None)
+    settings = (body.head, body.mask, body.output_names, sited.sites, sorted(example), config)
+    digest = hashlib.sha256(repr(settings).encode())
+    for name, module in body.named_modules():
+        # What a quantizer holds does not matter: an export only marks its site.
+        shown = "" if isinstance(module, TensorQuantizer) else module.extra_repr()
+        digest.update(f"{name} {type(module).__qualname__} {shown}".encode())
+    first_names: dict[int, str] = {}
+    for name, tensor in tensors_of(body).items():
+        tied_to = first_names.setdefault(tensor.data_ptr(), name)
+        digest.update(f"{name} {tied_to} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if not tensor.is_floating_point():
+            digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
 
-@pytest.fixture(scope="session")
-def export_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ir.Model]:
-    """Exports a model, or reads again what the same model gave, in any process of this session.
+def digest_weights(body: GraphBody) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors_of(body).values():
+        digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()
 
-    An export takes most of a tiny model's time. Tests of the export itself make it anew.
-    """
+
+def has_folded_weights(graph: ir.Model, known: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a constant of the graph may have been computed from weights."""
+    return any(
+        value.dtype.is_floating_point() and value.const_value.size > 1
+        for name, value in graph.graph.initializers.items()
+        if name not in known
+    )
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test run share."""
     base = tmp_path_factory.getbasetemp()
-    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
-    kept.mkdir(exist_ok=True)
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def export_once(run_folder: Path) -> Callable[..., ir.Model]:
+    """Export a model, or read the graph that a process of this run exported for such a model.
+
+    An export takes seconds, most of what a call with a tiny model takes. Models that differ in
+    their weights only share a graph, into which the weights are put. Tests of the export itself
+    call `export_sited`.
+    """
 
     def export(sited: SitedModel, body: GraphBody, example: Mapping[str, torch.Tensor]) -> ir.Model:
-        if sum(each.numel() * each.element_size() for each in body.parameters()) > EXPORTS_OF:
+        known = tensors_of(body)
+        if sum(each.numel() * each.element_size() for each in known.values()) > MAX_KEPT_BYTES:
             return export_sited(sited, body, example)
-        path = kept / f"{digest_model(sited, body, example)}.onnx"
-        if path.exists():
-            return ir.from_proto(onnx.load(path))
+        structure = run_folder / f"{digest_structure(sited, body, example)}.onnx"
+        whole = structure.with_stem(f"{structure.stem}-{digest_weights(body)}")
+        for path in (structure, whole):
+            if path.exists():
+                graph = ir.from_proto(onnx.load(path))
+                for name, value in graph.graph.initializers.items():
+                    if name in known:
+                        value.const_value = ir.tensor(known[name].detach().numpy(), name=name)
+                return graph
         graph = export_sited(sited, body, example)
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_bytes(ir.to_proto(graph).SerializeToString())
-        written.replace(path)
+        path = whole if has_folded_weights(graph, known) else structure
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(ir.to_proto(graph).SerializeToString())
+        partial.replace(path)
         return graph
 
     return export
 
 
 @pytest.fixture(scope="session", autouse=True)
-def verbs_export_once(export_once: Callable[..., ir.Model]) -> Iterator[None]:
-    """The verbs export a model once."""
+def package_exports_once(export_once: Callable[..., ir.Model]) -> Iterator[None]:
+    """Let the package export each model once, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qdqbert.verbs.quantize.source.checkpoint.export_sited", export_once)
-        patch.setattr("qdqbert.verbs.benchmark.run.export_sited", export_once)
+        # These are imported by the commands only when they run.
+        for name in ("qdqbert.verbs.quantize.source.checkpoint", "qdqbert.verbs.benchmark.run"):
+            importlib.import_module(name)
+        for name, module in list(sys.modules.items()):
+            is_ours = name.startswith("qdqbert.")
+            if is_ours and getattr(module, "export_sited", None) is export_sited:
+                patch.setattr(module, "export_sited", export_once)
         yield
 
 

@@ -1,21 +1,19 @@
-"""Which of ONNX Runtime's providers runs a graph, and what is said of one that cannot."""
-
 from __future__ import annotations
 
 import onnxruntime
 import pytest
 
-from qdqbert.engines.providers import check_provider, check_taken, provider_list
+from qdqbert.engines.providers import check_provider, check_started, provider_list
 from qdqbert.errors import MissingExtraError, UserInputError
 
 
-def test_the_cpu_is_always_there() -> None:
+def test_the_cpu_provider_is_always_available() -> None:
     check_provider("cpu")
     assert provider_list("cpu") == [("CPUExecutionProvider", {})]
 
 
-def test_an_unknown_provider_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UserInputError, match=r"`--provider rocm` is unknown\. Known: cpu, cuda, t"):
+def test_an_unknown_provider_is_refused() -> None:
+    with pytest.raises(UserInputError, match=r"`provider='rocm'` is unknown\. Known: cpu, cuda, t"):
         check_provider("rocm")
 
 
@@ -23,13 +21,13 @@ def test_an_unknown_provider_is_refused_with_those_that_are_known() -> None:
     ("name", "package"),
     [("cuda", "onnxruntime-gpu"), ("tensorrt", "TensorRT"), ("openvino", "onnxruntime-openvino")],
 )
-def test_a_provider_that_is_not_installed_is_said_to_be_missing(monkeypatch, name, package) -> None:
+def test_a_missing_provider_names_its_package(monkeypatch, name, package) -> None:
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(MissingExtraError, match=package):
         check_provider(name)
 
 
-def test_tensorrt_is_told_to_use_int8_and_leaves_the_rest_to_cuda() -> None:
+def test_tensorrt_uses_int8_and_leaves_other_nodes_to_cuda() -> None:
     (first, options), *rest = provider_list("tensorrt")
     assert first == "TensorrtExecutionProvider"
     assert options["trt_int8_enable"] == "1"
@@ -37,6 +35,6 @@ def test_tensorrt_is_told_to_use_int8_and_leaves_the_rest_to_cuda() -> None:
 
 
 def test_a_silent_fallback_is_an_error() -> None:
-    check_taken("cuda", ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    check_started("cuda", ["CUDAExecutionProvider", "CPUExecutionProvider"])
     with pytest.raises(UserInputError, match="fell back to CPUExecutionProvider"):
-        check_taken("cuda", ["CPUExecutionProvider"])
+        check_started("cuda", ["CPUExecutionProvider"])

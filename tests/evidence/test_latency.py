@@ -111,5 +111,5 @@ def test_a_graph_that_cannot_be_run_is_named(candidate) -> None:
 
 def test_an_unknown_engine_is_refused_before_anything_is_started(tmp_path) -> None:
     candidate = Candidate(name="x", engine="tpu", model=tmp_path / "none", vocab_size=20)
-    with pytest.raises(UserInputError, match="`--engine tpu` is unknown"):
+    with pytest.raises(UserInputError, match="Engine 'tpu' is unknown"):
         time_candidates([candidate], [(1, 1)])

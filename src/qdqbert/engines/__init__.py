@@ -1,1 +1,1 @@
-"""Runs a graph on an installed runtime; knows nothing of how the graph was made."""
+"""Run a graph on an installed runtime, one file for each engine."""

@@ -1,4 +1,4 @@
-"""Runs a graph on ONNX Runtime's CPU provider."""
+"""Run a graph on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from qdqbert.engines.providers import check_provider, check_taken, provider_list
+from qdqbert.engines.providers import check_provider, check_started, provider_list
 from qdqbert.engines.runner import Outputs
 
 
 class OnnxRuntimeRunner:
-    """A loaded session. See `Runner`."""
+    """A loaded session; see `Runner`."""
 
     precision = "float32"
 
@@ -28,18 +28,18 @@ class OnnxRuntimeRunner:
         literal: bool = False,
         provider: str = "cpu",
     ) -> None:
-        """Loads a graph.
+        """Load a graph.
 
         Args:
             model: The .onnx file.
-            threads: Threads for one inference; ONNX Runtime's own choice if `None`.
+            threads: Number of threads for one inference; ONNX Runtime's own choice if `None`.
             exact: Use integer arithmetic that cannot saturate.
-            literal: Compute each operator as it is, fusing nothing.
-            provider: Which of its execution providers, see `engines.providers`.
+            literal: Compute each operator as it is, without fusions.
+            provider: The execution provider, a key of `engines.providers.PROVIDERS`.
 
         Raises:
-            UserInputError: The provider is unknown or could not be started.
-            MissingExtraError: It is not in the installed package.
+            UserInputError: The provider is unknown or did not start.
+            MissingExtraError: The provider is not in the installed package.
         """
         check_provider(provider)
         options = onnxruntime.SessionOptions()
@@ -48,18 +48,18 @@ class OnnxRuntimeRunner:
         if literal:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if exact:
-            # u8 x s8 products are summed in pairs in 16 bits on CPUs without VNNI and can
-            # saturate; this asks for the slower u8 x u8 kernels there, which cannot.
+            # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
+            # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.
             options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = onnxruntime.InferenceSession(
             str(model), options, providers=provider_list(provider)
         )
-        check_taken(provider, self._session.get_providers())
+        check_started(provider, self._session.get_providers())
         self.input_names = tuple(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """One forward pass; half precision comes out as float32."""
+        """Return the outputs of one forward pass. float16 outputs are cast to float32."""
         values = self._session.run(None, dict(inputs))
         return {
             name: value.astype(np.float32) if value.dtype == np.float16 else value

@@ -1,4 +1,4 @@
-"""Runs a graph on OpenVINO's CPU plugin, straight from the .onnx file."""
+"""Run a graph on OpenVINO's CPU plugin, which reads the .onnx file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ with openvino_telemetry_disabled():
 
 
 class OpenVinoRunner:
-    """A compiled model. See `Runner`.
-
-    The precision hint defaults to bf16, which the plugin ignores on CPUs that do not have it;
-    `precision` tells what it took.
-    """
+    """A compiled model; see `Runner`."""
 
     def __init__(
         self, model: Path, *, threads: int | None = None, precision: str | None = None
     ) -> None:
+        """Load and compile a graph.
+
+        Args:
+            model: The .onnx file, or a model of OpenVINO's own format.
+            threads: Number of threads for one inference; OpenVINO's own choice if `None`.
+            precision: Hint for the float type between int8 operators; bf16 if `None`. CPUs without
+                bf16 use float32. The attribute `precision` has the type that is used.
+        """
         settings: dict[str, object] = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": precision or "bf16",
@@ -35,7 +39,7 @@ class OpenVinoRunner:
             settings["INFERENCE_NUM_THREADS"] = threads
         compiled = openvino.Core().compile_model(model, "CPU", settings)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
-        # A tensor may have several names, where a cast fell away: the graph's own is wanted.
+        # A tensor has several names where a Cast was removed. Prefer the name in the file.
         own = _port_names(model)
         self.input_names, self.output_names = (
             tuple(
@@ -47,7 +51,7 @@ class OpenVinoRunner:
         self._request = compiled.create_infer_request()
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """One forward pass."""
+        """Return the outputs of one forward pass."""
         results = self._request.infer(dict(inputs))
         return {
             name: np.array(results[index], dtype=np.float32)
@@ -56,7 +60,7 @@ class OpenVinoRunner:
 
 
 def _port_names(model: Path) -> list[str]:
-    """Names of an .onnx file's inputs and outputs; none of another format's."""
+    """Return the names of an .onnx file's inputs and outputs; none for other formats."""
     if model.suffix.lower() != ".onnx":
         return []
     graph = onnx.load(model, load_external_data=False).graph

@@ -1,4 +1,4 @@
-"""ONNX Runtime's execution providers: which there are, and how each is asked for."""
+"""ONNX Runtime's execution providers: their names, options and packages."""
 
 from __future__ import annotations
 
@@ -15,57 +15,64 @@ PROVIDERS: Mapping[str, str] = {
     "openvino": "OpenVINOExecutionProvider",
 }
 _PACKAGES: Mapping[str, str] = {
+    "cpu": "onnxruntime",
     "cuda": "onnxruntime-gpu",
-    "tensorrt": "onnxruntime-gpu, and TensorRT beside it",
+    "tensorrt": "onnxruntime-gpu, and TensorRT",
     "openvino": "onnxruntime-openvino",
 }
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
-    # Without these TensorRT below 10 takes a graph with Q/DQ pairs for a float32 one.
+    # Without these, TensorRT below 10 reads a graph with Q/DQ pairs as float32.
     "tensorrt": {"trt_fp16_enable": "1", "trt_int8_enable": "1"},
     "openvino": {"device_type": "CPU"},
 }
-_BEHIND: Mapping[str, tuple[str, ...]] = {"tensorrt": ("cuda",)}
-# What takes the nodes that a provider does not: the next fastest on the same device.
+# The provider that runs the nodes that another one cannot: the next fastest on the same device.
+_FALLBACKS: Mapping[str, tuple[str, ...]] = {"tensorrt": ("cuda",)}
 
 
 def check_provider(name: str) -> None:
-    """Refuses a provider that is unknown or not in the installed onnxruntime.
+    """Refuse a provider that is unknown or not in the installed onnxruntime.
 
     Raises:
         UserInputError: The name is unknown.
-        MissingExtraError: The installed package has it not; says which has.
+        MissingExtraError: The installed package does not have the provider. The message names the
+            package that does.
     """
     import onnxruntime
 
     if name not in PROVIDERS:
         known = ", ".join(PROVIDER_NAMES)
-        raise UserInputError(f"`--provider {name}` is unknown. Known: {known}.")
-    there = onnxruntime.get_available_providers()
-    if PROVIDERS[name] not in there:
+        raise UserInputError(
+            f"`provider={name!r}` is unknown. Known: {known}.", argument="provider"
+        )
+    available = onnxruntime.get_available_providers()
+    if PROVIDERS[name] not in available:
         raise MissingExtraError(
-            f"`--provider {name}`: the installed onnxruntime {onnxruntime.__version__} has "
-            f"{', '.join(there)} only. Install {_PACKAGES[name]} in its place."
+            f"`provider={name!r}` needs another package: the installed onnxruntime "
+            f"{onnxruntime.__version__} has only {', '.join(available)}. Uninstall it, and install "
+            f"{_PACKAGES[name]}.",
+            argument="provider",
         )
 
 
 def provider_list(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """What a session is given: the provider with its options, then what runs the rest."""
-    chain = dict.fromkeys((name, *_BEHIND.get(name, ()), "cpu"))
+    """Return the providers of a session with their options, in the order of preference."""
+    chain = dict.fromkeys((name, *_FALLBACKS.get(name, ()), "cpu"))
     return [(PROVIDERS[each], dict(_OPTIONS.get(each, {}))) for each in chain]
 
 
-def check_taken(name: str, taken: list[str]) -> None:
-    """Refuses a session that fell back to another provider, which onnxruntime only logs.
+def check_started(name: str, started: list[str]) -> None:
+    """Refuse a session that fell back to another provider, which onnxruntime only logs.
 
     Args:
-        name: What was asked for.
-        taken: What the session says that it has.
+        name: The provider that was asked for.
+        started: ONNX Runtime's names of the session's providers, in the order of preference.
 
     Raises:
-        UserInputError: It has another one first.
+        UserInputError: The first one is another provider.
     """
-    if taken[0] != PROVIDERS[name]:
+    if started[0] != PROVIDERS[name]:
         raise UserInputError(
-            f"`--provider {name}` is installed and could not be started; onnxruntime fell back to "
-            f"{taken[0]}. Check the driver and the libraries that it needs."
+            f"`provider={name!r}` is installed but did not start; onnxruntime fell back to "
+            f"{started[0]}. Check the GPU driver, and the libraries that the provider needs.",
+            argument="provider",
         )

@@ -1,8 +1,7 @@
-"""What evaluation and benchmarks know of a runtime: one small protocol."""
+"""The protocol between an engine and the code that uses it."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +17,25 @@ Outputs = dict[str, NDArray[np.float32]]
 
 
 class Runner(Protocol):
-    """Anything that maps inputs by name to outputs by name.
+    """A loaded model that maps inputs by name to outputs by name.
+
+    Callers use the three attributes and `run`, and nothing else of an engine. They can rely on:
+
+    - `run` takes exactly the inputs in `input_names`. The batch and sequence length may change from
+      call to call.
+    - `run` returns when the result is complete. The arrays of one call are not overwritten by the
+      next.
+    - Row `i` of each output belongs to row `i` of the inputs.
+    - `run` is not called from several threads at once.
+
+    More methods may follow, for example one that takes texts of different lengths without [PAD], or
+    one that submits a batch and returns a future. Each will be a protocol that extends this one, so
+    that a runner without it stays valid.
 
     Attributes:
-        input_names: What `run` wants, each `(batch, seq)`, int64.
-        output_names: What it returns.
+        input_names: Names of the inputs, each `(batch, seq)`, int64. Multiple choice has `(batch,
+            choices, seq)`.
+        output_names: Names of the outputs, in the order of the graph.
         precision: Float type that the engine computes in between int8 operators.
     """
 
@@ -31,37 +44,33 @@ class Runner(Protocol):
     precision: str
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """One forward pass."""
+        """Return the outputs of one forward pass by name, as float32."""
         ...
 
 
-def engine_version(engine: EngineName) -> str:
-    """Version of an installed engine.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
-    check_engine(engine)
-    return importlib.metadata.version(engine)
-
-
 def is_installed(engine: EngineName) -> bool:
-    """Whether an engine can be imported here."""
+    """Return whether an engine can be imported."""
     return importlib.util.find_spec(engine) is not None
 
 
 def check_engine(engine: str) -> None:
-    """Refuses an engine that is unknown or not installed.
+    """Refuse an engine that is unknown or not installed.
 
     Raises:
         UserInputError: The name is unknown.
-        MissingExtraError: It is not installed; says how to install it.
+        MissingExtraError: The engine is not installed. The message has the command that installs
+            it.
     """
     if engine not in ENGINE_NAMES:
-        raise UserInputError(f"`--engine {engine}` is unknown. Known: {', '.join(ENGINE_NAMES)}.")
+        raise UserInputError(
+            f"Engine {engine!r} is unknown. Known: {', '.join(ENGINE_NAMES)}.", argument="engine"
+        )
     if importlib.util.find_spec(engine) is None:
+        # onnxruntime is a dependency of the package itself; the other engines are extras.
+        package = engine if engine == "onnxruntime" else f"'qdqbert[{engine}]'"
         raise MissingExtraError(
-            f"Engine `{engine}` is not installed. Install it with: pip install 'qdqbert[{engine}]'"
+            f"Engine {engine!r} is not installed. Install it with: pip install {package}",
+            argument="engine",
         )
 
 
@@ -74,24 +83,28 @@ def open_runner(
     exact: bool = False,
     provider: str | None = None,
 ) -> Runner:
-    """Loads a graph into an engine.
+    """Load a graph into an engine.
 
     Args:
-        engine: Which.
+        engine: The engine.
         model: The .onnx file.
-        threads: Threads for one inference; the engine's own choice if `None`.
+        threads: Number of threads for one inference; the engine's own choice if `None`.
         precision: Float type between int8 operators, for engines that offer a choice.
-        exact: Ask for integer arithmetic that cannot saturate, where the engine has it: slower
-            on CPUs without VNNI, the same numbers everywhere.
-        provider: Which of ONNX Runtime's execution providers; its CPU's if `None`.
+        exact: Use integer arithmetic that cannot saturate, if the engine has it. It is slower on
+            CPUs without VNNI and gives the same numbers on every CPU.
+        provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
 
     Raises:
-        UserInputError: The engine is unknown.
-        MissingExtraError: It is not installed.
+        UserInputError: The engine is unknown, or has no execution providers.
+        MissingExtraError: The engine or the provider is not installed.
     """
     check_engine(engine)
     if provider is not None and engine != "onnxruntime":
-        raise UserInputError(f"`--provider {provider}` is ONNX Runtime's, not that of {engine}.")
+        raise UserInputError(
+            f"`provider={provider!r}` is an execution provider of ONNX Runtime; engine {engine!r} "
+            "has none. Leave `provider` out, or use engine 'onnxruntime'.",
+            argument="provider",
+        )
     if engine == "onnxruntime":
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import MICROSOFT, add_constant, producer_of, tidy
-from qdqbert.graph.passes.qordered import MASK
+from qdqbert.graph.passes.attention import MASK
 
 MULTIPLE = 16
 """What sequences are padded to a multiple of."""

@@ -1,0 +1,115 @@
+"""Recognize the parts of self-attention that several rewrites replace."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqbert.graph.edit import constant_array, only_consumer, producer_of
+
+# Input of the graph that is 0 at [PAD] and 1 elsewhere, `(batch, seq)`.
+MASK = "attention_mask"
+
+# Permutations of `(batch, seq, heads, head_dim)` for queries and values, and for keys.
+HEADS_FIRST = (0, 2, 1, 3)
+HEADS_FIRST_TRANSPOSED = (0, 2, 3, 1)
+
+# A mask value that leaves a probability of 0 to a score.
+_LOW = -1e4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitHeads:
+    """A value that is split into heads.
+
+    Attributes:
+        source: The value before the split, `(batch, seq, heads * head_dim)`.
+        heads: Number of heads.
+        head_dim: Size of one head.
+    """
+
+    source: ir.Value | None
+    heads: int
+    head_dim: int
+
+
+def split_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> SplitHeads | None:
+    """Return what a value splits into heads, or `None` if it is not made by such a split.
+
+    Args:
+        value: The heads.
+        permutation: Of the axes `(batch, seq, heads, head_dim)`.
+    """
+    transpose = producer_of(value, "Transpose")
+    reshape = producer_of(transpose.inputs[0], "Reshape") if transpose is not None else None
+    if transpose is None or reshape is None:
+        return None
+    shape = reshape.outputs[0].shape
+    if tuple(transpose.attributes["perm"].as_ints()) != permutation or shape is None:
+        return None
+    if len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
+        return None
+    return SplitHeads(source=reshape.inputs[0], heads=shape[2], head_dim=shape[3])
+
+
+def merged_heads(context: ir.Node) -> ir.Node | None:
+    """Return the node that merges the heads of a context, or `None` if something else reads it.
+
+    Args:
+        context: Makes the context `(batch, heads, seq, head_dim)`.
+    """
+    transpose = only_consumer(context.outputs[0])
+    if transpose is None or transpose.op_type != "Transpose":
+        return None
+    if tuple(transpose.attributes["perm"].as_ints()) != HEADS_FIRST:
+        return None
+    reshape = only_consumer(transpose.outputs[0])
+    return reshape if reshape is not None and reshape.op_type == "Reshape" else None
+
+
+def is_over_last_axis(node: ir.Node, rank: int) -> bool:
+    """Return whether a softmax or LayerNormalization works on the last axis of `rank` axes."""
+    axis = node.attributes.get("axis")
+    return axis is None or axis.as_int() in (-1, rank - 1)
+
+
+def scales_by_head_dim(scaled: ir.Node, head_dim: int) -> bool:
+    """Return whether a Mul multiplies scores by the constant `head_dim ** -0.5`."""
+    factor = constant_array(scaled.inputs[1])
+    return factor is not None and bool(np.isclose(float(factor.reshape(-1)[0]), head_dim**-0.5))
+
+
+def is_padding_mask(value: ir.Value | None) -> bool:
+    """Return whether a value masks [PAD] only.
+
+    Such a value is 0 or very low, depends on no input but `attention_mask`, and is the same for all
+    queries: `(batch or 1, 1 or heads, 1, seq)`.
+    """
+    if value is None or value.shape is None or len(value.shape) != 4 or value.shape[2] != 1:
+        return False
+    chosen = producer_of(value, "Where")
+    low, zero = (constant_array(each) for each in chosen.inputs[1:]) if chosen else (None, None)
+    if low is None or zero is None or low.max() > _LOW or zero.any():
+        return False
+    inputs, stack = set(), [value]
+    while stack:
+        current = stack.pop()
+        if current.is_graph_input():
+            inputs.add(current.name)
+        node = current.producer()
+        stack += [source for source in node.inputs if source is not None] if node else []
+    return inputs == {MASK}
+
+
+def integer_mask(graph: ir.Graph) -> ir.Value:
+    """Return `attention_mask` as int32, `(batch, seq)`. All callers share one Cast."""
+    source = next(value for value in graph.inputs if value.name == MASK)
+    for node in source.consumers():
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.INT32:
+            return node.outputs[0]
+    cast = ir.node("Cast", [source], {"to": ir.DataType.INT32}, name=f"{MASK}.int32")
+    cast.outputs[0].name = f"{MASK}.codes"
+    graph.insert_before(graph[0], cast)
+    return cast.outputs[0]
