@@ -155,8 +155,3 @@ def test_sites_in_float_are_refused_and_nothing_is_written(
             classifier, tmp_path / "int8", targets=["qordered"], calibration_samples=16, **options
         )
     assert not (tmp_path / "int8").exists()
-
-
-def test_heads_that_the_kernels_do_not_support_are_named(checkpoints, tmp_path) -> None:
-    with pytest.raises(UserInputError, match="head dimension of 8"):
-        qdqbert.quantize(checkpoints("classifier"), tmp_path / "int8", targets=["qordered"])
