@@ -74,7 +74,7 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
     [
         (["--calibration-data", "no-such.txt"], "`no-such.txt`"),
         (["--task", "sentiment"], "`--task sentiment` is unknown. Known: feature-extraction"),
-        (["--task", "fill-mask"], "lacks 6 weights that task `fill-mask` needs"),
+        (["--task", "fill-mask"], "has no head for task `fill-mask`: it lacks 6 weights"),
         (["--target", "gpu"], "Target 'gpu' is unknown. Known: portable, onnxruntime, onnxrun"),
         (["--recipe", "best"], "'best' is unknown. Known: ffn, full, full-smoothed, "),
         (
@@ -85,7 +85,10 @@ def test_help_lists_the_verbs_and_the_version_is_told() -> None:
         (["--batch-size", "0"], "`--batch-size` must be at least 1, got 0"),
         (["--max-length", "2"], "`--max-length` must be at least 3, got 2"),
         (["--target", "onnxruntime", "--recipe", "Linear"], "'Linear' is unknown"),
-        (["--task", "text-classification"], "lacks 2 weights that task `text-classification`"),
+        (
+            ["--task", "text-classification"],
+            "has no head for task `text-classification`: it lacks 2 weights",
+        ),
     ],
     ids=[
         "missing-data",
@@ -174,7 +177,7 @@ def test_pickled_weights_are_refused_with_the_way_out(checkpoint_copy, out) -> N
 def test_a_folder_without_weights_is_refused(checkpoint_copy, out) -> None:
     folder = checkpoint_copy("bert")
     (folder / "model.safetensors").unlink()
-    assert "holds no weights" in fails(["quantize", folder, "-o", out])
+    assert "has no weights" in fails(["quantize", folder, "-o", out])
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"")
     assert "but a graph, which `quantize`, `evaluate`" in fails(["quantize", folder, "-o", out])
