@@ -51,10 +51,11 @@ def tasks_of(config: Any) -> list[TaskName | None]:
         config: A config of transformers. Without `architectures` it is that of an encoder.
     """
     architectures = getattr(config, "architectures", None) or ["Model"]
-    return [_task_of(architecture) for architecture in architectures]
+    return [task_of_architecture(architecture) for architecture in architectures]
 
 
-def _task_of(architecture: str) -> TaskName | None:
+def task_of_architecture(architecture: str) -> TaskName | None:
+    """Return the task of a class such as `BertForMaskedLM`; `None` for an unknown one."""
     return next(
         (task for suffix, task in _TASKS_BY_SUFFIX.items() if architecture.endswith(suffix)), None
     )

@@ -139,12 +139,11 @@ class Door(Protocol):
 class CheckpointDoor:
     """A checkpoint of transformers in PyTorch. See `Door`."""
 
-    notices: tuple[str, ...] = ()
-
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._body = GraphBody.of(checkpoint)
         self._graph: ir.Model | None = None
+        self.notices: tuple[str, ...] = checkpoint.notices
         self.name, self.task = checkpoint.name, str(checkpoint.task)
         self.model_type: str | None = checkpoint.family.model_type
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer

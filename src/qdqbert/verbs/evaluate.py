@@ -303,6 +303,7 @@ def _load(name: str, wanted: _Wanted) -> _Subject:
         id2label=checkpoint.config.id2label,
         max_length=min(wanted.max_length or usual, checkpoint.max_length),
         calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
+        notices=checkpoint.notices,
     )
 
 

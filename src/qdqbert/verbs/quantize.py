@@ -30,6 +30,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
 from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
+from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import SaturationCheck
@@ -488,6 +489,8 @@ class _Run:
     ) -> None:
         door.config.save_pretrained(folder)
         door.tokenizer.save_pretrained(folder)
+        if door.head is not None:
+            write_sentence_head(door.head, folder, hidden=door.config.hidden_size)
         write_ranges(calibration, folder / RANGES)
         content = quantization_json(
             self.options,
