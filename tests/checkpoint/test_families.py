@@ -17,12 +17,12 @@ from qdqbert.errors import CheckpointError
     ],
     ids=["bare-model", "under-a-head", "all-layers", "part-of-a-layer", "another-word"],
 )
-def test_a_layer_is_known_by_its_path(path, expected) -> None:
+def test_layers_are_recognized_by_their_path(path, expected) -> None:
     assert family_of("bert").is_layer(path) is expected
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_the_example_of_a_layer_is_one_with_or_without_a_head(name) -> None:
+def test_the_example_of_a_layer_is_recognized_with_and_without_a_head(name) -> None:
     family = family_of(name)
     assert family.is_layer(family.layer_example)
     assert family.is_layer(f"model.{family.layer_example}")
@@ -40,7 +40,7 @@ def test_the_example_of_a_layer_is_one_with_or_without_a_head(name) -> None:
     ],
     ids=["words", "positions", "segments", "all", "norm"],
 )
-def test_a_table_is_known_by_its_path(path, expected) -> None:
+def test_tables_are_recognized_by_their_path(path, expected) -> None:
     assert family_of("roberta").is_embedding_table(path) is expected
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_family_lists_the_known_ones() -> None:
         family_of("t5")
 
 
-def test_each_family_is_found_by_its_own_name() -> None:
+def test_families_are_listed_under_their_own_names() -> None:
     assert {name: family.model_type for name, family in FAMILIES.items()} == {
         name: name for name in FAMILIES
     }

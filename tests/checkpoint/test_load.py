@@ -6,9 +6,11 @@ import shutil
 import pytest
 import torch
 import transformers
+from transformers.utils import logging as transformers_logging
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import has_head, load_checkpoint
+from qdqbert.checkpoint.sentence import POOLING_MODES, SentenceHead
 from qdqbert.checkpoint.task_names import TASK_NAMES
 from qdqbert.errors import CheckpointError, UserInputError
 
@@ -20,29 +22,25 @@ def change_config(folder, **changes) -> str:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_an_encoder_of_each_family_is_loaded_to_be_run(checkpoints, family) -> None:
+def test_an_encoder_of_each_family_is_loaded(checkpoints, family) -> None:
     checkpoint = load_checkpoint(str(checkpoints(family)))
     assert checkpoint.family is FAMILIES[family]
     assert checkpoint.task == "feature-extraction"
     assert not checkpoint.model.training
     assert {parameter.dtype for parameter in checkpoint.model.parameters()} == {torch.float32}
-    # The tokenizers of DistilBERT and DeBERTa make segments too, which these models do not read.
+    # The tokenizers of DistilBERT and DeBERTa also make segments, which these models do not read.
     segments = ("token_type_ids",) if family in ("bert", "electra") else ()
     assert checkpoint.input_names == ("input_ids", "attention_mask", *segments)
-    # All have room for 64 tokens; RoBERTa's and MPNet's tables have two rows more for no token.
+    # All take 64 tokens; the tables of RoBERTa and MPNet have two more rows that no token uses.
     assert checkpoint.max_length == 64
+    with torch.inference_mode():
+        states = checkpoint.model(torch.full((1, 64), 9)).last_hidden_state
+    assert states.shape == (1, 64, 32)
 
 
 def test_a_model_with_a_table_of_segments_reads_them(tmp_path, save_tiny) -> None:
     folder = save_tiny(tmp_path / "deberta", "deberta-v2", type_vocab_size=2)
     assert load_checkpoint(str(folder)).input_names[-1] == "token_type_ids"
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_longest_input_can_be_run(checkpoints, family) -> None:
-    checkpoint = load_checkpoint(str(checkpoints(family)))
-    states = checkpoint.model(torch.full((1, checkpoint.max_length), 9)).last_hidden_state
-    assert states.shape == (1, 64, 32)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ def test_the_longest_input_can_be_run(checkpoints, family) -> None:
     ],
     ids=["classifier", "reranker", "encoder-of-a-classifier", "sentence"],
 )
-def test_the_task_is_that_of_the_head_unless_another_is_asked_for(
+def test_the_task_is_that_of_the_head_unless_another_is_requested(
     checkpoints, name, task, expected
 ) -> None:
     checkpoint = load_checkpoint(str(checkpoints(name)), task=task)
@@ -63,7 +61,7 @@ def test_the_task_is_that_of_the_head_unless_another_is_asked_for(
     assert (checkpoint.head is not None) is (name == "sentence")
 
 
-def test_a_sentence_checkpoint_takes_what_it_was_meant_for(checkpoints) -> None:
+def test_a_sentence_checkpoint_has_its_head_and_length(checkpoints) -> None:
     checkpoint = load_checkpoint(str(checkpoints("sentence")))
     assert checkpoint.max_length == 32
     assert checkpoint.head.pooling == "mean"
@@ -72,7 +70,7 @@ def test_a_sentence_checkpoint_takes_what_it_was_meant_for(checkpoints) -> None:
 
 @pytest.fixture
 def in_subfolder(checkpoint_copy) -> str:
-    """A sentence-transformers folder whose encoder stands in a folder of its own."""
+    """A sentence-transformers folder whose encoder is in a subfolder."""
     folder = checkpoint_copy("sentence")
     inner = folder / "0_Transformer"
     inner.mkdir()
@@ -91,7 +89,7 @@ def test_an_encoder_in_a_subfolder_is_loaded(in_subfolder) -> None:
     assert checkpoint.tokenizer("the cat")["input_ids"][0] == 2
 
 
-def test_the_head_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
+def test_the_task_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
     assert has_head(in_subfolder, "feature-extraction")
     assert not has_head(in_subfolder, "text-classification")
 
@@ -99,12 +97,12 @@ def test_the_head_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
 @pytest.mark.parametrize(
     ("name", "head"), [("classifier", "text-classification"), ("bert", "feature-extraction")]
 )
-def test_a_checkpoint_has_the_head_that_its_config_says(checkpoints, name, head) -> None:
+def test_a_checkpoint_has_the_head_that_its_config_names(checkpoints, name, head) -> None:
     folder = str(checkpoints(name))
     assert [each for each in TASK_NAMES if has_head(folder, each)] == [head]
 
 
-def test_there_is_no_head_where_there_is_no_checkpoint() -> None:
+def test_asking_for_the_head_of_a_missing_checkpoint_is_an_error() -> None:
     with pytest.raises(CheckpointError, match=r"folder './no-such-model' does not exist"):
         has_head("./no-such-model", "text-classification")
 
@@ -122,11 +120,14 @@ def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> 
     [
         ({"model_type": "albert"}, "`albert` are not supported. Supported families: bert"),
         ({"position_embedding_type": "relative_key"}, "`position_embedding_type='relative_key'`"),
-        ({"is_decoder": True}, "`is_decoder=True` is for `--task text-generation` only"),
+        (
+            {"is_decoder": True},
+            "`is_decoder=True` in config.json is for task `text-generation` only",
+        ),
     ],
     ids=["family", "relative-positions", "decoder"],
 )
-def test_an_encoder_that_we_cannot_quantize_is_refused(checkpoint_copy, changes, message) -> None:
+def test_an_unsupported_encoder_is_refused(checkpoint_copy, changes, message) -> None:
     folder = change_config(checkpoint_copy("bert"), **changes)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
@@ -135,15 +136,16 @@ def test_an_encoder_that_we_cannot_quantize_is_refused(checkpoint_copy, changes,
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("BertForMaskedLM", "weights that task `fill-mask` needs"),
-        ("BertForTokenClassification", "lacks 2 weights that task `token-classification` needs"),
+        ("BertForMaskedLM", "has no head for task `fill-mask`: it lacks 6 weights"),
+        (
+            "BertForTokenClassification",
+            "has no head for task `token-classification`: it lacks 2 weights",
+        ),
         ("BertOfMyOwn", "The task of architecture `BertOfMyOwn` is not known"),
     ],
     ids=["masked-lm", "token-classification", "unknown"],
 )
-def test_a_head_that_is_not_there_or_not_known_is_refused(
-    checkpoint_copy, architecture, message
-) -> None:
+def test_a_missing_or_unknown_head_is_refused(checkpoint_copy, architecture, message) -> None:
     folder = change_config(checkpoint_copy("bert"), architectures=[architecture])
     with pytest.raises(UserInputError, match=message):
         load_checkpoint(folder)
@@ -169,9 +171,9 @@ def test_the_task_of_every_head_is_known(tmp_path, save_tiny, head, task) -> Non
     assert load_checkpoint(str(folder)).task == task
 
 
-def test_a_causal_head_sees_no_later_token(tmp_path, save_tiny) -> None:
+def test_a_causal_head_does_not_see_later_tokens(tmp_path, save_tiny) -> None:
     auto = transformers.AutoModelForCausalLM
-    # A config that does not say so all the same.
+    # The config does not say that the head is causal.
     folder = save_tiny(tmp_path / "causal", "bert", auto_class=auto, is_decoder=False)
     model = load_checkpoint(str(folder), task="text-generation").model
     ids = torch.tensor([[5, 6, 7], [5, 6, 8]])
@@ -188,7 +190,9 @@ def test_a_config_without_architectures_is_an_encoder(checkpoint_copy) -> None:
 
 
 def test_a_missing_head_is_not_filled_with_random_numbers(checkpoints) -> None:
-    with pytest.raises(CheckpointError, match=r"lacks 2 weights .* `classifier\.bias`"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks 2 weights, among them `classifier\.bias`. Fine-tune"
+    ):
         load_checkpoint(str(checkpoints("bert")), task="text-classification")
 
 
@@ -198,23 +202,115 @@ def test_a_missing_pooler_is_not_filled_for_a_head_that_reads_it(tmp_path, save_
     model = auto.from_pretrained(folder)
     kept = {key: value for key, value in model.state_dict().items() if "pooler" not in key}
     model.save_pretrained(folder, state_dict=kept)
-    with pytest.raises(CheckpointError, match=r"lacks 2 weights .*`pooler\.dense\.bias`"):
+    with pytest.raises(CheckpointError, match=r"lacks 2 weights, .*`pooler\.dense\.bias`"):
         load_checkpoint(str(folder))
 
 
 def test_missing_weights_of_the_encoder_are_named(checkpoint_copy) -> None:
     folder = change_config(checkpoint_copy("bert"), num_hidden_layers=3)
-    with pytest.raises(CheckpointError, match=r"lacks 16 weights .*`encoder\.layer\.2\."):
+    message = r"is incomplete: its files lack 16 weights of the encoder .*`encoder\.layer\.2\."
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+    # Neither is the head of a classifier blamed, nor is the encoder made for training.
+    folder = change_config(checkpoint_copy("classifier"), num_hidden_layers=3)
+    for new_head in (None, ["no", "yes"]):
+        with pytest.raises(CheckpointError, match=r"is incomplete.*`bert\.encoder\.layer\.2\."):
+            load_checkpoint(folder, new_head=new_head)
+
+
+def test_a_weight_of_another_shape_is_named_with_both_shapes(checkpoint_copy) -> None:
+    folder = change_config(checkpoint_copy("bert"), hidden_size=64)
+    message = r"Weight `embeddings\.LayerNorm\.bias` .* has shape \(32,\), but .* shape \(64,\)"
+    with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
 
 
-def test_a_file_is_no_checkpoint(write_file) -> None:
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    embeddings = load_checkpoint(str(folder)).config.vocab_size
+    # Unused embeddings are allowed.
+    assert len(tokenizer) < embeddings
+    words = [f"word{index}" for index in range(len(tokenizer), embeddings + 1)]
+    tokenizer.add_tokens(words)
+    tokenizer.save_pretrained(folder)
+    message = rf"ids up to {embeddings} \('{words[-1]}'\), .* only {embeddings} embeddings"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(str(folder))
+
+
+def test_loading_prints_nothing_and_restores_the_settings_of_transformers(
+    checkpoints, capfd
+) -> None:
+    before = transformers_logging.get_verbosity()
+    transformers_logging.enable_progress_bar()
+    load_checkpoint(str(checkpoints("bert")))
+    assert capfd.readouterr() == ("", "")
+    assert transformers_logging.is_progress_bar_enabled()
+    assert transformers_logging.get_verbosity() == before
+
+
+# Pooling and sentence-transformers folders.
+
+
+def test_a_plain_encoder_without_known_pooling_gives_a_notice(checkpoints) -> None:
+    checkpoint = load_checkpoint(str(checkpoints("bert")))
+    (notice,) = checkpoint.notices
+    assert "has no modules.json, so its pooling is not known: the mean" in notice
+    assert checkpoint.head is None
+    assert load_checkpoint(str(checkpoints("sentence"))).notices == ()
+    assert load_checkpoint(str(checkpoints("classifier"))).notices == ()
+
+
+@pytest.mark.parametrize("pooling", POOLING_MODES)
+def test_the_pooling_of_a_plain_encoder_can_be_given(checkpoints, pooling) -> None:
+    checkpoint = load_checkpoint(str(checkpoints("bert")), pooling=pooling)
+    assert checkpoint.head == SentenceHead(pooling=pooling, normalize=False, max_length=None)
+    assert checkpoint.notices == ()
+
+
+def test_a_given_pooling_replaces_that_of_the_folder(checkpoints) -> None:
+    checkpoint = load_checkpoint(str(checkpoints("sentence")), pooling="cls")
+    assert (checkpoint.head.pooling, checkpoint.head.normalize) == ("cls", True)
+    assert checkpoint.notices == ("modules.json says pooling mean; cls is used, as requested.",)
+    assert load_checkpoint(str(checkpoints("sentence")), pooling="mean").notices == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "message"),
+    [
+        ("classifier", "cls", "`pooling='cls'` is for task `feature-extraction`, got task `text-"),
+        ("bert", "last", "`pooling='last'` is unknown. Known: mean, cls, max, mean_sqrt_len_tok"),
+    ],
+    ids=["task", "unknown"],
+)
+def test_a_pooling_that_cannot_be_used_is_refused(checkpoints, name, pooling, message) -> None:
+    with pytest.raises(UserInputError, match=message) as caught:
+        load_checkpoint(str(checkpoints(name)), pooling=pooling)
+    assert caught.value.argument == "pooling"
+
+
+def test_texts_are_lowered_as_the_settings_say_and_a_default_prompt_gives_a_notice(
+    checkpoint_copy,
+) -> None:
+    folder = checkpoint_copy("sentence")
+    settings = {"max_seq_length": 32, "do_lower_case": True}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    prompts = {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    checkpoint = load_checkpoint(str(folder))
+    assert checkpoint.tokenizer.backend_tokenizer.normalizer.normalize_str("The CAT") == "the cat"
+    (notice,) = checkpoint.notices
+    assert "puts the prompt 'query: ' before each text" in notice
+
+
+def test_a_file_is_not_a_checkpoint(write_file) -> None:
     path = write_file("model.safetensors", "")
     with pytest.raises(CheckpointError, match="is a file; expected a checkpoint folder"):
         load_checkpoint(str(path))
 
 
-def test_pickles_beside_safetensors_do_no_harm(checkpoint_copy) -> None:
+def test_pickles_next_to_safetensors_are_ignored(checkpoint_copy) -> None:
     folder = checkpoint_copy("bert")
     (folder / "pytorch_model.bin").write_bytes(b"a pickle that is never read")
     assert load_checkpoint(str(folder)).task == "feature-extraction"
@@ -229,8 +325,8 @@ def test_a_folder_without_a_tokenizer_is_refused(checkpoint_copy) -> None:
 
 
 @pytest.mark.parametrize("task", ["token-classification", "multiple-choice"])
-def test_a_head_whose_weights_another_task_would_take_is_refused(checkpoints, task) -> None:
-    with pytest.raises(UserInputError, match=f"`--task {task}`.*head for `text-classification`"):
+def test_a_head_of_another_task_with_equal_names_is_refused(checkpoints, task) -> None:
+    with pytest.raises(UserInputError, match=f"`task='{task}'`.*head for `text-classification`"):
         load_checkpoint(str(checkpoints("classifier")), task=task)
 
 

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qdqbert.checkpoint.sentence import read_sentence_head
+from qdqbert.checkpoint.sentence import (
+    SentenceHead,
+    read_sentence_head,
+    write_sentence_head,
+)
 from qdqbert.errors import CheckpointError
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
@@ -45,7 +52,7 @@ def flags(*on: str) -> dict[str, bool]:
         *("name-cls", "name-mean", "list-max", "name-mean_sqrt_len_tokens", "name-wins"),
     ],
 )
-def test_the_pooling_is_read_in_the_old_format_and_the_new(config, expected) -> None:
+def test_the_pooling_is_read_in_the_old_and_the_new_format(config, expected) -> None:
     assert head_of([TRANSFORMER, POOLING], config).pooling == expected
 
 
@@ -61,8 +68,8 @@ def test_the_pooling_is_read_in_the_old_format_and_the_new(config, expected) -> 
     ],
     ids=["none", "all-off", "two-flags", "last-token", "two-names", "weighted-mean"],
 )
-def test_another_pooling_is_refused(config) -> None:
-    with pytest.raises(CheckpointError, match=r"is not supported; expected one of cls, mean, max"):
+def test_unsupported_pooling_is_refused(config) -> None:
+    with pytest.raises(CheckpointError, match=r"is not supported; expected one of mean, cls, max"):
         head_of([TRANSFORMER, POOLING], config)
 
 
@@ -75,8 +82,8 @@ def test_another_pooling_is_refused(config) -> None:
     ],
     ids=["dense", "no-pooling", "no-transformer"],
 )
-def test_other_modules_are_refused(modules) -> None:
-    with pytest.raises(CheckpointError, match="only Transformer, Pooling and, if wanted"):
+def test_unsupported_modules_are_refused(modules) -> None:
+    with pytest.raises(CheckpointError, match="only Transformer, Pooling and, optionally"):
         head_of(modules, flags("mean_tokens"))
 
 
@@ -98,15 +105,16 @@ def test_normalization_is_read(modules, expected) -> None:
     [
         ({}, None),
         ({"sentence_bert_config": '{"max_seq_length": 256}'}, 256),
+        ({"sentence_roberta_config": '{"max_seq_length": 128}'}, 128),
         ({"sentence_bert_config": '{"max_seq_length": null}'}, None),
     ],
-    ids=["no-file", "number", "null"],
+    ids=["no-file", "number", "name-of-a-family", "null"],
 )
-def test_the_length_it_was_meant_for_is_read(files, expected) -> None:
+def test_the_longest_input_is_read(files, expected) -> None:
     assert head_of([TRANSFORMER, POOLING], flags("mean_tokens"), **files).max_length == expected
 
 
-def test_an_encoder_in_a_subfolder_is_found_with_its_settings() -> None:
+def test_the_settings_of_an_encoder_in_a_subfolder_are_read() -> None:
     transformer = {"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}
     head = head_of(
         [transformer, POOLING],
@@ -114,3 +122,56 @@ def test_an_encoder_in_a_subfolder_is_found_with_its_settings() -> None:
         **{"0_Transformer__sentence_bert_config": '{"max_seq_length": 17}'},
     )
     assert (head.subfolder, head.max_length) == ("0_Transformer", 17)
+
+
+def reader(folder: Path) -> Callable[[str], str | None]:
+    def read(path: str) -> str | None:
+        file = folder / path
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+
+    return read
+
+
+def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
+    pooling = {"word_embedding_dimension": 32, "include_prompt": False, "pooling_mode": "cls"}
+    settings = {"max_seq_length": 17, "do_lower_case": True}
+    prompts = {"prompts": {"q": "query: "}, "default_prompt_name": "q", "similarity_fn_name": "dot"}
+    head = head_of(
+        [TRANSFORMER | {"path": "0_Transformer"}, POOLING, NORMALIZE],
+        pooling,
+        **{
+            "0_Transformer__sentence_bert_config": json.dumps(settings),
+            "config_sentence_transformers": json.dumps(prompts),
+        },
+    )
+    assert (head.lower_case, head.default_prompt) == (True, "query: ")
+    write_sentence_head(head, tmp_path, hidden=32)
+    assert json.loads((tmp_path / "1_Pooling" / "config.json").read_text()) == pooling
+    assert json.loads((tmp_path / "sentence_bert_config.json").read_text()) == settings
+    assert json.loads((tmp_path / "config_sentence_transformers.json").read_text()) == prompts
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    assert [(each["path"], each["type"].rpartition(".")[2]) for each in modules] == [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        ("2_Normalize", "Normalize"),
+    ]
+    assert (tmp_path / "2_Normalize").is_dir()
+    again = read_sentence_head(reader(tmp_path))
+    assert again == dataclasses.replace(head, subfolder="")
+    assert again.files == head.files
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_head_that_was_given_is_written_as_flags(tmp_path, normalize) -> None:
+    head = SentenceHead(pooling="max", normalize=normalize, max_length=None)
+    write_sentence_head(head, tmp_path, hidden=8)
+    assert read_sentence_head(reader(tmp_path)) == head
+    config = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    assert config == {"word_embedding_dimension": 8, **flags("max_tokens")}
+
+
+def test_another_pooling_replaces_the_file_of_the_checkpoint(tmp_path) -> None:
+    head = head_of([TRANSFORMER, POOLING, NORMALIZE], flags("mean_tokens"))
+    write_sentence_head(head.with_pooling("cls"), tmp_path, hidden=8)
+    found = read_sentence_head(reader(tmp_path))
+    assert (found.pooling, found.normalize) == ("cls", True)

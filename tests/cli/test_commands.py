@@ -98,9 +98,9 @@ def test_help_lists_the_commands_and_version_prints_it() -> None:
         (["--calibration-data", "no-such.txt"], "`no-such.txt`"),
         (
             ["--task", "sentiment"],
-            'Invalid value "sentiment" for --task. Choose from: "feature-extraction"',
+            'Invalid value "sentiment" for --task. Choose from: ',
         ),
-        (["--task", "fill-mask"], "lacks 6 weights that task `fill-mask` needs"),
+        (["--task", "fill-mask"], "has no head for task `fill-mask`: it lacks 6 weights"),
         (["--target", "gpu"], "`--target gpu` is unknown. Choose one of: portable, onnxruntime"),
         (["--recipe", "best"], 'Invalid value "best" for --recipe. Choose from: "ffn", "linear"'),
         (
@@ -111,7 +111,10 @@ def test_help_lists_the_commands_and_version_prints_it() -> None:
         (["--batch-size", "0"], "`--batch-size` must be at least 1, got 0"),
         (["--max-length", "2"], "`--max-length` must be at least 3, got 2"),
         (["--target", "onnxruntime", "--recipe", "Linear"], 'Invalid value "Linear"'),
-        (["--task", "text-classification"], "lacks 2 weights that task `text-classification`"),
+        (
+            ["--task", "text-classification"],
+            "has no head for task `text-classification`: it lacks 2",
+        ),
     ],
     ids=[
         "missing-data",
@@ -200,10 +203,10 @@ def test_pickled_weights_are_refused_with_the_way_out(checkpoint_copy, out) -> N
 def test_a_folder_without_weights_is_refused(checkpoint_copy, out) -> None:
     folder = checkpoint_copy("bert")
     (folder / "model.safetensors").unlink()
-    assert "holds no weights" in fails(["quantize", folder, "-o", out])
+    assert "has no weights" in fails(["quantize", folder, "-o", out])
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"")
-    assert "but a graph, which `quantize`, `evaluate`" in fails(["quantize", folder, "-o", out])
+    assert "has no weights but an ONNX model. To use it" in fails(["quantize", folder, "-o", out])
 
 
 @pytest.mark.parametrize("name", ["./no/such/folder", "no-such-model-anywhere"])
@@ -345,13 +348,13 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
         (["--eval-data", "no-such.tsv"], "`no-such.tsv`"),
         (
             ["--task", "sentiment"],
-            'Invalid value "sentiment" for --task. Choose from: "feature-extraction"',
+            'Invalid value "sentiment" for --task. Choose from: ',
         ),
         (["--qat-ranges", "learned"], "`--qat-ranges` configures quantizers and requires `--qat`"),
         (["--epochs", "0"], "`--epochs` must be above 0 and below inf, got 0.0"),
         (["--label-column", "stars"], "'stars'` must be a column"),
         (["--keep-best"], "`--keep-best` requires `--eval-data`"),
-        (["--resume"], "`--resume`: there is no checkpoint in "),
+        (["--resume"], "There is no checkpoint in "),
     ],
     ids=["missing-data", "task", "without-qat", "epochs", "column", "keep-best", "resume"],
 )

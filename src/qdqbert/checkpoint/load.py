@@ -1,50 +1,48 @@
-"""Loads a checkpoint: a local folder or a hub id, safetensors only, no remote code."""
+"""Load a checkpoint from a local folder or the hub: safetensors only, no remote code."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
+from tokenizers import normalizers
+from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.families import Family, family_of
-from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
-from qdqbert.checkpoint.task_names import TASK_NAMES, TaskName, task_of_architecture
+from qdqbert.checkpoint.sentence import (
+    POOLING_MODES,
+    PoolingMode,
+    SentenceHead,
+    read_sentence_head,
+)
+from qdqbert.checkpoint.task_names import AUTO_CLASSES, TASK_NAMES, TaskName, tasks_of
 from qdqbert.errors import CheckpointError, UserInputError
 
+# Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
-# Their heads are all called `classifier`.
-
-_AUTO_CLASSES: dict[TaskName, str] = {
-    "feature-extraction": "AutoModel",
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "fill-mask": "AutoModelForMaskedLM",
-    "multiple-choice": "AutoModelForMultipleChoice",
-    "next-sentence-prediction": "AutoModelForNextSentencePrediction",
-    "text-generation": "AutoModelForCausalLM",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A float model with all that is needed to feed it.
+    """A float model with everything that is needed to feed it.
 
     Attributes:
-        name: As the user gave it.
-        task: What its head is for.
-        family: Where its sites stand.
-        model: In evaluation mode, float32, on the CPU.
+        name: Folder or hub id, as the user gave it.
+        task: The task of its head.
+        family: Where its sites are.
+        model: The model, in evaluation mode, float32, on the CPU.
         tokenizer: Its tokenizer.
-        head: Pooling and normalisation, for sentence-transformers folders.
+        head: Pooling and normalization of an embedder, if they are known.
         max_length: Longest input in tokens.
-        input_names: Those of `input_ids`, `attention_mask`, `token_type_ids` that it takes.
+        input_names: Those of `input_ids`, `attention_mask`, `token_type_ids` that the model reads.
+        notices: Sentences for the user.
     """
 
     name: str
@@ -55,6 +53,7 @@ class Checkpoint:
     head: SentenceHead | None
     max_length: int
     input_names: tuple[str, ...]
+    notices: tuple[str, ...] = ()
 
     @property
     def config(self) -> Any:
@@ -68,38 +67,38 @@ def load_checkpoint(
     task: str | None = None,
     class_for: Callable[[Any, Any], Any] = lambda float_class, config: float_class,
     new_head: Sequence[str] | None = None,
+    pooling: str | None = None,
 ) -> Checkpoint:
-    """Loads model, tokenizer and config.
+    """Load model, tokenizer and config.
 
     Args:
         name: A local folder or a hub id.
         task: A task name of transformers; inferred from the config's `architectures` if `None`.
-        class_for: From the model's class and its config to the class to load it with.
-        new_head: A head that the checkpoint lacks is made, for training, with these classes (none
-            for heads that have no classes). `None` refuses such a checkpoint.
+        class_for: Returns the class to load, given the model's class and its config.
+        new_head: Classes of a head that is created for training if the checkpoint has none; empty
+            for heads without classes. `None` refuses such a checkpoint.
+        pooling: How an embedder's token states become one vector; `None` for what the checkpoint
+            says.
 
     Raises:
-        CheckpointError: There is no such checkpoint, it holds no safetensors weights, its
-            family is unknown, or its head is not there.
-        UserInputError: The task is unknown or not supported.
+        CheckpointError: The checkpoint does not exist, has no safetensors weights, lacks weights
+            or has weights of other shapes, has a tokenizer with more ids than embeddings, its
+            family is unknown, or its head is missing.
+        UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
     """
     _check_name(name)
-    head, config = _read_configs(name)
-    subfolder = head.subfolder if head else ""
+    stored_head, config = _read_configs(name)
+    subfolder = stored_head.subfolder if stored_head else ""
     family = family_of(config.model_type)
     chosen = _choose_task(task, config)
-    _check_config(config, chosen)
+    head, notices = _choose_head(name, stored_head, chosen, pooling)
+    _check_config(name, config, chosen)
     if new_head is None:
-        _check_head(name, config, chosen)
-    if getattr(config, "problem_type", None) == "multi_label_classification":
-        raise CheckpointError(
-            f"Checkpoint {name!r} is a multi-label classifier, which is not supported yet: "
-            "flips and accuracy would be of its largest label only."
-        )
-    if new_head and not _has_head(config, chosen):
+        _check_other_heads(name, config, chosen)
+    elif new_head and chosen not in tasks_of(config):
         config.id2label = dict(enumerate(new_head))
         config.label2id = {label: index for index, label in config.id2label.items()}
-    model, info = _call(
+    model, info = _from_transformers(
         name,
         class_for(_model_class(chosen, config), config).from_pretrained,
         name,
@@ -108,40 +107,229 @@ def load_checkpoint(
         use_safetensors=True,
         dtype=torch.float32,
         output_loading_info=True,
+        # Reported by `_check_weights`, because transformers' error does not name the weight.
+        ignore_mismatched_sizes=True,
     )
-    _check_loaded(name, chosen, info, may_lack_head=new_head is not None)
-    tokenizer = _call(
-        name, transformers.AutoTokenizer.from_pretrained, name, subfolder=subfolder, use_fast=True
-    )
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise CheckpointError(
-            f"Checkpoint {name!r} holds no tokenizer; expected tokenizer.json or a vocabulary."
-        )
+    _check_weights(name, model, chosen, info, needs_head=new_head is None)
+    tokenizer = _load_tokenizer(name, subfolder, lower_case=bool(head and head.lower_case))
+    _check_vocabulary(name, model, tokenizer)
     usable = config.max_position_embeddings - family.reserved_positions
-    limits = [usable, tokenizer.model_max_length, (head and head.max_length) or usable]
+    stored_length = (stored_head and stored_head.max_length) or usable
     return Checkpoint(
         name=name,
         task=chosen,
         family=family,
         model=model.eval(),
         tokenizer=tokenizer,
-        head=head if chosen == "feature-extraction" else None,
-        max_length=int(min(limits)),
+        head=head,
+        max_length=int(min(usable, tokenizer.model_max_length, stored_length)),
         input_names=_input_names(tokenizer, config),
+        notices=notices,
     )
 
 
+def has_head(name: str, task: TaskName) -> bool:
+    """Return whether a checkpoint's config names an architecture for a task.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, or its config cannot be read.
+    """
+    _check_name(name)
+    _, config = _read_configs(name)
+    return task in tasks_of(config)
+
+
+def check_positions(config: Any) -> None:
+    """Raise `CheckpointError` for positions that transformers 5 does not compute."""
+    kind = getattr(config, "position_embedding_type", None) or "absolute"
+    if kind != "absolute":
+        raise CheckpointError(
+            f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
+            "'absolute' is supported."
+        )
+
+
+def _choose_task(task: str | None, config: Any) -> TaskName:
+    known = ", ".join(TASK_NAMES)
+    if task is not None:
+        if task not in TASK_NAMES:
+            raise UserInputError(
+                f"`task={task!r}` is unknown. Known tasks: {known}.", argument="task"
+            )
+        return task
+    inferred = tasks_of(config)[0]
+    if inferred is None:
+        raise UserInputError(
+            f"The task of architecture `{config.architectures[0]}` is not known. Pass `task`, one "
+            f"of: {known}.",
+            argument="task",
+        )
+    return inferred
+
+
+def _choose_head(
+    name: str, stored: SentenceHead | None, task: TaskName, pooling: str | None
+) -> tuple[SentenceHead | None, tuple[str, ...]]:
+    """Return the pooling and normalization of an embedder, and notices about them."""
+    if task != "feature-extraction":
+        if pooling is not None:
+            raise UserInputError(
+                f"`pooling={pooling!r}` is for task `feature-extraction`, got task `{task}`. Leave "
+                "it out.",
+                argument="pooling",
+            )
+        return None, ()
+    if pooling is None and stored is None:
+        return None, (
+            f"{name!r} has no modules.json, so its pooling is not known: the mean of the token "
+            f"states is used. If it was trained with another one, pass `pooling`: "
+            f"{', '.join(POOLING_MODES)}. BGE models, for example, use cls.",
+        )
+    notices = []
+    if stored is not None and stored.default_prompt:
+        notices.append(
+            f"sentence-transformers puts the prompt {stored.default_prompt!r} before each text. "
+            "qdqbert does not: add it to the data."
+        )
+    if pooling is None:
+        return stored, tuple(notices)
+    mode = _pooling_mode(pooling)
+    if stored is None:
+        return SentenceHead(pooling=mode, normalize=False, max_length=None), ()
+    if stored.pooling != mode:
+        notices.append(f"modules.json says pooling {stored.pooling}; {mode} is used, as requested.")
+    return (stored if stored.pooling == mode else stored.with_pooling(mode)), tuple(notices)
+
+
+def _pooling_mode(pooling: str) -> PoolingMode:
+    for mode in POOLING_MODES:
+        if mode == pooling:
+            return mode
+    raise UserInputError(
+        f"`pooling={pooling!r}` is unknown. Known: {', '.join(POOLING_MODES)}.", argument="pooling"
+    )
+
+
+def _check_config(name: str, config: Any, task: TaskName) -> None:
+    check_positions(config)
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise CheckpointError(
+            f"Checkpoint {name!r} is a multi-label classifier, which is not supported: only the "
+            "label with the largest logit would be compared."
+        )
+    if task == "text-generation":
+        # Without it BERT's causal head would see the tokens that it has to predict.
+        config.is_decoder, config.use_cache = True, False
+    elif getattr(config, "is_decoder", False):
+        raise CheckpointError(
+            "`is_decoder=True` in config.json is for task `text-generation` only; all other tasks "
+            "read a text in both directions."
+        )
+
+
+def _check_other_heads(name: str, config: Any, task: TaskName) -> None:
+    """Refuse a head of another task whose weights have equal names, and would be loaded."""
+    classifiers = [each for each in tasks_of(config) if each in _CLASSIFIERS]
+    if task in _CLASSIFIERS and classifiers and task not in classifiers:
+        raise UserInputError(
+            f"`task={task!r}` was given, but checkpoint {name!r} has a head for "
+            f"`{classifiers[0]}` ({config.architectures[0]}). Pass that task, or leave it out.",
+            argument="task",
+        )
+
+
+def _model_class(task: TaskName, config: Any) -> Any:
+    mapping = getattr(transformers, AUTO_CLASSES[task])._model_mapping
+    if type(config) not in mapping:
+        raise UserInputError(
+            f"`task={task!r}`: transformers has no such head for `{config.model_type}`.",
+            argument="task",
+        )
+    return mapping[type(config)]
+
+
+def _check_weights(
+    name: str, model: Any, task: TaskName, info: dict[str, Any], *, needs_head: bool
+) -> None:
+    """Refuse missing weights, and weights of other shapes, which are random after loading."""
+    for weight, stored, expected in sorted(info["mismatched_keys"]):
+        raise CheckpointError(
+            f"Weight `{weight}` of checkpoint {name!r} has shape {tuple(stored)}, but its "
+            f"config.json describes shape {tuple(expected)}. Use the config.json that belongs to "
+            "the weights."
+        )
+    missing = sorted(info["missing_keys"])
+    # transformers adds a pooler to encoders; it is a part of the heads that read it.
+    encoder = {key for key in missing if "pooler." not in key and _is_in_encoder(model, key)}
+    if encoder:
+        raise CheckpointError(
+            f"Checkpoint {name!r} is incomplete: its files lack {_weights(len(encoder))} of the "
+            f"encoder that its config.json describes, among them `{min(encoder)}`. Download or "
+            "copy it again, or correct config.json."
+        )
+    head = [] if task == "feature-extraction" else [key for key in missing if key not in encoder]
+    if head and needs_head:
+        raise CheckpointError(
+            f"Checkpoint {name!r} has no head for task `{task}`: it lacks {_weights(len(head))}, "
+            f"among them `{head[0]}`. Fine-tune it for the task first, or pass another `task`.",
+            argument="task",
+        )
+
+
+def _is_in_encoder(model: Any, key: str) -> bool:
+    """Return whether a weight belongs to the encoder, under a head or on its own."""
+    has_head = hasattr(model, model.base_model_prefix)
+    return not has_head or key.startswith(f"{model.base_model_prefix}.")
+
+
+def _weights(count: int) -> str:
+    return "1 weight" if count == 1 else f"{count} weights"
+
+
+def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> Any:
+    tokenizer = _from_transformers(
+        name, transformers.AutoTokenizer.from_pretrained, name, subfolder=subfolder, use_fast=True
+    )
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise CheckpointError(
+            f"Checkpoint {name!r} has no tokenizer; expected tokenizer.json or a vocabulary."
+        )
+    if lower_case:
+        # As sentence-transformers does for `do_lower_case` in its settings.
+        backend = tokenizer.backend_tokenizer
+        steps = [normalizers.Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
+        backend.normalizer = normalizers.Sequence(steps)
+    return tokenizer
+
+
+def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed."""
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if largest >= embeddings:
+        raise CheckpointError(
+            f"The tokenizer of checkpoint {name!r} has ids up to {largest} ({token!r}), but the "
+            f"model has only {embeddings} embeddings, for ids up to {embeddings - 1}. Use the "
+            "tokenizer that the model was trained with."
+        )
+
+
 def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
-    """What the tokenizer makes and the model reads: not each model has a table of segments."""
+    """Return the inputs that the tokenizer makes and the model reads."""
+    # Not all models have a table of segments.
     segments = ("token_type_ids",) if getattr(config, "type_vocab_size", 0) else ()
     known = ("input_ids", "attention_mask", *segments)
     return tuple(name for name in known if name in tokenizer.model_input_names)
 
 
-def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls transformers without remote code; its errors become one line that names `name`."""
+def _from_transformers(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call transformers without remote code, progress bars and warnings.
+
+    Its errors become a `CheckpointError` of one line that names the checkpoint.
+    """
     try:
-        return function(*args, trust_remote_code=False, **kwargs)
+        with _quiet():
+            return function(*args, trust_remote_code=False, **kwargs)
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -153,22 +341,38 @@ def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         ) from error
 
 
-def _read(name: str, path: str) -> str | None:
-    """Text of a file of the checkpoint, `None` if it has none of that name."""
-    found = _call(name, _find_file, name, path)
-    return None if found is None else Path(found).read_text(encoding="utf-8")
-
-
-def _read_head(name: str, *, trust_remote_code: bool) -> SentenceHead | None:
-    del trust_remote_code
-    return read_sentence_head(lambda path: _read(name, path))
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide transformers' progress bars, and its reports on weights, which are checked here."""
+    level, has_bars = (
+        transformers_logging.get_verbosity(),
+        transformers_logging.is_progress_bar_enabled(),
+    )
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if has_bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _read_configs(name: str) -> tuple[SentenceHead | None, Any]:
-    """The sentence head of a checkpoint, if it has one, and its encoder's config."""
-    head: SentenceHead | None = _call(name, _read_head, name)
+    """Return the sentence head of a checkpoint, if it has one, and its encoder's config."""
+
+    def read(path: str) -> str | None:
+        found = _from_transformers(name, _find_file, name, path)
+        return None if found is None else Path(found).read_text(encoding="utf-8")
+
+    def read_head(*, trust_remote_code: bool) -> SentenceHead | None:
+        del trust_remote_code
+        return read_sentence_head(read)
+
+    head: SentenceHead | None = _from_transformers(name, read_head)
     subfolder = head.subfolder if head else ""
-    return head, _call(name, transformers.AutoConfig.from_pretrained, name, subfolder=subfolder)
+    load_config = transformers.AutoConfig.from_pretrained
+    return head, _from_transformers(name, load_config, name, subfolder=subfolder)
 
 
 def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:
@@ -178,7 +382,7 @@ def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:
 
 
 def _check_name(name: str) -> None:
-    """Refuses a path that is not there, a file, and a folder without safetensors."""
+    """Refuse a missing path, a file, and a folder without safetensors weights."""
     folder = Path(name)
     if not folder.exists():
         # A hub id is `name` or `owner/name`.
@@ -187,13 +391,13 @@ def _check_name(name: str) -> None:
         return
     if not folder.is_dir():
         raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
-    weights = [path.name for path in folder.rglob("*") if path.is_file()]
-    if any(name.endswith(".safetensors") for name in weights):
+    files = [path.name for path in folder.rglob("*") if path.is_file()]
+    if any(file.endswith(".safetensors") for file in files):
         return
-    pickles = sorted(name for name in weights if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    pickles = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickles:
         raise CheckpointError(
-            f"Checkpoint {str(folder)!r} holds only pickled weights ({pickles[0]}), which can run "
+            f"Checkpoint {str(folder)!r} has only pickled weights ({pickles[0]}), which can run "
             "code when they are read, so they are refused. Convert them once where you trust "
             "them: `AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
             "model.safetensors."
@@ -201,100 +405,9 @@ def _check_name(name: str) -> None:
     graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
     if graphs:
         raise CheckpointError(
-            f"Checkpoint {str(folder)!r} holds no weights but a graph, which `quantize`, "
-            f"`evaluate` and `benchmark` take by its own name: {str(graphs[0])!r}."
+            f"Checkpoint {str(folder)!r} has no weights but an ONNX model. To use it, pass the "
+            f"path of the file: {str(graphs[0])!r}."
         )
     raise CheckpointError(
-        f"Checkpoint {str(folder)!r} holds no weights; expected config.json and model.safetensors."
+        f"Checkpoint {str(folder)!r} has no weights; expected config.json and model.safetensors."
     )
-
-
-def check_positions(config: Any) -> None:
-    """Refuses positions that transformers 5 leaves out, with a `CheckpointError`."""
-    kind = getattr(config, "position_embedding_type", None) or "absolute"
-    if kind != "absolute":
-        raise CheckpointError(
-            f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
-            "'absolute' is supported."
-        )
-
-
-def _check_config(config: Any, task: TaskName) -> None:
-    check_positions(config)
-    if task == "text-generation":
-        # Without it BERT's causal head would see the tokens that it is asked for.
-        config.is_decoder, config.use_cache = True, False
-    elif getattr(config, "is_decoder", False):
-        raise CheckpointError(
-            "`is_decoder=True` is for `--task text-generation` only; every other task reads a text "
-            "in both directions."
-        )
-
-
-def _choose_task(task: str | None, config: Any) -> TaskName:
-    known = ", ".join(TASK_NAMES)
-    if task is not None:
-        if task not in TASK_NAMES:
-            raise UserInputError(f"`--task {task}` is unknown. Known: {known}.")
-        return task
-    architecture = (getattr(config, "architectures", None) or ["Model"])[0]
-    inferred = task_of_architecture(architecture)
-    if inferred is None:
-        raise UserInputError(
-            f"The task of architecture `{architecture}` is not known. Pass `--task`, one of: "
-            f"{known}."
-        )
-    return inferred
-
-
-def has_head(name: str, task: TaskName) -> bool:
-    """Whether a checkpoint's config says that it was trained for a task.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, or its config cannot be read.
-    """
-    _check_name(name)
-    _, config = _read_configs(name)
-    return _has_head(config, task)
-
-
-def _has_head(config: Any, task: TaskName) -> bool:
-    return task in _made_for(config)
-
-
-def _made_for(config: Any) -> list[TaskName | None]:
-    """The task of each architecture that a config names."""
-    architectures = getattr(config, "architectures", None) or ["Model"]
-    return [task_of_architecture(each) for each in architectures]
-
-
-def _check_head(name: str, config: Any, task: TaskName) -> None:
-    """Refuses a head of another task whose weights have the same names, and would be taken."""
-    others = [each for each in _made_for(config) if each in _CLASSIFIERS]
-    if task in _CLASSIFIERS and others and task not in others:
-        raise UserInputError(
-            f"`--task {task}`: checkpoint {name!r} has a head for `{others[0]}` "
-            f"({config.architectures[0]}). Pass that `--task`, or leave it out."
-        )
-
-
-def _model_class(task: TaskName, config: Any) -> Any:
-    mapping = getattr(transformers, _AUTO_CLASSES[task])._model_mapping
-    if type(config) not in mapping:
-        raise UserInputError(
-            f"`--task {task}`: transformers has no such head for `{config.model_type}`."
-        )
-    return mapping[type(config)]
-
-
-def _check_loaded(name: str, task: TaskName, info: dict[str, Any], *, may_lack_head: bool) -> None:
-    # transformers fills what a checkpoint lacks with random numbers. An unused pooler may lack.
-    unused = "pooler." if task == "feature-extraction" else ()
-    missing = [key for key in sorted(info["missing_keys"]) if not key.startswith(unused)]
-    if may_lack_head:
-        missing = [key for key in missing if "embeddings." in key or ".layer" in key]
-    if missing:
-        raise CheckpointError(
-            f"Checkpoint {name!r} lacks {len(missing)} weights that task `{task}` needs, among "
-            f"them `{missing[0]}`. Fine-tune it for the task first, or pass another `--task`."
-        )

@@ -1,8 +1,8 @@
-"""Names of the tasks, importable without torch and transformers."""
+"""Names of the tasks, and what a config says about them; imports neither torch nor transformers."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 TaskName = Literal[
     "feature-extraction",
@@ -18,7 +18,20 @@ TaskName = Literal[
 
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
-_ARCHITECTURES: dict[str, TaskName] = {
+AUTO_CLASSES: dict[TaskName, str] = {
+    "feature-extraction": "AutoModel",
+    "fill-mask": "AutoModelForMaskedLM",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "next-sentence-prediction": "AutoModelForNextSentencePrediction",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "text-classification": "AutoModelForSequenceClassification",
+    "text-generation": "AutoModelForCausalLM",
+    "token-classification": "AutoModelForTokenClassification",
+}
+"""transformers' auto class of each task."""
+
+# Tasks by the end of an architecture's name. The first match counts, so `Model` comes last.
+_TASKS_BY_SUFFIX: dict[str, TaskName] = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -31,6 +44,18 @@ _ARCHITECTURES: dict[str, TaskName] = {
 }
 
 
+def tasks_of(config: Any) -> list[TaskName | None]:
+    """Return the task of each architecture in a config, `None` for an unknown architecture.
+
+    Args:
+        config: A config of transformers. Without `architectures` it is that of an encoder.
+    """
+    architectures = getattr(config, "architectures", None) or ["Model"]
+    return [task_of_architecture(architecture) for architecture in architectures]
+
+
 def task_of_architecture(architecture: str) -> TaskName | None:
-    """Return the task of a transformers class such as `BertForMaskedLM`, `None` if unknown."""
-    return next((task for end, task in _ARCHITECTURES.items() if architecture.endswith(end)), None)
+    """Return the task of a class such as `BertForMaskedLM`; `None` for an unknown one."""
+    return next(
+        (task for suffix, task in _TASKS_BY_SUFFIX.items() if architecture.endswith(suffix)), None
+    )

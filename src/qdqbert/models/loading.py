@@ -10,8 +10,12 @@ from qdqbert.models.quantized import class_for
 
 
 def load_model(
-    name: str, *, task: str | None = None, new_head: Sequence[str] | None = None
+    name: str,
+    *,
+    task: str | None = None,
+    new_head: Sequence[str] | None = None,
+    pooling: str | None = None,
 ) -> Checkpoint:
     """As `load_checkpoint`, for checkpoints with quantizers too."""
     register()
-    return load_checkpoint(name, task=task, class_for=class_for, new_head=new_head)
+    return load_checkpoint(name, task=task, class_for=class_for, new_head=new_head, pooling=pooling)

@@ -126,7 +126,7 @@ def load_subject(name: str, request: Request) -> Subject:
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
     # A missing folder is reported by `load_model`, before options that do not apply to it.
-    checkpoint = load_model(name, task=request.task)
+    checkpoint = load_model(name, task=request.task, pooling=request.pooling)
     for option in ("provider", "engine", "target"):
         value = getattr(request, option)
         if value is not None:
@@ -148,6 +148,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         max_length=min(request.max_length or usual, checkpoint.max_length),
         stored_task_options=trained.get("task_options", {}),
         calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
+        notices=checkpoint.notices,
     )
 
 

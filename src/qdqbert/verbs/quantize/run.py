@@ -23,6 +23,7 @@ from qdqbert.artifact import (
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
+from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.reports import QuantizeReport, json_ready
@@ -184,7 +185,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
             )
     with progress.stage("Loading the checkpoint"):
         name = str(demo_checkpoint()) if options.model is None else options.model
-        return CheckpointSource(load_model(name, task=options.task))
+        return CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
 
 
 def encode_inputs(
@@ -325,6 +326,8 @@ def write_folder(
     """Write everything but the graphs."""
     source.config.save_pretrained(folder)
     source.tokenizer.save_pretrained(folder)
+    if source.head is not None:
+        write_sentence_head(source.head, folder, hidden=source.config.hidden_size)
     write_ranges(calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, manifest)
     write_json(folder / REPORT, json_ready(report))

@@ -120,7 +120,9 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load the checkpoint to train, with a new head if it has none."""
     with progress.stage("Loading the checkpoint"):
-        checkpoint = load_model(options.model, task=task.name, new_head=classes)
+        checkpoint = load_model(
+            options.model, task=task.name, new_head=classes, pooling=options.pooling
+        )
     _freeze_unused_(task, checkpoint)
     if options.dropout == "off":
         set_dropout_(checkpoint.model, 0.0)

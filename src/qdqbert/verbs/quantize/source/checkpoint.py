@@ -36,8 +36,6 @@ from qdqbert.verbs.quantize.source import StoredQuantizers
 class CheckpointSource:
     """A checkpoint in PyTorch; see `ModelSource`."""
 
-    notices: tuple[str, ...] = ()
-
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Read the quantizers of the checkpoint, if it has some, and disable them."""
         self._checkpoint = checkpoint
@@ -47,6 +45,7 @@ class CheckpointSource:
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         self.head, self.max_length = checkpoint.head, checkpoint.max_length
         self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
+        self.notices: tuple[str, ...] = checkpoint.notices
         self.stored = _take_stored_quantizers_(checkpoint)
 
     def runner(self) -> Runner:
