@@ -6,7 +6,7 @@ and the stored command line are derived from it. The public functions spell the 
 out, and a test compares the two.
 
 The options of a command are one flat dataclass that inherits from the groups below. A group is a
-panel of `--help`. Imports nothing heavier than the standard library.
+panel of the help. Imports nothing heavier than the standard library.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def command_line(command: str, options: Any, *, positional: tuple[str, ...] = ("
 def _words(option: Declared, value: Any) -> Iterator[str]:
     flag = f"--{option.flag}"
     if isinstance(value, bool):
-        yield flag if value else f"--no-{option.flag}"
+        yield f"--{'' if value else 'no-'}{option.flag}"
         return
     if isinstance(value, Mapping):
         items = [f"{name}={item}" for name, item in value.items()]

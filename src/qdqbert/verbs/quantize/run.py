@@ -43,7 +43,7 @@ from qdqbert.verbs.inference import EncodedExamples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples, encode, longest_input
 from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
 from qdqbert.verbs.quantize.manifest import digest_weights, quantization_json
-from qdqbert.verbs.quantize.measure import Evidence, measure
+from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.ranges import (
     RangeSource,
@@ -124,25 +124,10 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         )
         measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
         measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
-        count = calibrated_texts(ranges, inputs)
-        notices = (
-            *(*source.notices, *ranges.notices, *examples.notices, *inputs.notices),
-            *_built_in_notice(options, ranges),
-            *saturation,
-            *(notice for each in written for notice in each.notices),
-            *measured.notices,
-        )
-        report = QuantizeReport(
-            directory=str(output),
-            checkpoint=options.model or DEMO_NAME,
-            task=source.task,
-            calibration_texts=count,
-            heldout_texts=inputs.heldout.texts,
-            float_size_bytes=size_bytes(float_model),
-            targets=measured.reports,
-            warnings=(*_sample_warnings(ranges, count), *measured.warnings),
-            notices=tuple(dict.fromkeys(notices)),
-        )
+        notices = [*source.notices, *ranges.notices, *examples.notices, *inputs.notices]
+        notices += [*_built_in_notice(options, ranges), *saturation]
+        notices += [notice for each in written for notice in each.notices]
+        report = make_report(options, output, evidence, ranges, inputs, measured, notices)
         manifest = quantization_json(
             options,
             source,
@@ -156,6 +141,30 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         )
         write_folder(folder, source, calibration, manifest, report)
     return report
+
+
+def make_report(
+    options: QuantizeOptions,
+    output: Path,
+    evidence: Evidence,
+    ranges: RangeSource,
+    inputs: Inputs,
+    measured: Measurements,
+    notices: Sequence[str],
+) -> QuantizeReport:
+    """Return the report of a call."""
+    count = calibrated_texts(ranges, inputs)
+    return QuantizeReport(
+        directory=str(output),
+        checkpoint=options.model or DEMO_NAME,
+        task=evidence.source.task,
+        calibration_texts=count,
+        heldout_texts=inputs.heldout.texts,
+        float_size_bytes=size_bytes(evidence.float_model),
+        targets=measured.reports,
+        warnings=(*_sample_warnings(ranges, count), *measured.warnings),
+        notices=tuple(dict.fromkeys([*notices, *measured.notices])),
+    )
 
 
 def choose_targets(options: QuantizeOptions) -> list[Target]:
