@@ -165,7 +165,12 @@ def test_a_missing_output_is_refused(checkpoints) -> None:
     [
         ("empty.txt", "", [], "holds no examples"),
         ("blank.txt", "\n \n", [], "holds no examples"),
-        ("data.csv", "text,label\na,b\n", ["--text-column", "body"], "'body'` must be a column"),
+        (
+            "data.csv",
+            "text,label\na,b\n",
+            ["--text-column", "body"],
+            "`--text-column body` must be a column",
+        ),
         ("data.parquet", "PAR1", [], "must end in one of"),
         ("data.jsonl", "{\n", [], "Line 1 of"),
     ],
@@ -352,7 +357,7 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
         ),
         (["--qat-ranges", "learned"], "`--qat-ranges` configures quantizers and requires `--qat`"),
         (["--epochs", "0"], "`--epochs` must be above 0 and below inf, got 0.0"),
-        (["--label-column", "stars"], "'stars'` must be a column"),
+        (["--label-column", "stars"], "`--label-column stars` must be a column"),
         (["--keep-best"], "`--keep-best` requires `--eval-data`"),
         (["--resume"], "There is no checkpoint in "),
     ],
@@ -399,7 +404,7 @@ def test_evaluating_a_checkpoint_against_itself_is_still_json(checkpoints, write
         ),
         (["--task", "feature-extraction"], "which was quantized for 'text-classification'"),
         (["--max-examples", "0"], "`--max-examples` must be at least 1"),
-        (["--label-column", "stars"], "'stars'` must be a column"),
+        (["--label-column", "stars"], "`--label-column stars` must be a column"),
     ],
     ids=["engine", "task", "no-examples", "column"],
 )

@@ -11,6 +11,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import write_json
+from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
 from qdqbert.progress import Progress
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
@@ -184,13 +185,16 @@ def _leak_notices(leaked: int, dataset: Dataset) -> tuple[str, ...]:
 def _check_names(options: EvaluateOptions, subject: Subject, reference: Subject) -> None:
     """Refuse names of inputs and outputs that neither the model nor the reference has."""
     matched = subject.matched_names | reference.matched_names
-    for parameter in ("input_names", "output_names"):
+    for parameter, known in (
+        ("input_names", INPUTS),
+        ("output_names", task_outputs(subject.task.name)),
+    ):
         given = getattr(options, parameter) or {}
         unused = sorted(set(given) - matched)
         if unused:
             raise UserInputError(
-                f"`{parameter}`: neither graph has {given[unused[0]]!r}, which is to be "
-                f"{unused[0]!r}. Check its spelling.",
+                f"`{parameter}`: neither graph has {given[unused[0]]!r} to be used as "
+                f"{unused[0]!r}. Map one of {', '.join(known)} to a name in the graph.",
                 argument=parameter,
             )
 
