@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
+    from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.errors import QdqBertError as QdqBertError
     from qdqbert.evidence.reports import BenchmarkReport as BenchmarkReport
     from qdqbert.evidence.reports import EvaluateReport as EvaluateReport
@@ -34,11 +36,9 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertModel as QDQBertModel
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
-    from qdqbert.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.tasks.data import Columns as Columns
     from qdqbert.tasks.task import TaskOptions as TaskOptions
-    from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.training.distillation import Distillation as Distillation
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.engine import EngineReport as EngineReport
@@ -69,12 +69,12 @@ _HOMES = {
     "QDQBertLMHeadModel": "qdqbert.models.modeling",
     "QDQBertModel": "qdqbert.models.modeling",
     "QDQBertPreTrainedModel": "qdqbert.models.modeling",
-    "QuantDescriptor": "qdqbert.tensor_quant",
+    "QuantDescriptor": "qdqbert.compat.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
     "TaskOptions": "qdqbert.tasks.task",
-    "TensorQuantizer": "qdqbert.nn.tensor_quantizer",
+    "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "train": "qdqbert.verbs.train",
     "TrainReport": "qdqbert.evidence.reports",
 }

@@ -305,7 +305,7 @@ def test_quantizers_are_there_in_qat_only_and_come_back_with_their_ranges(
     assert all(
         each.amax is not None and bool((each.amax > 0).all()) for each in quantizers.values()
     )
-    assert not any(each._disabled or each._learn_amax for each in quantizers.values())
+    assert all(each.is_enabled and not each.is_learned for each in quantizers.values())
 
 
 def test_a_run_leaves_a_record_and_no_checkpoints(trained) -> None:
