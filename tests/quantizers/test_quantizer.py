@@ -10,12 +10,13 @@ from qdqbert.numerics.affine import affine_parameters, dequantize, quantize
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import Range, Site, TensorSpec
 
+SYMMETRIC = TensorSpec()
 AFFINE = TensorSpec(signed=False, symmetric=False)
 WEIGHT = TensorSpec(narrow=True, axis=0)
 X = torch.linspace(-2, 3, 24).view(4, 6)
 
 
-def calibrated(spec: TensorSpec = TensorSpec(), **settings) -> Quantizer:
+def calibrated(spec: TensorSpec = SYMMETRIC, **settings) -> Quantizer:
     made = Quantizer(spec, **settings)
     made.set_range(Range(amax=2.0, low=-1.0, high=2.0))
     return made
@@ -122,7 +123,7 @@ def test_half_precision_keeps_float32_ranges() -> None:
     "spec", [None, TensorSpec(bits=5), AFFINE, WEIGHT, TensorSpec(signed=False)], ids=str
 )
 def test_a_state_comes_back(spec) -> None:
-    made = calibrated(spec or TensorSpec())
+    made = calibrated(spec or SYMMETRIC)
     made.configure(spec)
     made.moving = 0.25
     again = Quantizer()
