@@ -33,7 +33,6 @@ MUTATORS = {
 EXEMPT = {
     "flags": {
         "artifact.py",
-        "calibration/ranges_file.py",
         "errors.py",
         "evidence/tables.py",
         "graph/legality.py",
