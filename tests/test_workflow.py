@@ -1,4 +1,4 @@
-"""Scores of models that were trained on made tasks: INT8 keeps them, a ruined range does not."""
+"""Train tiny models on generated data and compare their scores before and after quantization."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ FILLERS = (
     *("would", "their", "we", "him", "been", "has", "will", "more", "if", "so", "said", "what"),
 )
 DEV_EXAMPLES = 400
-OPTIONS = qdqbert.TaskOptions(doc_stride=16)  # the usual 128 are more than these models take
+# The default of 128 tokens is more than these models accept.
+OPTIONS = qdqbert.TaskOptions(doc_stride=16)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def reviews(rng: random.Random, count: int) -> str:
-    """Texts that are `pos` if they praise with more words than they blame with."""
+    """Return texts that are `pos` if they contain more words of praise than of blame."""
     rows = ["text\tlabel"]
     for _ in range(count):
         praise, blame = rng.sample(range(6), 2)
@@ -54,7 +55,10 @@ def reviews(rng: random.Random, count: int) -> str:
 
 
 def tagged(rng: random.Random, count: int) -> str:
-    """Names, of one or two words, that are entities only after a cue: `by cat year`, `in city`."""
+    """Return sentences with names that are entities only after a cue: `by cat year`, `in city`.
+
+    A name has one or two words.
+    """
     sentences = []
     for _ in range(count):
         rows = []
@@ -71,7 +75,10 @@ def tagged(rng: random.Random, count: int) -> str:
 
 
 def questions(rng: random.Random, count: int) -> str:
-    """SQuAD's json: a question's word says of which words the answer is, one or two of them."""
+    """Return questions in SQuAD's format. The word that asks determines the kind of the answer.
+
+    An answer has one or two words.
+    """
     paragraphs = []
     for index in range(count):
         kinds = rng.sample(tuple(ASKED), 3)
@@ -90,10 +97,10 @@ def questions(rng: random.Random, count: int) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """A task that a tiny model learns from nothing: its head, data and schedule.
+    """A task that a tiny model learns from scratch: its head, data and schedule.
 
     Attributes:
-        least: What the float model's score is above: one that learned nothing is below 60.
+        least: The trained float model scores above this. An untrained one scores below 60.
     """
 
     auto_class: str
@@ -145,7 +152,7 @@ WORKS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A float checkpoint that learned its task, its data, and its score on what was held out."""
+    """A float checkpoint that was trained on its task, its data, and its score on held-out data."""
 
     task: str
     folder: Path
@@ -155,7 +162,7 @@ class Trained:
     score: float
 
     def evaluate(self, model: Path, **options: Any) -> float:
-        """The task's first metric on the held-out data."""
+        """Return the first metric of the task on the held-out data."""
         given = {"doc_stride": OPTIONS.doc_stride}
         return float(qdqbert.evaluate(model, self.dev, options=given, **options).metrics[0].value)
 
@@ -172,7 +179,7 @@ class Trained:
         return output
 
     def train_quantized(self, output: Path, **options: Any) -> Any:
-        """QAT that follows the float model."""
+        """Run QAT with the float model as teacher."""
         return qdqbert.train(
             self.checkpoint,
             output,
@@ -184,7 +191,8 @@ class Trained:
             calibration_samples=100,
             batch_size=32,
             dropout="off",
-            eval_steps=1000,  # once, at the end
+            # More than there are steps: evaluate once, at the end.
+            eval_steps=1000,
             task_options=OPTIONS,
             **options,
         )
@@ -222,7 +230,7 @@ def learn(task: str, work: Work, folder: Path, save_tiny: Callable[..., Path]) -
 
 @pytest.fixture(scope="session")
 def trained(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
-    """Models that learned their tasks, each trained when first asked for; not to be changed."""
+    """Train a model on its task when it is first requested. Do not change its folder."""
     pytest.importorskip("accelerate", reason="training needs accelerate")
 
     @functools.cache
@@ -234,7 +242,7 @@ def trained(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 @pytest.fixture(scope="session")
 def calibrated(trained) -> Callable[[str], Path]:
-    """INT8 folders of them by PTQ, for both engines."""
+    """Quantize these models by PTQ, for both engines."""
 
     @functools.cache
     def make(task: str) -> Path:
@@ -250,7 +258,7 @@ def task(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_model_learns_its_task_from_nothing(trained, task: str) -> None:
+def test_a_model_learns_its_task_from_scratch(trained, task: str) -> None:
     made = trained(task)
     assert made.score > WORKS[task].least
     assert made.evaluate(made.folder / "start") < 60
@@ -260,28 +268,29 @@ def test_calibration_alone_keeps_the_score_on_each_engine(
     trained, calibrated, task: str, engine: str
 ) -> None:
     score = trained(task).evaluate(calibrated(task), engine=engine)
-    # One point is 4 of 400 texts; int8 ranges that fit move next to none of them.
+    # One point is 4 of 400 texts. With suitable ranges, INT8 changes almost none of them.
     assert score == pytest.approx(trained(task).score, abs=1)
 
 
 def test_the_full_recipe_keeps_the_score_calibrated_trained_and_as_a_graph(
-    trained, task: str, tmp_path
+    trained, tmp_path
 ) -> None:
-    made = trained(task)
+    # The examples below do the same for the other tasks.
+    made = trained("token-classification")
     report = made.train_quantized(tmp_path / "qat", learning_rate=1e-4)
     ptq, qat = (metrics[0].value for metrics in (report.before, report.after))
-    assert report.quantizers == 20 * WORKS[task].layers
-    assert ptq == pytest.approx(made.score, abs=1)  # as above
+    assert report.quantizers == 20 * WORKS[made.task].layers
+    assert ptq == pytest.approx(made.score, abs=1)
     assert qat == pytest.approx(made.score, abs=1)
-    assert qat >= ptq - 0.5  # two of 400 texts: steps on a score of almost 100 go either way
-    assert made.evaluate(tmp_path / "qat") == pytest.approx(qat, abs=0.25)  # one text at a tie
+    # At a score of almost 100, a step of training can cost two of 400 texts.
+    assert qat >= ptq - 0.5
+    # One text may be at a tie.
+    assert made.evaluate(tmp_path / "qat") == pytest.approx(qat, abs=0.25)
     graph = made.quantize(tmp_path / "qat", tmp_path / "int8", "onnxruntime")
     assert made.evaluate(graph, engine="onnxruntime") == pytest.approx(made.score, abs=1)
 
 
-def test_ranges_that_cut_off_half_of_the_values_ruin_the_score(
-    trained, task: str, tmp_path
-) -> None:
+def test_ranges_that_clip_half_of_the_values_ruin_the_score(trained, task: str, tmp_path) -> None:
     made = trained(task)
     auto_class = getattr(transformers, WORKS[task].auto_class)
     model = auto_class.from_pretrained(made.checkpoint)
@@ -294,19 +303,19 @@ def test_ranges_that_cut_off_half_of_the_values_ruin_the_score(
         qdqbert.calibrate(model, batches, **recipe.to_dict())
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
-    # The two rows are no text of the task, so that ranges fit less well than elsewhere.
+    # The two texts are unlike those of the task, so the ranges fit less well than usual.
     assert made.evaluate(tmp_path / "whole") > made.score - 5
     assert made.evaluate(tmp_path / "half") < made.score - 25
 
 
-def test_training_wins_back_what_few_bits_lose(trained, tmp_path) -> None:
+def test_training_recovers_part_of_what_few_bits_lose(trained, tmp_path) -> None:
     made = trained("question-answering")
     quantizer_options = dataclasses.replace(QAT_QUANTIZER_OPTIONS, wprec=3, aprec=4)
     report = made.train_quantized(
         tmp_path / "qat", quantizer_options=quantizer_options, epochs=1.0, learning_rate=1e-3
     )
     before, after = (metrics[0].value for metrics in (report.before, report.after))
-    # 7 values a weight and 15 a tensor lose 16 points; 32 steps bring a third of them back.
+    # 7 values for weights and 15 for activations lose 16 points; 32 steps recover a third of them.
     assert before < made.score - 5
     assert after > before + 2
 
@@ -322,10 +331,11 @@ def example(name: str) -> ModuleType:
 
 @pytest.fixture
 def run_example(monkeypatch, capsys) -> Callable[..., str]:
-    """Runs an example as a command would, without timing anything; returns what it printed."""
+    """Run an example with these arguments, without timing anything, and return its output."""
 
     def run(name: str, *arguments: object) -> str:
-        untimed = functools.partial(qdqbert.quantize, benchmark=False)  # unless it says itself
+        # The default. An example can still pass `benchmark=True`.
+        untimed = functools.partial(qdqbert.quantize, benchmark=False)
         monkeypatch.setattr(qdqbert, "quantize", untimed)
         monkeypatch.setattr("sys.argv", [f"{name}.py", *map(str, arguments)])
         example(name).main()
@@ -350,7 +360,7 @@ def test_the_imdb_example_goes_from_reviews_to_a_graph(trained, run_example, tmp
     assert list(scores) == ["fp32 on pytorch", "qat on pytorch", "onnx on onnxruntime"]
     assert re.search(r"^fp32: accuracy [\d.]+$", printed, re.MULTILINE)
     assert re.search(r"^qat: accuracy [\d.]+ calibrated, [\d.]+ trained$", printed, re.MULTILINE)
-    # 4 of 200 reviews: the example keeps dropout, which this model was not trained with.
+    # 2 points are 4 of 200 reviews. The example trains with dropout, unlike the float model.
     assert all(float(score) >= made.score - 2 for score in scores.values())
     config = json.loads((output / "qat" / "config.json").read_text())
     assert config["recipe"] == "qordered"
@@ -381,11 +391,12 @@ def test_the_squad_example_goes_from_a_float_model_to_graphs_and_predictions(
         for each in json.loads(made.dev.read_text())["data"][0]["paragraphs"][:200]
     }
     for name, _, f1, exact in found:
-        assert float(f1) >= made.score - 1  # 2 of 200 answers
+        # 1 point is 2 of 200 answers.
+        assert float(f1) >= made.score - 1
         folder = output / "predictions" / name.replace(", ", "-").replace(" ", "-")
         predictions = json.loads((folder / "predictions.json").read_text())
         right = [predictions[each].split() == text.split() for each, text in answers.items()]
-        # Answers that differ in an article only count as right for SQuAD; these have none.
+        # SQuAD ignores articles when it compares answers; these answers have none.
         assert 100 * sum(right) / len(right) == pytest.approx(float(exact), abs=0.01)
     for folder in ("ptq", "int8"):
         assert (output / folder / "onnxruntime" / "model.onnx").is_file()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
+    from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.errors import CalibrationError as CalibrationError
     from qdqbert.errors import CheckpointError as CheckpointError
     from qdqbert.errors import DataFileError as DataFileError
@@ -52,11 +54,9 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertModel as QDQBertModel
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
-    from qdqbert.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.tasks.task import Metric as Metric
-    from qdqbert.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
     from qdqbert.verbs.evaluate import evaluate as evaluate
@@ -93,13 +93,13 @@ _MODULES = {
     "QDQBertLMHeadModel": "qdqbert.models.modeling",
     "QDQBertModel": "qdqbert.models.modeling",
     "QDQBertPreTrainedModel": "qdqbert.models.modeling",
-    "QuantDescriptor": "qdqbert.tensor_quant",
+    "QuantDescriptor": "qdqbert.compat.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
-    "TensorQuantizer": "qdqbert.nn.tensor_quantizer",
+    "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "TensorRTReport": "qdqbert.evidence.reports",
     "TensorRTTiming": "qdqbert.evidence.reports",
     "Timing": "qdqbert.evidence.latency",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,11 @@ def of_each(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("torch is built without distributed")
     root = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(work, args=(str(root),), nprocs=WORLD)
+    # A server that has imported what takes seconds starts all processes.
+    multiprocessing.set_forkserver_preload([prepare_with_options.__module__, __name__])
+    torch.multiprocessing.start_processes(
+        work, args=(str(root),), nprocs=WORLD, start_method="forkserver"
+    )
     return [torch.load(root / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 

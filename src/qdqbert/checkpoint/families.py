@@ -1,12 +1,14 @@
-"""The encoder families of transformers whose sites we know, as one table.
+"""The supported encoder families of transformers and their sites, as one table.
 
-LayerNorms, softmax, activation functions, poolers and heads stay in float in all of them. Besides:
+LayerNorms, softmax, activation functions, poolers and heads stay in float in all families. These
+parts stay in float too:
 
-* `mpnet`: the table of relative positions, 32 rows of a bias to the scores.
-* `deberta-v2`: whatever is relative in position: its table, its projections and both products with
-  it. Checkpoints that share projections (v3) project positions by the float weights of query and
-  key, which the graph holds beside the int8 ones. Also `embed_proj` and the convolution of v2.
-* `modernbert`: the rotation of query and key, and the product with the gate.
+* `mpnet`: the table of relative positions, 32 rows of a bias that is added to the scores.
+* `deberta-v2`: everything about relative positions: the table, its projections and both matmuls
+  with it. Checkpoints that share projections (v3) project positions with the float weights of
+  query and key, which the graph holds next to the int8 ones. Also `embed_proj`, and the
+  convolution of v2.
+* `modernbert`: the rotation of query and key, and the multiplication by the gate.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ from qdqbert.errors import CheckpointError
 from qdqbert.spec import Source
 
 MaskKind = Literal["additive", "plain"]
-"""What a family's models take as `attention_mask`: what is added to the scores, ready-made as
-`(batch, 1, 1, seq)`, or nothing but the tokenizer's own `(batch, seq)`."""
+"""The `attention_mask` of a family's models: `additive` is added to the scores, shape
+`(batch, 1, 1, seq)`; `plain` is the tokenizer's, shape `(batch, seq)`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSites:
-    """Where the sites of a layer, or of the cross-attention in it, stand. Paths are in a layer.
+    """Where the sites of a layer, or of its cross-attention, are. Paths are relative to a layer.
 
     Attributes:
-        linears: Paths of all linears by what their inputs are.
-        attention: Path of the module that computes the attention products.
+        linears: Paths of all linear layers, by the source of their input.
+        attention: Path of the module that computes the attention matmuls.
         residual_outputs: Paths of modules of the form
             `LayerNorm(dropout(dense(x)) + residual)`.
         branches: Paths of modules whose output is added to a residual by the module around them.
-        activation: Path of a module of the form `activation(dense(x))`, in families that a recipe
-            of outputs knows.
+        activation: Path of a module of the form `activation(dense(x))`, in families that recipes
+            with sites on outputs support.
     """
 
     linears: Mapping[Source, tuple[str, ...]]
@@ -46,7 +48,7 @@ class LayerSites:
 
     @property
     def reads_encoder(self) -> bool:
-        """Whether key and value are made of another model's states: cross-attention."""
+        """Whether key and value are computed from another model's states: cross-attention."""
         return "encoder" in self.linears
 
 
@@ -65,7 +67,7 @@ BERT_LAYER = LayerSites(
     residual_outputs=("attention.output", "output"),
     activation="intermediate",
 )
-"""20 sites: 6 linears x (input, weight), 4 inputs of attention products, 2 residual adds x 2."""
+"""20 sites: 6 linear layers x (input, weight), 4 inputs of matmuls, 2 residual adds x 2."""
 
 BERT_CROSS_ATTENTION = LayerSites(
     linears={
@@ -76,7 +78,7 @@ BERT_CROSS_ATTENTION = LayerSites(
     attention="crossattention.self",
     residual_outputs=("crossattention.output",),
 )
-"""14 sites: 4 linears x 2, 4 inputs of attention products, 1 residual add x 2."""
+"""14 sites: 4 linear layers x 2, 4 inputs of matmuls, 1 residual add x 2."""
 
 DISTILBERT_LAYER = LayerSites(
     linears={
@@ -115,7 +117,7 @@ DEBERTA_LAYER = LayerSites(
     attention="attention.self",
     residual_outputs=("attention.output", "output"),
 )
-"""20 sites, as `BERT_LAYER`; the attention products are those of content with content."""
+"""20 sites, as `BERT_LAYER`; the attention matmuls are those of content with content."""
 
 MODERNBERT_LAYER = LayerSites(
     linears={
@@ -126,22 +128,22 @@ MODERNBERT_LAYER = LayerSites(
     attention="attn",
     branches=("attn", "mlp"),
 )
-"""16 sites: 4 linears x 2, 4 inputs of attention products, 2 residual adds x 2."""
+"""16 sites: 4 linear layers x 2, 4 inputs of matmuls, 2 residual adds x 2."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the parts of an encoder stand, and what its models take.
+    """Where the parts of an encoder are, and which inputs its models take.
 
     Attributes:
-        model_type: transformers' name for it, as in `config.json`.
-        layer: Regular expression that ends the path of a layer.
-        layer_example: Such a path, for people.
-        sites: What stands in each layer.
-        cross_attention: What stands in a layer of a decoder besides, if it has cross-attention.
+        model_type: transformers' name of the family, as in `config.json`.
+        layer: Regular expression that matches the end of a layer's path.
+        layer_example: Such a path, for messages.
+        sites: The sites of each layer.
+        cross_attention: Additional sites of a decoder's layer with cross-attention.
         tables: Names of the embedding tables.
-        reserved_positions: How many rows of the position table no token can use.
-        mask: What its models take as `attention_mask`.
+        reserved_positions: Number of rows of the position table that no token uses.
+        mask: The `attention_mask` that its models take.
     """
 
     model_type: str
@@ -154,11 +156,11 @@ class Family:
     mask: MaskKind = "additive"
 
     def is_layer(self, path: str) -> bool:
-        """Whether a module's path is that of an encoder layer."""
+        """Return whether a module's path is that of an encoder layer."""
         return re.search(self.layer, path) is not None
 
     def is_embedding_table(self, path: str) -> bool:
-        """Whether a module's path is that of an embedding table."""
+        """Return whether a module's path is that of an embedding table."""
         return path.rpartition(".")[2] in self.tables
 
 
@@ -182,7 +184,7 @@ FAMILIES = {
             layer_example="layers.0",
             sites=MODERNBERT_LAYER,
             tables=("tok_embeddings",),
-            # Its sliding windows are cut out of the tokenizer's mask.
+            # transformers makes the masks of its sliding windows from the tokenizer's mask.
             mask="plain",
         ),
         Family(model_type="mpnet", sites=MPNET_LAYER, reserved_positions=2),
@@ -195,14 +197,14 @@ FAMILIES = {
 
 
 QDQBERT = "qdqbert"
-"""`model_type` of BERT models that carry quantizers already; see `qdqbert.models`."""
+"""`model_type` of BERT models with quantizers; see `qdqbert.models`."""
 
 
 def family_of(model_type: str) -> Family:
-    """The family of a checkpoint, by the `model_type` of its config.
+    """Return the family of a checkpoint, by the `model_type` of its config.
 
     Raises:
-        CheckpointError: It is none that we know; the message lists those.
+        CheckpointError: The family is not supported. The message lists the supported ones.
     """
     if model_type == QDQBERT:
         return FAMILIES["bert"]

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from qdqbert import nn as quant_nn
-from qdqbert import tensor_quant as tensor_quant_module
-from qdqbert.compat import helper, quant_modules
-from qdqbert.nn import conv, functional, mixins
-from qdqbert.nn.clip import Clip
-from qdqbert.numerics import calibrators
+from qdqbert.compat import calibrators, helper, quant_modules
+from qdqbert.compat import nn as quant_nn
+from qdqbert.compat import tensor_quant as tensor_quant_module
+from qdqbert.compat.nn import conv, functional, mixins
 from qdqbert.numerics.affine import reduce_amax
+from qdqbert.quantizers.clip import Clip
 
 VERSION = "2.2.1"
 """The version of pytorch-quantization whose names these are."""

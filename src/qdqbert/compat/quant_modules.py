@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from qdqbert import nn as quant_nn
-from qdqbert.nn import TensorQuantizer
+from qdqbert.compat import nn as quant_nn
+from qdqbert.compat.nn import TensorQuantizer
 
 _quant_entry = namedtuple("_quant_entry", "orig_mod mod_name replace_mod")
 

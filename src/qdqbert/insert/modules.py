@@ -11,9 +11,9 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from qdqbert.nn import QuantLinear, TensorQuantizer
-from qdqbert.spec import Site, Source
-from qdqbert.tensor_quant import QuantDescriptor
+from qdqbert.insert.factory import PLAIN, QuantizerFactory
+from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.spec import Site, Source, TensorSpec
 
 ATTENTION = "qdqbert"
 """Name of our attention function in transformers' attention interface."""
@@ -29,7 +29,7 @@ CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
 class QuantEmbedding(nn.Embedding):
     """An embedding table with a quantizer on it: weight-only, a scale per hidden channel."""
 
-    _weight_quantizer: TensorQuantizer
+    _weight_quantizer: Quantizer
 
     @classmethod
     def from_float(cls, embedding: nn.Embedding, *, name: str) -> Self:
@@ -42,13 +42,10 @@ class QuantEmbedding(nn.Embedding):
         )
         new.weight = embedding.weight
         # The paper leaves tables in float: only a recipe quantizes them.
-        new._weight_quantizer = TensorQuantizer(
-            QuantDescriptor(axis=1, narrow_range=True),
-            disabled=True,
-            site=Site(
-                name=f"{name}._weight_quantizer", kind="weight", channel_axis=1, group="table"
-            ),
-        )
+        site = Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=1, group="table")
+        new._weight_quantizer = Quantizer(TensorSpec(narrow=True, axis=1), site=site)
+        # The paper leaves tables in float. Only a recipe quantizes them.
+        new._weight_quantizer.disable()
         return new.train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -65,13 +62,13 @@ class QuantResidualOutput(nn.Module):
     Source: transformers 4.40, `modeling_qdqbert.py`, `QDQBertSelfOutput`.
     """
 
-    def __init__(self, output: nn.Module, *, name: str) -> None:
+    def __init__(self, output: nn.Module, *, name: str, factory: QuantizerFactory = PLAIN) -> None:
         super().__init__()
         parts = dict(output.named_children())
         self.dense = parts["dense"]
         self.dropout = parts["dropout"]
         self.LayerNorm = parts["LayerNorm"]
-        add_residual_quantizers_(self, name=name)
+        add_residual_quantizers_(self, name=name, factory=factory)
         self.train(output.training)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
@@ -82,8 +79,13 @@ class QuantResidualOutput(nn.Module):
 
 
 def quantized_linear(
-    linear: nn.Linear, *, name: str, source: Source, over_tokens: bool = True
-) -> QuantLinear:
+    linear: nn.Linear,
+    *,
+    name: str,
+    source: Source,
+    over_tokens: bool = True,
+    factory: QuantizerFactory = PLAIN,
+) -> Any:
     """A linear at path `name` with sites that know what its input is.
 
     Args:
@@ -91,8 +93,9 @@ def quantized_linear(
         name: Its path.
         source: What its input is.
         over_tokens: Whether the input's axis 1 runs over the tokens of the model's own text.
+        factory: Makes the layer and its quantizers.
     """
-    new = QuantLinear.from_float(linear)
+    new = factory.linear(linear)
     new._input_quantizer.site = Site(
         name=f"{name}._input_quantizer",
         kind="activation",
@@ -105,12 +108,14 @@ def quantized_linear(
     return new
 
 
-def add_residual_quantizers_(branch: nn.Module, *, name: str) -> None:
+def add_residual_quantizers_(
+    branch: nn.Module, *, name: str, factory: QuantizerFactory = PLAIN
+) -> None:
     """Hangs QDQBERT's two `add_*_input_quantizer` on the module that makes the local branch."""
     for side in ("local", "residual"):
         attribute = f"add_{side}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=(1,))
-        branch.add_module(attribute, activation_quantizer(site))
+        branch.add_module(attribute, factory.activation(site))
 
 
 def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
@@ -123,13 +128,17 @@ def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
 
 
 def add_matmul_quantizers_(
-    attention: nn.Module, *, name: str, axes: Mapping[str, tuple[int, ...]] = MATMUL_SEQUENCE_AXES
+    attention: nn.Module,
+    *,
+    name: str,
+    axes: Mapping[str, tuple[int, ...]] = MATMUL_SEQUENCE_AXES,
+    factory: QuantizerFactory = PLAIN,
 ) -> None:
     """Hangs QDQBERT's four `matmul_*_input_quantizer` on an attention module."""
     for letter, sequence_axes in axes.items():
         attribute = f"matmul_{letter}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=sequence_axes)
-        attention.add_module(attribute, activation_quantizer(site))
+        attention.add_module(attribute, factory.activation(site))
 
 
 def register_attention() -> None:
@@ -188,9 +197,3 @@ def optional_quantizer(module: nn.Module, name: str, x: Tensor) -> Tensor:
         return x
     result: Tensor = quantizer(x)
     return result
-
-
-def activation_quantizer(site: Site) -> TensorQuantizer:
-    """Return a quantizer for an activation that is not the input of a linear layer."""
-    # As QDQBERT: quantizers that belong to no linear are made as those of linears' inputs.
-    return TensorQuantizer(QuantLinear.default_quant_desc_input, site=site)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.families import Family
 from qdqbert.errors import CheckpointError
-from qdqbert.insert.modules import activation_quantizer
-from qdqbert.nn import TensorQuantizer
+from qdqbert.insert.factory import QuantizerFactory
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import Site
 
 
@@ -35,13 +35,16 @@ def check_outputs(family: Family) -> None:
         )
 
 
-def add_output_quantizers_(model: nn.Module, layers: Sequence[str], family: Family) -> None:
+def add_output_quantizers_(
+    model: nn.Module, layers: Sequence[str], family: Family, factory: QuantizerFactory
+) -> None:
     """Add quantizers to the outputs that no quantizer of the layers reads.
 
     Args:
         model: A model whose layers have their quantizers; changed in place.
         layers: Paths of its encoder layers, in order.
         family: Layout of the layers, which `check_outputs` accepts.
+        factory: Makes the quantizers.
     """
     sites = family.sites
     assert sites.activation is not None
@@ -60,7 +63,7 @@ def add_output_quantizers_(model: nn.Module, layers: Sequence[str], family: Fami
                 group="output",
             )
             module = model.get_submodule(f"{layer}.{path}")
-            module.add_module(attribute, activation_quantizer(site))
+            module.add_module(attribute, factory.activation(site))
         activation: Any = model.get_submodule(f"{layer}.{sites.activation}")
         activation.intermediate_act_fn = _QuantizedActivation(
             activation.intermediate_act_fn, activation.activation_input_quantizer
@@ -70,7 +73,7 @@ def add_output_quantizers_(model: nn.Module, layers: Sequence[str], family: Fami
 class _QuantizedActivation(nn.Module):
     """An activation function, and the quantizer of its input, which another module owns."""
 
-    def __init__(self, function: Any, quantizer: TensorQuantizer) -> None:
+    def __init__(self, function: Any, quantizer: Quantizer) -> None:
         super().__init__()
         self.function = function
         # In a tuple, so that it is not registered as a child of this module too.

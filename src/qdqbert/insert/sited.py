@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qdqbert.checkpoint.families import Family, LayerSites
 from qdqbert.errors import CalibrationError, CheckpointError
 from qdqbert.insert.blocks import BLOCKS, quantized_block
+from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import (
     ATTENTION,
     CROSS_SEQUENCE_AXES,
@@ -31,9 +32,6 @@ from qdqbert.insert.modules import (
     register_attention,
 )
 from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
-from qdqbert.nn import TensorQuantizer
-from qdqbert.nn.export import mark
-from qdqbert.nn.tensor_quantizer import Action
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     clipped,
@@ -42,6 +40,8 @@ from qdqbert.numerics.affine import (
     parameters_of,
     weight_parameters,
 )
+from qdqbert.quantizers.export import mark
+from qdqbert.quantizers.quantizer import Action, Quantizer
 from qdqbert.spec import Range, Site, SiteGroup, TensorSpec, input_site_of, is_residual_input
 
 
@@ -55,7 +55,7 @@ class SitedModel:
     """
 
     model: nn.Module
-    quantizers: Mapping[str, TensorQuantizer]
+    quantizers: Mapping[str, Quantizer]
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -64,7 +64,11 @@ class SitedModel:
 
 
 def insert_quantizers_(
-    model: nn.Module, family: Family, groups: Collection[SiteGroup] = ("layer", "table")
+    model: nn.Module,
+    family: Family,
+    groups: Collection[SiteGroup] = ("layer", "table"),
+    *,
+    factory: QuantizerFactory = PLAIN,
 ) -> SitedModel:
     """Puts a quantizer at every site of a family's layers; changes `model` in place.
 
@@ -76,6 +80,7 @@ def insert_quantizers_(
         model: A transformers model.
         family: Where its sites stand.
         groups: Groups of sites that get quantizers, as `Recipe.groups`.
+        factory: Makes the quantizers of layers.
 
     Raises:
         CheckpointError: The model holds no encoder layer of this family, or a group of sites is
@@ -93,9 +98,9 @@ def insert_quantizers_(
         if "output" in groups:
             check_outputs(family)
         for name in layers:
-            _insert_in_layer_(model, name, family)
+            _insert_in_layer_(model, name, family, factory)
         if "output" in groups:
-            add_output_quantizers_(model, layers, family)
+            add_output_quantizers_(model, layers, family, factory)
     for name, module in list(model.named_modules()):
         if (
             "table" in groups
@@ -109,7 +114,7 @@ def insert_quantizers_(
     return sited
 
 
-def site_of(quantizer: TensorQuantizer) -> Site:
+def site_of(quantizer: Quantizer) -> Site:
     """Where a quantizer of a sited model stands."""
     assert quantizer.site is not None
     return quantizer.site
@@ -122,7 +127,7 @@ def sited_model(model: nn.Module) -> SitedModel:
         quantizers={
             module.site.name: module
             for module in model.modules()
-            if isinstance(module, TensorQuantizer) and module.site is not None
+            if isinstance(module, Quantizer) and module.site is not None
         },
     )
 
@@ -132,35 +137,42 @@ def encoder_layers(model: nn.Module, family: Family) -> list[str]:
     return [name for name, _ in model.named_modules() if family.is_layer(name)]
 
 
-def _insert_in_layer_(model: nn.Module, layer: str, family: Family) -> None:
-    _insert_at_(model, layer, family.sites)
+def _insert_in_layer_(
+    model: nn.Module, layer: str, family: Family, factory: QuantizerFactory
+) -> None:
+    _insert_at_(model, layer, family.sites, factory)
     cross = family.cross_attention
     if cross is not None and _has(model, f"{layer}.{cross.attention}"):
-        _insert_at_(model, layer, cross)
+        _insert_at_(model, layer, cross, factory)
     for path, module in list(model.get_submodule(layer).named_modules()):
         if type(module) in BLOCKS:
             model.set_submodule(f"{layer}.{path}".removesuffix("."), quantized_block(module))
 
 
-def _insert_at_(model: nn.Module, layer: str, sites: LayerSites) -> None:
+def _insert_at_(model: nn.Module, layer: str, sites: LayerSites, factory: QuantizerFactory) -> None:
     for source, paths in sites.linears.items():
         for path in paths:
             name = f"{layer}.{path}"
             linear = model.get_submodule(name)
             assert isinstance(linear, nn.Linear), name
             new = quantized_linear(
-                linear, name=name, source=source, over_tokens=source != "encoder"
+                linear,
+                name=name,
+                source=source,
+                over_tokens=source != "encoder",
+                factory=factory,
             )
             model.set_submodule(name, new)
     name = f"{layer}.{sites.attention}"
     axes = CROSS_SEQUENCE_AXES if sites.reads_encoder else MATMUL_SEQUENCE_AXES
-    add_matmul_quantizers_(model.get_submodule(name), name=name, axes=axes)
+    add_matmul_quantizers_(model.get_submodule(name), name=name, axes=axes, factory=factory)
     for path in sites.residual_outputs:
         name = f"{layer}.{path}"
-        model.set_submodule(name, QuantResidualOutput(model.get_submodule(name), name=name))
+        output = QuantResidualOutput(model.get_submodule(name), name=name, factory=factory)
+        model.set_submodule(name, output)
     for path in sites.branches:
         name = f"{layer}.{path}"
-        add_residual_quantizers_(model.get_submodule(name), name=name)
+        add_residual_quantizers_(model.get_submodule(name), name=name, factory=factory)
 
 
 def _has(model: nn.Module, path: str) -> bool:

@@ -136,7 +136,7 @@ def _calibration(
         sites=[
             site
             for site in sited.sites
-            if site.kind == "activation" and not sited.quantizers[site.name]._disabled
+            if site.kind == "activation" and sited.quantizers[site.name].is_enabled
         ],
         all_sites=sited.sites,
         weights=linear_weights(sited),

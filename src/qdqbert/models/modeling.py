@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import transformers
 
+from qdqbert.compat.factory import ToolkitFactory
 from qdqbert.models.configuration import QDQBertConfig
 from qdqbert.models.quantized import QuantizedModel
 
@@ -21,6 +22,8 @@ class QDQBertPreTrainedModel(QuantizedModel, transformers.BertPreTrainedModel): 
 
     config_class = QDQBertConfig
     base_model_prefix = "bert"
+    # Their quantizers have pytorch-quantization's interface.
+    _quantizer_factory = ToolkitFactory()
 
 
 class QDQBertModel(QDQBertPreTrainedModel, transformers.BertModel):  # type: ignore[misc]

@@ -11,11 +11,12 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import check_positions
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
 from qdqbert.models.configuration import (
@@ -34,6 +35,7 @@ class QuantizedModel:
     """What makes a class of transformers one with quantizers; comes first in the list of bases."""
 
     _keep_in_fp32_modules_strict = ("_quantizer",)
+    _quantizer_factory: ClassVar[QuantizerFactory] = PLAIN
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let `forward` take its arguments by position too."""
@@ -118,10 +120,7 @@ class QuantizedModel:
                     "`save_pretrained`, or calibrate anew from the float checkpoint."
                 )
         if model.config.quantizers is None:
-            # Built on the meta device, where numbers are lost; a float checkpoint has none.
-            for quantizer in sited_model(model).quantizers.values():
-                if quantizer._learn_amax:
-                    quantizer.start_learning()
+            factory_of(model).finish_loading(sited_model(model).quantizers.values())
         return (model, info) if output_loading_info else model
 
 
@@ -147,9 +146,9 @@ def put_quantizers_in_(model: Any) -> None:
     upgrade_(config)
     recipe = recipe_of(config)
     groups = build_recipe(recipe or "full", embeddings=None).groups
-    sited = insert_quantizers_(model, family_of(config.model_type), groups)
-    for quantizer in sited.quantizers.values():
-        quantizer.enable()
+    factory = factory_of(model)
+    sited = insert_quantizers_(model, family_of(config.model_type), groups, factory=factory)
+    factory.enable(sited.quantizers.values())
     options = quantizer_options_of(config)
     if recipe is not None or options is not None:
         configure_model_(sited, config, options or QuantizerOptions())
@@ -182,6 +181,13 @@ def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) 
         configure_(sited, options)
     else:
         place_(sited, recipe, options, excluded_of(config))
+    factory_of(sited.model).choose_calibrators(sited.quantizers.values(), options.calibrator)
+
+
+def factory_of(model: Any) -> QuantizerFactory:
+    """Return what makes the quantizers of a model."""
+    factory: QuantizerFactory = getattr(type(model), "_quantizer_factory", PLAIN)
+    return factory
 
 
 @functools.cache

@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
-from qdqbert.nn import Clip, TensorQuantizer
-from qdqbert.numerics.affine import reduce_amax
-from qdqbert.numerics.calibrators import (
-    Calibrator,
-    HistogramCalibrator,
-    MaxCalibrator,
-    reduced_axes,
-)
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.spec import Range, TensorSpec, is_residual_input, resolve, weight_site_of
 
@@ -61,12 +54,7 @@ def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
         if spec is None:
             quantizer.disable()
             continue
-        quantizer.enable()
-        quantizer._num_bits = spec.bits
-        if quantizer._axis != spec.axis:
-            quantizer._axis = spec.axis
-            forget_range_(quantizer)
-        quantizer._calibrator = _calibrator(quantizer, quantizer_options)
+        quantizer.set_precision(spec.bits, spec.axis)
     if quantizer_options.recalibrate_weights:
         calibrate_weights_(sited)
     adjust_(sited, quantizer_options)
@@ -93,15 +81,8 @@ def place_(
     for name, quantizer in sited.quantizers.items():
         spec = specs[name]
         if spec is None or any(re.search(pattern, name) for pattern in exclude):
-            quantizer.disable()
-            continue
-        quantizer.enable()
-        if (quantizer.symmetric, quantizer.axis) != (spec.symmetric, spec.axis):
-            forget_range_(quantizer)
-        quantizer._num_bits, quantizer._axis = spec.bits, spec.axis
-        quantizer.symmetric, quantizer.narrow_range = spec.symmetric, spec.narrow
-        quantizer._unsigned = spec.symmetric and not spec.signed
-        quantizer._calibrator = _calibrator(quantizer, quantizer_options)
+            spec = None
+        quantizer.configure(spec)
     adjust_(sited, quantizer_options)
 
 
@@ -110,30 +91,28 @@ def apply_calibration_(sited: SitedModel, found: Calibration) -> None:
     device = next(sited.model.parameters()).device
     if found.scales:
         for quantizer in sited.quantizers.values():
-            if quantizer.pre_quant_scale is not None:
-                del quantizer._pre_quant_scale
+            quantizer.forget_scale()
     for name, scale in found.scales.items():
         sited.quantizers[name].pre_quant_scale = scale
         if not is_residual_input(name):
             sited.quantizers[weight_site_of(name)].pre_quant_scale = 1 / scale
     for name, chosen in found.ranges.items():
-        set_range_(sited.quantizers[name], chosen)
+        sited.quantizers[name].set_range(chosen)
         sited.quantizers[name].to(device)
     calibrate_weights_(sited)
     for name, amax in found.weight_amax.items():
-        if not sited.quantizers[name]._disabled:
-            set_range_(sited.quantizers[name], amax.to(device))
+        if sited.quantizers[name].is_enabled:
+            sited.quantizers[name].set_range(amax.to(device))
 
 
 def calibrate_weights_(sited: SitedModel) -> None:
     """Set the range of each weight from its current values."""
     for name, quantizer in sited.quantizers.items():
-        if site_of(quantizer).kind == "weight" and not quantizer._disabled:
+        if site_of(quantizer).kind == "weight" and quantizer.is_enabled:
             weight = weight_of(sited.model, name)
             if quantizer.pre_quant_scale is not None:
                 weight = weight * quantizer.pre_quant_scale
-            amax = reduce_amax(weight, axis=reduced_axes(quantizer.axis, weight.dim()))
-            set_range_(quantizer, amax)
+            quantizer.set_range(quantizer.own_amax(weight))
 
 
 def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
@@ -147,7 +126,7 @@ def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
     }
     for name, chosen in quantizer_options.adjust(known, sited.sites).items():
         quantizer = sited.quantizers[name]
-        if chosen != known[name] and not quantizer.symmetric:
+        if chosen != known[name] and not quantizer.is_symmetric:
             quantizer.range = (chosen.low, chosen.high)
         elif chosen != known[name]:
             quantizer.amax = torch.full_like(_amax_of(quantizer), chosen.amax)
@@ -161,7 +140,7 @@ def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
         quantizer.amax = torch.full_like(_amax_of(quantizer), largest)
 
 
-def _range_of(quantizer: TensorQuantizer) -> Range | None:
+def _range_of(quantizer: Quantizer) -> Range | None:
     """Return the range of an activation quantizer, if it has one for the whole tensor."""
     if site_of(quantizer).kind == "weight":
         return None
@@ -174,35 +153,9 @@ def _range_of(quantizer: TensorQuantizer) -> Range | None:
     return Range(amax=largest, low=-largest, high=largest)
 
 
-def _amax_of(quantizer: TensorQuantizer) -> Tensor:
+def _amax_of(quantizer: Quantizer) -> Tensor:
     assert quantizer.amax is not None
     return quantizer.amax
-
-
-def set_range_(quantizer: TensorQuantizer, chosen: Tensor | Range) -> None:
-    """Gives a quantizer its range, whatever shape it had, and lets it quantize.
-
-    Args:
-        quantizer: Any.
-        chosen: `amax`, or both ranges that calibration chose, on the CPU.
-    """
-    forget_range_(quantizer)
-    if not quantizer.symmetric:
-        assert isinstance(chosen, Range)
-        quantizer.range = (chosen.low, chosen.high)
-    elif isinstance(chosen, Range):
-        quantizer.amax = torch.tensor(chosen.amax, dtype=torch.float32)
-    else:
-        quantizer.amax = chosen
-    quantizer.enable_quant()
-    quantizer.disable_calib()
-
-
-def forget_range_(quantizer: TensorQuantizer) -> None:
-    """Makes a quantizer dynamic again."""
-    for buffer in ("_amax", "_range"):
-        if getattr(quantizer, buffer, None) is not None:
-            delattr(quantizer, buffer)
 
 
 def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"]) -> None:
@@ -214,7 +167,7 @@ def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"])
             parameters; `moving` moves all of them towards those of each batch.
     """
     for quantizer in sited.quantizers.values():
-        if quantizer._disabled:
+        if not quantizer.is_enabled:
             continue
         if how == "learned" and site_of(quantizer).kind == "activation":
             quantizer.learn_range()
@@ -241,7 +194,7 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
         defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
-        values = {key: getattr(quantizer, f"_{key}") for key in defaults}
+        values = quantizer.state()
         different = {key: value for key, value in values.items() if value != defaults[key]}
         if different:
             changed[name] = different
@@ -276,17 +229,13 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
     is_loading = torch.empty(0).is_meta
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
-        values = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
-        for key, value in {**values, **stored["changed"].get(name, {})}.items():
-            setattr(quantizer, f"_{key}", tuple(value) if isinstance(value, list) else value)
-        quantizer.sync_calibrator()
-        if quantizer._learn_amax:
-            quantizer.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True)
+        defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
+        quantizer.restore({**defaults, **stored["changed"].get(name, {})})
         for buffer in _BUFFERS:
             shape = stored.get(buffer, {}).get(name)
             if shape is not None and is_loading:
-                sizes = [int(size) for size in shape.split(",") if size]
-                quantizer.register_buffer(f"_{buffer}", torch.empty(sizes))
+                sizes = tuple(int(size) for size in shape.split(",") if size)
+                quantizer.expect(f"_{buffer}", sizes)
 
 
 def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
@@ -304,48 +253,37 @@ def stored_calibration(sited: SitedModel) -> Calibration:
     scales: dict[str, Tensor] = {}
     weight_amax: dict[str, Tensor] = {}
     for name, quantizer in sited.quantizers.items():
-        amax, ends = quantizer._known_amax, quantizer.range
+        amax, ends = quantizer.used_amax, quantizer.range
         if site_of(quantizer).kind == "weight":
             if amax is not None:
-                amax = amax.detach().cpu() * (quantizer._scale_amax or 1.0)
-                weight_amax[name] = amax.reshape(()) if quantizer.axis is None else amax.flatten()
+                amax = amax.detach().cpu().clone()
+                weight_amax[name] = amax.reshape(()) if amax.numel() == 1 else amax.flatten()
             continue
         if ends is not None:
             low, high = ends.detach().tolist()
             ranges[name] = Range(amax=max(-low, high), low=low, high=high)
         elif amax is not None:
-            largest = float(amax) * (quantizer._scale_amax or 1.0)
+            largest = float(amax)
             ranges[name] = Range(amax=largest, low=-largest, high=largest)
         if quantizer.pre_quant_scale is not None:
             scales[name] = quantizer.pre_quant_scale.cpu()
     return Calibration(ranges=ranges, scales=scales, weight_amax=weight_amax)
 
 
-def _spec_of(name: str, quantizer: TensorQuantizer) -> TensorSpec | None:
-    if quantizer._disabled or not quantizer._if_quant:
-        return None
-    bits, axis = quantizer.num_bits, quantizer.axis
-    axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
+def _spec_of(name: str, quantizer: Quantizer) -> TensorSpec | None:
     kept = (None, site_of(quantizer).channel_axis)
-    if not isinstance(bits, int) or not 2 <= bits <= 8 or axis not in kept:
+    try:
+        spec = quantizer.spec
+    except SpecError as error:
+        raise CheckpointError(f"Quantizer `{name}` does not fit into a graph. {error}") from error
+    if spec is not None and spec.axis not in kept:
         raise CheckpointError(
-            f"Quantizer `{name}` has num_bits={bits} and axis={axis}; a graph can have 2 to 8 "
-            f"bits and an axis of {kept[1]} or none. Set others with `apply_quantizer_options`."
+            f"Quantizer `{name}` has axis={spec.axis}. In a graph it can have an axis of {kept[1]} "
+            "or none. Change it with `apply_quantizer_options`."
         )
-    assert not isinstance(axis, tuple)
-    if not quantizer.symmetric:
-        return TensorSpec(bits=bits, signed=False, symmetric=False)
-    narrow = quantizer.narrow_range and not quantizer.unsigned
-    return TensorSpec(bits=bits, signed=not quantizer.unsigned, narrow=narrow, axis=axis)
+    return spec
 
 
 def _base_of(sited: SitedModel) -> str:
     """Heads have the encoder under this path, which is not stored: ranges are the encoder's."""
     return f"{sited.model.base_model_prefix}."
-
-
-def _calibrator(quantizer: TensorQuantizer, quantizer_options: QuantizerOptions) -> Calibrator:
-    kind = site_of(quantizer).kind
-    if kind == "weight" or quantizer_options.calibrator == "max":
-        return MaxCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)
-    return HistogramCalibrator(quantizer.num_bits, quantizer.axis, quantizer.unsigned)

@@ -1,4 +1,4 @@
-"""Texts that ship with the package, written for it; Apache-2.0 as the rest."""
+"""Texts that were written for this package and are part of it, under Apache-2.0."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from qdqbert.tasks.data import Example
 
 
 def calibration_examples() -> tuple[Example, ...]:
-    """400 varied English texts to calibrate on."""
+    """Return 400 varied English texts for calibration."""
     return _read("calibration.txt")
 
 
 def heldout_examples() -> tuple[Example, ...]:
-    """120 others of the same kind, to compare INT8 with float on."""
+    """Return 120 similar texts, none of them above, on which INT8 is compared with float."""
     return _read("heldout.txt")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import TrainingError
-from qdqbert.nn.clip import Clip
+from qdqbert.quantizers.clip import Clip
 from qdqbert.tasks.task import Metric
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.dataset import BucketSampler, TrainingDataset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -76,17 +77,19 @@ def export(
 
 
 @pytest.fixture(scope="session")
-def exported(make_model, tmp_path_factory) -> Callable[..., Path]:
-    """A family's model with a head, two layers, from an exporter; not to be changed."""
-    root = tmp_path_factory.mktemp("exported")
+def exported(make_model, run_folder) -> Callable[..., Path]:
+    """Export a family's model with a head and two layers, once. Do not change the file."""
 
     @functools.cache
     def make(family: str, attention: str = "eager", opset: int = 14, dynamo: bool = False) -> Path:
         model = make_model(family, AUTO[family], num_hidden_layers=2, vocab_size=128)
         model.set_attn_implementation(attention)
         names = NAMES[: 2 if family in ("roberta", "distilbert") else 3]
-        path = root / f"{family}-{attention}-{opset}-{dynamo}.onnx"
-        return export(path, model, names, opset=opset, dynamo=dynamo)
+        path = run_folder / f"{family}-{attention}-{opset}-{dynamo}.onnx"
+        if not path.exists():
+            partial = path.with_suffix(f".{os.getpid()}")
+            export(partial, model, names, opset=opset, dynamo=dynamo).replace(path)
+        return path
 
     return make
 

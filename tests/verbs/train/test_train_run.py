@@ -153,7 +153,7 @@ def test_quantizers_are_stored_with_their_ranges(trained) -> None:
     assert all(
         each.amax is not None and bool((each.amax > 0).all()) for each in quantizers.values()
     )
-    assert not any(each._disabled or each._learn_amax for each in quantizers.values())
+    assert all(each.is_enabled and not each.is_learned for each in quantizers.values())
 
 
 def test_float_training_inserts_no_quantizers(trained) -> None:

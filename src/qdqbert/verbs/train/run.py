@@ -227,7 +227,7 @@ def make_report(
         task=task.name,
         training_examples=len(examples.train),
         evaluation_examples=0 if examples.held is None else len(examples.held),
-        quantizers=sum(not each._disabled for each in quantizers),
+        quantizers=sum(each.is_enabled for each in quantizers),
         steps=trainer.state.global_step,
         resumed_at=None if start is None else step_of(start),
         before=tuple(before),

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
-from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
-from qdqbert.nn.tensor_quantizer import TensorQuantizer
-from qdqbert.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, QuantDescriptor
+from qdqbert.compat.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
+from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
+from qdqbert.compat.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, QuantDescriptor
 
 State = tuple[Tensor, Tensor]
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
-from qdqbert.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, QuantDescriptor
+from qdqbert.compat.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
+from qdqbert.compat.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, QuantDescriptor
 
 
 class QuantLinear(QuantMixin, nn.Linear):

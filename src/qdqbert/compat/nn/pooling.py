@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqbert.nn.mixins import QuantInputMixin, pop_quant_desc_in_kwargs, split_kwargs
+from qdqbert.compat.nn.mixins import QuantInputMixin, pop_quant_desc_in_kwargs, split_kwargs
 
 
 class _QuantInput(QuantInputMixin):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from qdqbert.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs, split_kwargs
-from qdqbert.tensor_quant import (
+from qdqbert.compat.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs, split_kwargs
+from qdqbert.compat.tensor_quant import (
     QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL,
     QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
     QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL,

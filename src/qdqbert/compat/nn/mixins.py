@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from qdqbert.nn.tensor_quantizer import TensorQuantizer
-from qdqbert.tensor_quant import QUANT_DESC_8BIT_PER_TENSOR, QuantDescriptor
+from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
+from qdqbert.compat.tensor_quant import QUANT_DESC_8BIT_PER_TENSOR, QuantDescriptor
 
 
 class _WithInputQuantizer:

@@ -1,0 +1,48 @@
+"""What makes the quantizers of QDQBERT models, which have pytorch-quantization's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from qdqbert.choices import CalibratorName
+from qdqbert.compat.nn.linear import QuantLinear
+from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
+from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.spec import Site
+
+
+class ToolkitFactory:
+    """Makes quantizers from the default descriptors of `QuantLinear`, as QDQBERT does."""
+
+    def activation(self, site: Site) -> TensorQuantizer:
+        """Return a quantizer like those of the inputs of linear layers."""
+        return TensorQuantizer(QuantLinear.default_quant_desc_input, site=site)
+
+    def linear(self, linear: nn.Linear) -> QuantLinear:
+        """Return a `QuantLinear` that shares the parameters of `linear`."""
+        return QuantLinear.from_float(linear)
+
+    def enable(self, quantizers: Iterable[Quantizer]) -> None:
+        """Let quantizers quantize as their descriptors specify."""
+        for quantizer in quantizers:
+            assert isinstance(quantizer, TensorQuantizer)
+            quantizer.enable()
+
+    def choose_calibrators(
+        self, quantizers: Iterable[Quantizer], calibrator: CalibratorName
+    ) -> None:
+        """Give quantizers a histogram, unless the largest magnitude is all that is needed."""
+        for quantizer in quantizers:
+            assert isinstance(quantizer, TensorQuantizer)
+            is_weight = quantizer.site is not None and quantizer.site.kind == "weight"
+            if quantizer.is_enabled:
+                quantizer.use_calibrator(histogram=not is_weight and calibrator != "max")
+
+    def finish_loading(self, quantizers: Iterable[Quantizer]) -> None:
+        """Set learned ranges to those of the descriptors."""
+        # A model is built on the meta device, where numbers are lost.
+        for quantizer in quantizers:
+            if isinstance(quantizer, TensorQuantizer) and quantizer.is_learned:
+                quantizer.start_learning()

@@ -1,0 +1,63 @@
+"""torch's own fake quantization, for the toolkit's `use_fb_fake_quant`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from qdqbert.numerics.affine import widened
+from qdqbert.numerics.fake_quantization import Axis, Codes
+from qdqbert.quantizers.export import quiet_tracer
+
+
+def torch_fake_quantize(inputs: Tensor, amax: Tensor, codes: Codes, axis: int | None) -> Tensor:
+    """Quantize and dequantize with torch's own operators.
+
+    Args:
+        inputs: Any shape, floating point.
+        amax: Largest magnitude to cover: one value, or one per index of `axis`.
+        codes: The integers.
+        axis: Axis along which the range varies. `None` for one range.
+    """
+    real = widened(inputs)
+    scale = (widened(amax) / codes.qmax).clamp_min(torch.finfo(torch.float32).tiny)
+    zeros = torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device)
+    if axis is None:
+        outputs = torch.fake_quantize_per_tensor_affine(
+            real, scale.float().reshape(1), zeros, codes.qmin, codes.qmax
+        )
+    else:
+        outputs = torch.fake_quantize_per_channel_affine(
+            real, scale.float().reshape(-1), zeros, axis, codes.qmin, codes.qmax
+        )
+    return outputs.to(inputs.dtype)
+
+
+def varying_axis(kept: Axis, dims: int, amax: Tensor, where: str) -> int | None:
+    """Return the one axis along which a range varies. `None` if it has one value.
+
+    Args:
+        kept: Axes that keep one range per index.
+        dims: Number of axes of the tensor.
+        amax: The range.
+        where: End of the error's message.
+
+    Raises:
+        TypeError: The range varies along several axes.
+    """
+    with quiet_tracer():
+        sizes = [int(size) for size in amax.shape]
+    if kept is None or math.prod(sizes) == 1:
+        return None
+    axes = (kept,) if isinstance(kept, int) else kept
+    varying = [axis % dims for axis in axes]
+    if len(varying) > 1:
+        varying = [axis for axis in varying if sizes[axis] > 1]
+    if len(varying) > 1:
+        raise TypeError(
+            "Pytorch's native quantization doesn't support multiple axes, nor does ONNX's: "
+            f"axis={kept}.{where}"
+        )
+    return varying[0]

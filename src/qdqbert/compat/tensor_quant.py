@@ -1,0 +1,376 @@
+"""Quantization of one tensor by the toolkit's terms: a `QuantDescriptor`, an `amax`, bits.
+
+The maths is `numerics.affine.round_trip`, as everywhere in this package. Names, arguments and
+errors are those of pytorch-quantization's `tensor_quant`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qdqbert.numerics.affine import round_trip, widened
+from qdqbert.numerics.fake_quantization import (
+    DEAD_AMAX,
+    E4M3_MAX,
+    Codes,
+    fake_quantize_amax,
+    scales_of,
+)
+from qdqbert.spec import code_bounds
+
+_LOG = logging.getLogger(__name__)
+
+E4M3 = (4, 3)
+"""`num_bits` of 8-bit floating point: 4 bits of exponent, 3 of mantissa."""
+
+_DEFAULTS: dict[str, Any] = {
+    "fake_quant": True,
+    "axis": None,
+    "amax": None,
+    "learn_amax": False,
+    "scale_amax": None,
+    "calib_method": "max",
+    "unsigned": False,
+    "narrow_range": False,
+}
+
+NumBits = int | tuple[int, int]
+
+
+class QuantDescriptor:
+    """How one tensor is quantized, in the toolkit's terms. Read-only.
+
+    Attributes:
+        num_bits: Width of integer codes, or `(4, 3)` for E4M3.
+        name: For people.
+        fake_quant: Quantize and dequantize; otherwise give codes.
+        axis: Axes that keep one range per index: `None`, an int, or a tuple.
+        amax: A fixed range: float32 array, from a float, a list or an array.
+        learn_amax: Make the range a parameter.
+        scale_amax: Factor of the range when it is used.
+        calib_method: `"max"` or `"histogram"`: which calibrator a quantizer gets.
+        unsigned: Codes from 0.
+        narrow_range: Leave the lowest signed code out.
+
+    Source: pytorch-quantization's `ScaledQuantDescriptor`. Mended: `dict()` and `to_yaml()` keep
+    `calib_method` and `narrow_range`, an int `axis` survives yaml, arrays compare, and an unknown
+    `calib_method` is refused here, where it is written.
+    """
+
+    def __init__(self, num_bits: NumBits = 8, name: str | None = None, **kwargs: Any) -> None:
+        """Takes the attributes above.
+
+        Raises:
+            ValueError: `num_bits` is negative, or `calib_method` is unknown.
+            TypeError: An argument has the wrong type or is unknown, or `axis` and `learn_amax`
+                are both given.
+        """
+        num_bits = tuple(num_bits) if isinstance(num_bits, list) else num_bits
+        num_bits = int(num_bits) if isinstance(num_bits, np.integer) else num_bits
+        if isinstance(num_bits, int) and not isinstance(num_bits, bool):
+            if num_bits < 0:
+                raise ValueError(f"num_bits must be > 0, not {num_bits}.")
+            if num_bits == 0:
+                _LOG.error(
+                    "num_bits is 0. This will result in the tensor being quantized to all zeros. "
+                    "This mode should only be used for debugging purposes."
+                )
+        elif num_bits != E4M3:
+            raise TypeError(
+                f"num_bits must be a postive integer or tuple (4,3), not {type(num_bits)}."
+            )
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be a string or None, not {type(name)}.")
+        values = {key: kwargs.pop(key, default) for key, default in _DEFAULTS.items()}
+        if values["learn_amax"] and values["axis"] is not None:
+            raise TypeError(
+                "axis is ignored and must be None when learn_amax is true, got "
+                f"{type(values['axis'])}."
+            )
+        amax = values["amax"]
+        if amax is not None and not isinstance(amax, (float, list, np.ndarray, np.floating)):
+            raise TypeError(f"amax must be float, list or ndarray, not {type(amax)}")
+        if kwargs:
+            raise TypeError(f"Unused keys: {kwargs.keys()}")
+        if values["calib_method"] not in ("max", "histogram"):
+            raise ValueError(
+                f"calib_method must be 'max' or 'histogram', not {values['calib_method']!r}."
+            )
+        self._num_bits: NumBits = num_bits
+        self._name = name
+        self._fake_quant = bool(values["fake_quant"])
+        axis = values["axis"]
+        self._axis: int | tuple[int, ...] | None = tuple(axis) if isinstance(axis, list) else axis
+        self._amax = None if amax is None else np.array(amax, dtype=np.float32)
+        self._learn_amax = bool(values["learn_amax"])
+        self._scale_amax: float | None = values["scale_amax"]
+        self._calib_method: str = values["calib_method"]
+        self._unsigned = bool(values["unsigned"])
+        self._narrow_range = bool(values["narrow_range"])
+
+    @property
+    def num_bits(self) -> NumBits:
+        """Width of the codes."""
+        return self._num_bits
+
+    @property
+    def name(self) -> str | None:
+        """Name for people."""
+        return self._name
+
+    @property
+    def fake_quant(self) -> bool:
+        """Whether values come back as reals."""
+        return self._fake_quant
+
+    @property
+    def axis(self) -> int | tuple[int, ...] | None:
+        """Axes that keep one range per index."""
+        return self._axis
+
+    @property
+    def amax(self) -> NDArray[np.float32] | None:
+        """The fixed range."""
+        return self._amax
+
+    @property
+    def learn_amax(self) -> bool:
+        """Whether the range is a parameter."""
+        return self._learn_amax
+
+    @property
+    def scale_amax(self) -> float | None:
+        """Factor of the range."""
+        return self._scale_amax
+
+    @property
+    def calib_method(self) -> str:
+        """Which calibrator a quantizer gets."""
+        return self._calib_method
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether codes start at 0."""
+        return self._unsigned
+
+    @property
+    def narrow_range(self) -> bool:
+        """Whether the lowest signed code is left out."""
+        return self._narrow_range
+
+    def __str__(self) -> str:
+        name = f"{self._name}: " if self._name else "QuantDescriptor"
+        sign = "unsigned " if self._unsigned else ""
+        kind = "fake" if self._fake_quant else "real"
+        axis = " per-tensor" if self._axis is None else str(self._axis)
+        amax = "" if self._amax is None else f" amax={self._amax} full_range"
+        learned = " learn_amax" if self._learn_amax else ""
+        scaled = f" scale_amax={self._scale_amax}" if self._scale_amax else ""
+        return f"{name}({sign}{self._num_bits}bit {kind} axis={axis}{amax}{learned}{scaled})"
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QuantDescriptor) and self.dict() == other.dict()
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.dict(), sort_keys=True))
+
+    def dict(self) -> dict[str, Any]:
+        """`num_bits`, `name` and all else that is not the default, as plain values."""
+        values: dict[str, Any] = {"num_bits": self._num_bits, "name": self._name}
+        for key, default in _DEFAULTS.items():
+            value = getattr(self, key)
+            value = value.tolist() if isinstance(value, np.ndarray) else value
+            if value != default:
+                values[key] = value
+        return values
+
+    def to_yaml(self) -> str:
+        """The descriptor as YAML (of which JSON is a part)."""
+        return json.dumps(self.dict())
+
+    @classmethod
+    def from_yaml(cls, yaml_str: str) -> QuantDescriptor:
+        """The descriptor that `to_yaml` wrote, or pytorch-quantization's."""
+        import yaml  # comes with transformers
+
+        values = yaml.safe_load(yaml_str)
+        for key in ("axis", "num_bits"):
+            if isinstance(values.get(key), list):
+                values[key] = tuple(values[key])
+        return cls(**values)
+
+
+ScaledQuantDescriptor = QuantDescriptor
+
+QUANT_DESC_8BIT_PER_TENSOR = QuantDescriptor(num_bits=8)
+QUANT_DESC_UNSIGNED_8BIT_PER_TENSOR = QuantDescriptor(num_bits=8, unsigned=True)
+QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=0)
+QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=0)
+QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=0)
+QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW = QuantDescriptor(num_bits=8, axis=0)
+QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=1)
+QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=1)
+QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=1)
+
+
+def codes_of(num_bits: int, unsigned: bool, narrow_range: bool) -> Codes:
+    """The codes of an integer descriptor; without bits there is only 0."""
+    if num_bits + unsigned <= 1:
+        return Codes(qmin=0, qmax=0)
+    qmin, qmax = code_bounds(num_bits, signed=not unsigned, narrow=narrow_range)
+    return Codes(qmin=qmin, qmax=qmax)
+
+
+def tensor_quant(
+    inputs: Tensor,
+    amax: Tensor,
+    num_bits: int = 8,
+    unsigned: bool = False,
+    narrow_range: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Codes of a tensor, as floats of its dtype, and the scale that made them.
+
+    Args:
+        inputs: Any shape, floating point.
+        amax: Largest magnitude to cover, at least 0; broadcasts to `inputs`.
+        num_bits: Width of the codes.
+        unsigned: Codes from 0.
+        narrow_range: Leave the lowest signed code out.
+
+    Returns:
+        `clamp(round(inputs / (amax / qmax)))` and the scale `qmax / amax`, shape of `amax`: what
+        to divide codes by. Dead ranges (`amax <= 2^-24`) have codes 0 and scale 1.
+
+    Raises:
+        TypeError: `unsigned`, and a value is negative.
+        ValueError: An `amax` is negative, or the scale overflows float16.
+
+    Source: pytorch-quantization's `tensor_quant`. It multiplies by `qmax / amax`; this divides
+    by `amax / qmax` as ONNX does: of values between two codes, a few fall on the other side.
+    """
+    codes = _check(inputs, amax, num_bits, unsigned, narrow_range)
+    step, scale = scales_of(amax, codes.qmax)
+    if inputs.dtype == torch.float16 and bool(scale.max() > torch.finfo(torch.float16).max):
+        raise ValueError(f"scale is too large for FP16 with amax={amax}")
+    quantized = _Quantize.apply(inputs, step, codes, amax)  # type: ignore[no-untyped-call]
+    return quantized, scale.to(inputs.dtype)
+
+
+def fake_tensor_quant(
+    inputs: Tensor,
+    amax: Tensor,
+    num_bits: int = 8,
+    unsigned: bool = False,
+    narrow_range: bool = True,
+) -> Tensor:
+    """Quantizes and dequantizes. Arguments and errors of `tensor_quant`, shape of `inputs`.
+
+    The gradient passes where `|inputs| <= amax`; `amax` gets none.
+
+    Source: pytorch-quantization's `fake_tensor_quant`, whose CUDA kernels ignore `narrow_range`
+    and always keep to +-127; here both devices obey it.
+    """
+    codes = _check(inputs, amax, num_bits, unsigned, narrow_range)
+    return fake_quantize_amax(inputs, amax, codes)
+
+
+legacy_fake_tensor_quant = fake_tensor_quant
+
+
+def fake_affine_tensor_quant(
+    inputs: Tensor, min_range: Tensor | float, max_range: Tensor | float, num_bits: int = 8
+) -> Tensor:
+    """Quantizes and dequantizes with a zero point: `[min_range, max_range]` in `2^num_bits` codes.
+
+    The gradient passes where `min_range <= inputs <= max_range`.
+
+    Source: pytorch-quantization's `fake_affine_tensor_quant`.
+    """
+    low, high = (
+        torch.as_tensor(end, dtype=widened(inputs).dtype, device=inputs.device)
+        for end in (min_range, max_range)
+    )
+    qmin, qmax = code_bounds(num_bits, signed=True)
+    scale = (high - low) / (qmax - qmin)
+    zero_point = qmin - torch.round(low / scale)
+    return round_trip(inputs, scale, qmin, qmax, zero_point=zero_point, low=low, high=high)
+
+
+def scaled_e4m3(inputs: Tensor, amax: Tensor | None = None, E: int = 4, M: int = 3) -> Tensor:  # noqa: N803
+    """Rounds to 8-bit floating point, scaled so that `amax` is its largest value, 448.
+
+    Args:
+        inputs: Any shape, floating point.
+        amax: Largest magnitude to cover, broadcasts to `inputs`; 448, no scaling, if `None`.
+        E: Bits of exponent: 4.
+        M: Bits of mantissa: 3.
+
+    Raises:
+        NotImplementedError: Another format than E4M3.
+
+    Source: pytorch-quantization's `scaled_e4m3`, which needs a GPU; this is torch's own
+    `float8_e4m3fn`, saturating. The gradient passes where `|inputs| <= amax`.
+    """
+    if (E, M) != E4M3:
+        raise NotImplementedError("Only support E=4 & M=3 for now.")
+    limit = torch.tensor(E4M3_MAX, device=inputs.device) if amax is None else amax.detach()
+    result: Tensor = _RoundTripE4M3.apply(inputs, widened(limit))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Quantize(torch.autograd.Function):
+    """Codes, with the gradient of the identity inside of the range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor, codes: Codes, amax: Tensor) -> Tensor:
+        real = widened(x)
+        ctx.save_for_backward(real.abs() <= widened(amax))
+        return torch.round(real / step).clamp(codes.qmin, codes.qmax).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        return grad * inside, None, None, None
+
+
+class _RoundTripE4M3(torch.autograd.Function):
+    """To float8 and back, with a straight-through gradient inside of the range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, amax: Tensor) -> Tensor:
+        real = widened(x)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(real.abs() <= amax)
+        dead = amax <= DEAD_AMAX
+        scale = torch.where(dead, 0.0, E4M3_MAX / amax.clamp_min(DEAD_AMAX))
+        rounded = (real * scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(real.dtype)
+        return (rounded / torch.where(dead, 1.0, scale)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        return grad * inside, None
+
+
+def _check(
+    inputs: Tensor, amax: Tensor, num_bits: int, unsigned: bool, narrow_range: bool
+) -> Codes:
+    if bool((amax < 0).any()):
+        raise ValueError("Negative values in amax")
+    check_unsigned(inputs, unsigned)
+    return codes_of(num_bits, unsigned, narrow_range)
+
+
+def check_unsigned(inputs: Tensor, unsigned: bool) -> None:
+    """Refuses negative values in unsigned quantization, with a `TypeError`."""
+    if unsigned and inputs.numel() and bool(inputs.detach().min() < 0):
+        raise TypeError("Negative values encountered in unsigned quantization.")

@@ -1,0 +1,90 @@
+"""What makes the quantizers that are inserted into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qdqbert.choices import CalibratorName
+from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.spec import Site
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer with quantizers on its input and on its weight."""
+
+    _input_quantizer: Quantizer
+    _weight_quantizer: Quantizer
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear) -> Self:
+        """Return a quantized layer that shares the parameters of `linear`."""
+        new = cls(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
+        )
+        new.weight, new.bias = linear.weight, linear.bias
+        new._input_quantizer, new._weight_quantizer = Quantizer(), Quantizer()
+        return new.train(linear.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map `(..., in)` to `(..., out)`."""
+        weight = self._weight_quantizer(self.weight)
+        return functional.linear(self._input_quantizer(input), weight, self.bias)
+
+
+class QuantizerFactory(Protocol):
+    """Makes quantizers, and initializes them where their kind needs it."""
+
+    def activation(self, site: Site) -> Quantizer:
+        """Return the quantizer of an activation that is not the input of a linear layer."""
+        ...
+
+    def linear(self, linear: nn.Linear) -> Any:
+        """Return a layer with an `_input_quantizer` and a `_weight_quantizer`.
+
+        It shares the parameters of `linear`. Its quantizers have no site yet.
+        """
+        ...
+
+    def enable(self, quantizers: Iterable[Quantizer]) -> None:
+        """Let new quantizers quantize that no recipe configures."""
+        ...
+
+    def choose_calibrators(
+        self, quantizers: Iterable[Quantizer], calibrator: CalibratorName
+    ) -> None:
+        """Give quantizers that collect statistics themselves the calibrator that is wanted."""
+        ...
+
+    def finish_loading(self, quantizers: Iterable[Quantizer]) -> None:
+        """Initialize parameters of quantizers that a float checkpoint does not have."""
+        ...
+
+
+class PlainFactory:
+    """Makes this package's own quantizers. They wait for a recipe."""
+
+    def activation(self, site: Site) -> Quantizer:
+        """Return a disabled quantizer."""
+        return Quantizer(site=site)
+
+    def linear(self, linear: nn.Linear) -> QuantizedLinear:
+        """Return a layer with disabled quantizers."""
+        return QuantizedLinear.from_float(linear)
+
+    def enable(self, quantizers: Iterable[Quantizer]) -> None:
+        """Do nothing, since a recipe enables them."""
+
+    def choose_calibrators(
+        self, quantizers: Iterable[Quantizer], calibrator: CalibratorName
+    ) -> None:
+        """Do nothing, since they collect nothing themselves."""
+
+    def finish_loading(self, quantizers: Iterable[Quantizer]) -> None:
+        """Do nothing, since they have no parameters before they are calibrated."""
+
+
+PLAIN = PlainFactory()

@@ -1,0 +1,1 @@
+"""The quantizer that stands at every site of a model."""

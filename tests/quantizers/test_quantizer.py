@@ -1,0 +1,150 @@
+"""The core quantizer. What it shares with the toolkit's is tested in `tests/nn` too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qdqbert.errors import CheckpointError, UncalibratedError
+from qdqbert.numerics.affine import affine_parameters, dequantize, quantize
+from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.spec import Range, Site, TensorSpec
+
+SYMMETRIC = TensorSpec()
+AFFINE = TensorSpec(signed=False, symmetric=False)
+WEIGHT = TensorSpec(narrow=True, axis=0)
+X = torch.linspace(-2, 3, 24).view(4, 6)
+
+
+def calibrated(spec: TensorSpec = SYMMETRIC, **settings) -> Quantizer:
+    made = Quantizer(spec, **settings)
+    made.set_range(Range(amax=2.0, low=-1.0, high=2.0))
+    return made
+
+
+def test_without_a_spec_a_tensor_passes_unchanged() -> None:
+    made = Quantizer()
+    assert made.spec is None
+    assert not made.is_enabled
+    assert made(X) is X
+
+
+def test_symmetric_codes_are_those_on_paper() -> None:
+    made = Quantizer(TensorSpec(bits=3))
+    made.amax = 3.0
+    values = torch.tensor([-9.0, -3.4, -0.5, 0.4, 0.6, 1.5, 2.5, 3.0, 9.0])
+    assert made(values).tolist() == [-4, -3, 0, 0, 1, 2, 2, 3, 3]
+
+
+def test_affine_codes_are_those_of_numerics() -> None:
+    made = calibrated(AFFINE)
+    parameters = affine_parameters(torch.tensor(-1.0), torch.tensor(2.0), AFFINE)
+    expected = dequantize(quantize(X, parameters, AFFINE), parameters, AFFINE)
+    assert torch.equal(made(X), expected)
+
+
+def test_a_symmetric_quantizer_without_a_range_uses_that_of_each_row() -> None:
+    made = Quantizer(WEIGHT)
+    for row in range(4):
+        alone = Quantizer(TensorSpec(narrow=True))
+        alone.amax = X[row].abs().max()
+        torch.testing.assert_close(made(X)[row], alone(X[row]))
+
+
+def test_an_affine_quantizer_without_a_range_refuses_and_names_its_site() -> None:
+    made = Quantizer(AFFINE, site=Site(name="a._input_quantizer", kind="activation"))
+    with pytest.raises(UncalibratedError, match=r"Calibrate first\. Quantizer: `a\._input_quanti"):
+        made(X)
+
+
+@pytest.mark.parametrize(
+    ("spec", "keeps"),
+    [(TensorSpec(bits=4), True), (AFFINE, False), (TensorSpec(axis=1), False), (None, True)],
+    ids=["bits", "affine", "axis", "float"],
+)
+def test_a_range_is_kept_where_it_still_fits(spec, keeps) -> None:
+    made = calibrated()
+    made.configure(spec)
+    assert made.spec == spec
+    assert (made.amax is not None) == keeps
+
+
+def test_a_disabled_quantizer_knows_which_spec_its_range_is_for() -> None:
+    made = calibrated()
+    made.disable()
+    made.configure(WEIGHT)
+    assert made.amax is None
+
+
+@pytest.mark.parametrize("spec", [TensorSpec(), AFFINE], ids=["symmetric", "affine"])
+def test_a_learned_range_starts_at_the_calibrated_one_and_stays_where_it_ends(spec) -> None:
+    made, fixed = calibrated(spec), calibrated(spec)
+    made.learn_range()
+    assert made.is_learned
+    assert torch.equal(made(X), fixed(X))
+    assert made.clip is not None
+    made(X).sum().backward()
+    # Each value beyond an end passes its gradient to that end.
+    assert float(made.clip.ends[1].grad) == int((X >= 2).sum())
+    with torch.no_grad():
+        made.clip.ends[1].fill_(2.5)
+    made.fix_range()
+    assert not made.is_learned
+    assert float(made.amax if made.is_symmetric else made.range[1]) == 2.5
+
+
+def test_a_moving_range_follows_training_batches_only() -> None:
+    made = calibrated()
+    made.moving = 0.5
+    made.eval()(X)
+    assert float(made.amax) == 2
+    made.train()(X)
+    assert float(made.amax) == 2.5
+
+
+def test_an_input_of_a_residual_add_is_divided_by_its_scale_again() -> None:
+    scale = torch.tensor([0.5, 1, 2, 4, 8, 16])
+    for name, restores in (("a.add_local_input_quantizer", True), ("a._input_quantizer", False)):
+        made = calibrated(site=Site(name=name, kind="activation"))
+        made.pre_quant_scale = scale
+        expected = calibrated()(X * scale)
+        assert torch.equal(made(X), expected / scale if restores else expected)
+
+
+def test_half_precision_keeps_float32_ranges() -> None:
+    made = calibrated(WEIGHT)
+    made.amax = 0.1
+    half = made.half()
+    assert half.amax.dtype == torch.float32
+    assert half(X.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "spec", [None, TensorSpec(bits=5), AFFINE, WEIGHT, TensorSpec(signed=False)], ids=str
+)
+def test_a_state_comes_back(spec) -> None:
+    made = calibrated(spec or SYMMETRIC)
+    made.configure(spec)
+    made.moving = 0.25
+    again = Quantizer()
+    again.restore(made.state())
+    assert (again.spec, again.moving) == (made.spec, 0.25)
+    fresh = Quantizer()
+    fresh.load_state_dict(made.state_dict())
+    assert fresh.spec == spec
+    assert torch.equal(fresh.eval()(X), made.eval()(X))
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_bits": (4, 3)}, {"scale_amax": 2.0}, {"axis": (0, 1)}], ids=str
+)
+def test_a_toolkit_quantizer_without_an_equivalent_is_refused(change) -> None:
+    with pytest.raises(CheckpointError, match=f"`{next(iter(change))}`, which only QDQBERT"):
+        Quantizer().restore({**Quantizer(TensorSpec()).state(), **change})
+
+
+def test_what_it_shows_of_itself() -> None:
+    made = calibrated(WEIGHT)
+    assert repr(made) == "Quantizer(int8 narrow symmetric per-channel axis 0, 2.0000)"
+    assert repr(Quantizer()) == "Quantizer(float)"
+    assert "uncalibrated" in repr(Quantizer(AFFINE))
