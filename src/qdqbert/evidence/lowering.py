@@ -161,19 +161,27 @@ def make_graph_references(
         paths = Path(folder) / "whole.onnx", Path(folder) / "forced.onnx"
         save_graph(whole, paths[0])
         save_graph(forced, paths[1])
-        plain, given = (OnnxRuntimeRunner(path, literal=True) for path in paths)
-        return [_graph_reference(plain, given, names, outputs, each, last_bits) for each in batches]
+        # One session at a time, since each holds the weights and the largest tensors.
+        plain = OnnxRuntimeRunner(paths[0], literal=True)
+        made = [
+            plain.run({name: each.inputs[name] for name in plain.input_names}) for each in batches
+        ]
+        del plain
+        given = OnnxRuntimeRunner(paths[1], literal=True)
+        return [
+            _graph_reference(given, names, outputs, each, computed, last_bits)
+            for each, computed in zip(batches, made, strict=True)
+        ]
 
 
 def _graph_reference(
-    plain: Runner,
     given: Runner,
     names: Sequence[str],
     outputs: Sequence[str],
     batch: Batch,
+    made: Mapping[str, NDArray[Any]],
     last_bits: float,
 ) -> Reference:
-    made = plain.run({name: batch.inputs[name] for name in plain.input_names})
     generator = np.random.default_rng(0)
     noisy: dict[str, NDArray[Any]] = dict(batch.inputs)
     for name in names:
