@@ -161,7 +161,7 @@ def test_weights_have_all_of_8_bits_only_where_the_cpu_can_add_them(
         if name.endswith("dense._weight_quantizer")
     }
     assert specs
-    assert all(("pair sums" in spec) is (isa == "any") for spec in specs.values())
+    assert all(("adjacent sums" in spec) is (isa == "any") for spec in specs.values())
     notes = [each for each in report.notices if "int8 sums would saturate" in each]
     assert len(notes) == (isa == "vnni")
     assert content["command"].count("--isa vnni") == len(notes)
