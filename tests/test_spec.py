@@ -78,7 +78,7 @@ def test_widths_from_two_to_eight_have_two_to_the_bits_codes(bits) -> None:
         ({"bits": 2, "adjacent_sum_limit": 1}, "`adjacent_sum_limit` needs"),
         (
             {"dynamic": True},
-            "`dynamic` needs unsigned affine codes of 8 bits in one scale, got int8",
+            "`dynamic` needs unsigned affine codes of 8 bits with one scale, got int8",
         ),
         ({**AFFINE, "bits": 7, "dynamic": True}, "`dynamic` needs unsigned affine codes of 8 bits"),
         ({**AFFINE, "axis": 0, "dynamic": True}, "`dynamic` needs unsigned affine codes of 8 bits"),
@@ -109,7 +109,7 @@ def test_spec_that_contradicts_itself_is_refused(choices, message) -> None:
         (PER_CHANNEL, "int8 narrow symmetric per-channel axis 0"),
         (
             TensorSpec(bits=7, narrow=True, axis=1, adjacent_sum_limit=128),
-            "int7 narrow symmetric per-channel axis 1 pair sums <= 128",
+            "int7 narrow symmetric per-channel axis 1 adjacent sums <= 128",
         ),
         (TensorSpec(**AFFINE, dynamic=True), "uint8 affine per-tensor dynamic"),
     ],
@@ -125,7 +125,7 @@ def test_spec_reads_as_words(spec, text) -> None:
         ({"amax": math.nan, "low": 0.0, "high": 1.0}, "A range must be finite"),
         ({"amax": 1.0, "low": -math.inf, "high": 1.0}, "A range must be finite"),
         ({"amax": 1.0, "low": 0.0, "high": math.inf}, "A range must be finite"),
-        ({"amax": -1.0, "low": 0.0, "high": 1.0}, "A range must hold `0 <= amax`"),
+        ({"amax": -1.0, "low": 0.0, "high": 1.0}, "A range needs `0 <= amax`"),
         ({"amax": 1.0, "low": 0.5, "high": 1.0}, "`low <= 0 <= high`"),
         ({"amax": 1.0, "low": -1.0, "high": -0.5}, "`low <= 0 <= high`"),
     ],
@@ -178,13 +178,13 @@ def test_globs_tell_capitals_apart() -> None:
 
 def test_unmatched_rule_names_the_glob() -> None:
     rules = [Rule(site="encoder.*.qeury.*", spec=None), Rule(site="*", spec=INT8)]
-    with pytest.raises(UnmatchedRuleError, match=r"Rule 0 \('encoder\.\*\.qeury\.\*'\) decided no"):
+    with pytest.raises(UnmatchedRuleError, match=r"Rule 0 \('encoder\.\*\.qeury\.\*'\) decides no"):
         resolve(rules, [QUERY_INPUT])
 
 
 def test_shadowed_rule_names_the_glob() -> None:
     rules = [Rule(site="*", spec=INT8), Rule(site="*.query.*", spec=None)]
-    with pytest.raises(UnmatchedRuleError, match=r"Rule 1 \('\*\.query\.\*'\).*shadows it"):
+    with pytest.raises(UnmatchedRuleError, match=r"Rule 1 \('\*\.query\.\*'\).*sites first"):
         resolve(rules, [QUERY_INPUT, QUERY_WEIGHT])
 
 

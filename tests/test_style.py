@@ -35,8 +35,6 @@ EXEMPT = {
         "artifact.py",
         "errors.py",
         "evidence/tables.py",
-        "graph/legality.py",
-        "graph/passes/half_precision.py",
         "verbs/benchmark.py",
         "verbs/engine.py",
         "verbs/evaluate.py",

@@ -1,9 +1,9 @@
 """Named recipes: which sites are quantized, and how, as data.
 
-The names of sites are QDQBERT's, so the globs below read as its paper does: `._input_quantizer`
-and `._weight_quantizer` belong to linears, `matmul_*` to the two attention products and `add_*`
-to the residual adds. What differs among families is not named: a site says what a linear's input
-is, whatever the linear is called.
+The names of sites are QDQBERT's, so the globs below read as its paper does. `._input_quantizer` and
+`._weight_quantizer` belong to linear layers, `matmul_*` to the two attention matmuls, and `add_*`
+to the residual adds. No glob names a module of one family: a site specifies what the input of a
+linear layer is (`Site.source`), whatever the layer is called.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from qdqbert.choices import CALIBRATOR_NAMES, CalibratorName, Embeddings
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.spec import Range, Recipe, Rule, Site, Smoothing, TensorSpec, input_site_of
 
+# The paper's weights: [-127, 127], one scale for each output channel.
 WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
-"""[-127, 127], one scale per output channel: the paper's weights."""
 
+# [-128, 127] with zero point 0, for activations. This is int8 in ONNX's QuantizeLinear.
 SYMMETRIC = TensorSpec(bits=8)
-"""[-128, 127] with zero point 0: what ONNX QuantizeLinear makes of int8, for activations."""
 
+# [0, 255] with a zero point, for activations. GELU's outputs start at -0.17 and exceed 20, so
+# symmetric codes leave half of the range unused.
 AFFINE = TensorSpec(bits=8, signed=False, symmetric=False)
-"""[0, 255] with a zero point: GELU's outputs start at -0.17 and go past 20, so that symmetric
-codes leave half of the range unused."""
 
+# The wide channels of BERT are those of its LayerNorms and GELUs. `benchmarks/recipes.py` compares
+# the choices.
 WIDE_INPUTS = Smoothing(
     sites=("*._input_quantizer",), sources=("norm", "activation", "gate"), alpha=0.7
 )
-"""BERT's wide channels are those of its LayerNorms and GELUs. `benchmarks/recipes.py` compares."""
 
 _LINEAR_WEIGHTS = Rule(site="*._weight_quantizer", spec=WEIGHT)
 
 _TABLE = (
-    # Inputs and weights of the encoder's linears only: the most faithful.
+    # The most faithful recipe.
     Recipe(
         name="linear",
-        summary="encoder linears, affine inputs, smoothed",
+        summary="inputs and weights of the encoder's linear layers, affine inputs, smoothed",
         rules=(_LINEAR_WEIGHTS, Rule(site="*._input_quantizer", spec=AFFINE)),
         smoothing=WIDE_INPUTS,
     ),
-    # Two thirds of a layer's products. Attention stays in float, where engines with a fused float
-    # kernel for it are fast. Every family calls it `attention`, `crossattention` or `attn`.
+    # Two thirds of a layer's multiplications. Attention stays in float, where engines with a fused
+    # float kernel for it are fast. Families call it `attention`, `crossattention` or `attn`.
     Recipe(
         name="ffn",
-        summary="linears of the feed-forward blocks only, affine inputs, smoothed",
+        summary="linear layers of the feed-forward blocks only, affine inputs, smoothed",
         rules=(
             Rule(site="*att[en]*", spec=None),
             _LINEAR_WEIGHTS,
@@ -54,11 +55,11 @@ _TABLE = (
         ),
         smoothing=WIDE_INPUTS,
     ),
-    # The paper's quantizers but for those of residual adds. Products have no bias that could take a
-    # zero point, and engines pay for one.
+    # The paper's quantizers, except those of residual adds. Attention matmuls have no bias that
+    # could take a zero point, and a zero point costs engines time, so they are symmetric.
     Recipe(
         name="linear+matmul",
-        summary="`linear`, and attention products, symmetric",
+        summary="`linear`, and the attention matmuls, symmetric",
         rules=(
             _LINEAR_WEIGHTS,
             Rule(site="*._input_quantizer", spec=AFFINE),
@@ -66,31 +67,34 @@ _TABLE = (
         ),
         smoothing=WIDE_INPUTS,
     ),
-    # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`),
-    # 20 a layer of BERT. What is added to a residual has its range clipped by what LayerNorm makes
-    # of the sum, which the paper does not: `benchmarks/calibrators.py` shows both.
+    # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`):
+    # 20 in each layer of BERT. Unlike in the paper, the range of what is added to a residual is
+    # clipped by the error behind the LayerNorm. `benchmarks/calibrators.py` compares both.
     Recipe(
         name="qdqbert",
-        summary="linears, attention products and residual adds, symmetric: every site",
+        summary="linear layers, attention matmuls and residual adds, symmetric: every site",
         rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=SYMMETRIC)),
         clips_residuals=True,
     ),
-    # What `qdqbert` loses is lost at GELU's outputs, half of whose symmetric codes are never used,
-    # and at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. It
-    # costs a product before and after each add's pair.
+    # `full` loses accuracy at GELU's outputs, where half of the symmetric codes are never used, and
+    # at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. This
+    # recipe avoids both. It costs a multiplication before and after the pair of each add.
     Recipe(
         name="qdqbert-smoothed",
-        summary="linears, attention products and residual adds, affine, smoothed: every site",
+        summary="linear layers, attention matmuls and residual adds, affine, smoothed: every site",
         rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=AFFINE)),
         smoothing=dataclasses.replace(WIDE_INPUTS, sums=True),
     ),
-    # Q/DQ on every output, for kernels that are int8 from end to end: 12 tensors and 6 weights a
-    # layer, of onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`. The
-    # tensors are the outputs of query, key, value, the scores before they are scaled, the
-    # probabilities, the context, the sum before either LayerNorm and the output of both, and what
-    # goes into the activation function and comes out. In place of outputs stand the inputs that
-    # read them; query, key, value and a residual read one tensor, and share its pair. The inputs of
-    # residual adds from a dense layer stay float, as its sum is quantized.
+    # Q/DQ on every output, for kernels that are int8 from end to end: 12 tensors and 6 weights in
+    # each layer, as in onnxruntime-inference-examples,
+    # `quantization/qat/transformer_qat/qat_utils.py`. The tensors are:
+    # - the outputs of query, key and value
+    # - the scores before they are scaled, the probabilities, and the context
+    # - the sum in front of each LayerNorm, and the output of each LayerNorm
+    # - the input and the output of the activation function
+    # Sites are at inputs, so each output is quantized at the input that reads it. Query, key, value
+    # and a residual read one tensor and share its pair. What a dense layer adds to a residual stays
+    # float, because the sum is quantized.
     Recipe(
         name="qordered",
         summary="every output of the encoder, symmetric: for end-to-end int8 kernels",
@@ -104,11 +108,11 @@ _TABLE = (
     ),
 )
 
+# Recipes by name, without embedding tables, for which `build_recipe` adds a rule.
 RECIPES = {recipe.name: recipe for recipe in _TABLE}
-"""Recipes by name, without a rule for embedding tables, which `build_recipe` puts before theirs."""
 
+# Second names of recipes.
 ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
-"""Second names of recipes."""
 
 
 def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe:

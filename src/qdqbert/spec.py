@@ -1,4 +1,4 @@
-"""The words of this package: where a tensor can be quantized, and how. Imports nothing of torch."""
+"""Where a tensor can be quantized, and how, as plain data. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Literal
 
 from qdqbert.errors import SpecError, UnmatchedRuleError
 
+# The `adjacent_sum_limit` that keeps 16-bit sums of two products from overflowing. A uint8 code is
+# at most 255, and 255 * 128 = 32640 < 2^15.
 SAFE_ADJACENT_SUM_LIMIT = 128
-"""The `adjacent_sum_limit` that keeps 16-bit sums of two products from overflowing.
-
-A uint8 code is at most 255, and 255 * 128 = 32640 < 2^15.
-"""
 
 
 def code_bounds(bits: int, *, signed: bool, narrow: bool = False) -> tuple[int, int]:
-    """Lowest and highest code of that many bits; `narrow` drops the lowest signed one."""
+    """Return the lowest and highest code of `bits` bits; `narrow` drops the lowest signed one."""
     if not signed:
         return 0, (1 << bits) - 1
     highest = (1 << (bits - 1)) - 1
@@ -29,7 +27,7 @@ def code_bounds(bits: int, *, signed: bool, narrow: bool = False) -> tuple[int, 
 class TensorSpec:
     """How one tensor is quantized.
 
-    The codes of each choice (verifying this table is verifying the class):
+    The codes and zero points of each choice:
 
     ======  ======  =========  ======  ===========  ==========
     bits    signed  symmetric  narrow  codes        zero point
@@ -45,15 +43,16 @@ class TensorSpec:
     Attributes:
         bits: Width of the codes, 2 to 8. They are stored in 8-bit integers.
         signed: Whether the codes are signed.
-        symmetric: Zero point fixed at 0; otherwise the range may sit anywhere around zero.
+        symmetric: Whether the zero point is fixed at 0. Otherwise the range may be any that
+            contains zero.
         narrow: Drop the lowest code, so that int8 is [-127, 127].
-        axis: Axis that keeps one scale per index (per channel); `None` for one scale in all.
+        axis: Axis with one scale for each index (per channel); `None` for a single scale.
         adjacent_sum_limit: For weights of linear layers: limit on the magnitude of the sum of two
             codes that are multiplied with adjacent inputs. x86 CPUs without VNNI add two products
             of a uint8 and an int8 code in 16 bits; a limit of 128 keeps every such sum within
             `255 * 128 = 32640 < 2^15`. `None` sets no limit.
-        dynamic: Take scale and zero point from each tensor when it comes, as ONNX's
-            DynamicQuantizeLinear does; for unsigned affine codes of 8 bits.
+        dynamic: Compute scale and zero point from each tensor at run time, as ONNX's
+            DynamicQuantizeLinear does. Only for unsigned affine codes of 8 bits.
     """
 
     bits: int = 8
@@ -72,7 +71,7 @@ class TensorSpec:
                 "`narrow` needs a signed symmetric range; set `narrow=False`, or "
                 "`signed=True, symmetric=True`."
             )
-        # Rounding takes up to 1 of the limit, so that something has to be left.
+        # Rounding uses up to 1 of the limit, so the limit has to be at least 2.
         least = max(self.qmax, 2)
         if self.adjacent_sum_limit is not None and not (
             self.symmetric and self.adjacent_sum_limit >= least
@@ -81,12 +80,11 @@ class TensorSpec:
                 "`adjacent_sum_limit` needs symmetric codes and at least `qmax`, got "
                 f"{self.adjacent_sum_limit}."
             )
-
         if self.dynamic and (
             self.bits != 8 or self.signed or self.symmetric or self.axis is not None
         ):
             raise SpecError(
-                "`dynamic` needs unsigned affine codes of 8 bits in one scale, got "
+                "`dynamic` needs unsigned affine codes of 8 bits with one scale, got "
                 f"{dataclasses.replace(self, dynamic=False)}."
             )
 
@@ -104,19 +102,18 @@ class TensorSpec:
         sign = "int" if self.signed else "uint"
         kind = ("narrow symmetric" if self.narrow else "symmetric") if self.symmetric else "affine"
         place = "per-tensor" if self.axis is None else f"per-channel axis {self.axis}"
-        limit = (
-            "" if self.adjacent_sum_limit is None else f" pair sums <= {self.adjacent_sum_limit}"
-        )
+        limit = self.adjacent_sum_limit
+        sums = "" if limit is None else f" adjacent sums <= {limit}"
         dynamic = " dynamic" if self.dynamic else ""
-        return f"{sign}{self.bits} {kind} {place}{limit}{dynamic}"
+        return f"{sign}{self.bits} {kind} {place}{sums}{dynamic}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range:
-    """What calibration chose for one site: a symmetric and an affine range, in real units.
+    """The range that calibration chose for one site, in real units.
 
-    Both come from the same statistics, so that one calibration serves every target.
-    Invariants: `0 <= amax`, `low <= 0 <= high`, all finite.
+    It has a symmetric and an affine range from the same statistics, so that one calibration serves
+    every target. Invariants: `0 <= amax`, `low <= 0 <= high`, all finite.
 
     Attributes:
         amax: Largest magnitude that symmetric codes cover.
@@ -132,21 +129,20 @@ class Range:
         if not all(math.isfinite(value) for value in (self.amax, self.low, self.high)):
             raise SpecError(f"A range must be finite, got {self}.")
         if self.amax < 0 or self.low > 0 or self.high < 0:
-            raise SpecError(f"A range must hold `0 <= amax` and `low <= 0 <= high`, got {self}.")
+            raise SpecError(f"A range needs `0 <= amax` and `low <= 0 <= high`, got {self}.")
 
 
+# What the input of a linear layer is: the output of a LayerNorm, of the attention or of an
+# activation function, such an output times a gate, or the states of an encoder that a decoder
+# attends to.
 Source = Literal["norm", "attention", "activation", "gate", "encoder"]
-"""What the input of a linear is: a LayerNorm's output, the attention's, an activation function's,
-that times a gate, or the states of an encoder that a decoder attends to."""
 
 
+# Groups of sites:
+# - `layer`: the sites of QDQBERT's encoder layers, which most recipes place
+# - `table`: embedding tables
+# - `output`: outputs that no site of `layer` reads; see `qdqbert.insert.outputs`
 SiteGroup = Literal["layer", "table", "output"]
-"""Groups of sites.
-
-- `layer`: the sites of QDQBERT's encoder layers, which most recipes place.
-- `table`: embedding tables.
-- `output`: outputs that no site of `layer` reads; see `qdqbert.insert.outputs`.
-"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,13 +150,13 @@ class Site:
     """A named place where a tensor can be quantized.
 
     Attributes:
-        name: QDQBERT's name of the quantizer there, with the path of its module:
+        name: QDQBERT's name of the quantizer, after the path of its module:
             `encoder.layer.3.attention.self.matmul_q_input_quantizer`.
-        kind: A constant `weight`, or an `activation` that depends on the input.
-        sequence_axes: Axes of an activation that run over token positions, for leaving out
-            [PAD]. Axis 0 is the batch. Empty for a weight.
-        channel_axis: Axis of a weight that keeps one scale per index.
-        source: What the input of a linear is; `None` elsewhere.
+        kind: `weight` for a constant, `activation` for a tensor that depends on the input.
+        sequence_axes: Axes of an activation that run over token positions, so that [PAD] can be
+            left out. Axis 0 is the batch. Empty for a weight.
+        channel_axis: Axis of a weight with one scale for each index.
+        source: What the input of a linear layer is; `None` for other sites.
         group: The group of sites that it belongs to. A recipe names the groups that it places.
     """
 
@@ -174,31 +170,33 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Binds a spec to the sites whose name matches the glob; `spec=None` leaves them in float.
+    """A spec for the sites whose name matches a glob; `spec=None` leaves them in float.
 
     Attributes:
         site: Glob over names of sites.
-        spec: How they are quantized.
+        spec: How the sites are quantized.
     """
 
     site: str
     spec: TensorSpec | None
 
     def matches(self, site: Site) -> bool:
-        """Whether the rule is about a site."""
+        """Return whether the rule matches a site."""
         return fnmatch.fnmatchcase(site.name, self.site)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """Which inputs get a `pre_quant_scale`, and how strong.
+    """Which inputs get a `pre_quant_scale`, and how strong it is.
 
     Attributes:
-        sites: Globs over names of inputs of linears, whose weights are divided by it.
+        sites: Globs over names of inputs of linear layers. The weights of these layers are divided
+            by the scale.
         alpha: Share of the difficulty that moves into the weights, 0 to 1.
-        sources: Smooths only inputs that are one of these; `None` smooths whatever matches.
-        sums: Whether both inputs of residual adds get one too. They are divided by it after their
-            pair, as no weight can be: each channel has the whole range of codes then.
+        sources: Smooth only inputs with one of these sources; `None` smooths all that match.
+        sums: Whether both inputs of residual adds get a scale too. An add has no weight, so its
+            inputs are divided by the scale after their Q/DQ pair. Each channel then uses the whole
+            range of codes.
     """
 
     sites: tuple[str, ...]
@@ -211,7 +209,7 @@ class Smoothing:
             raise SpecError(f"`alpha` must be between 0 and 1, got {self.alpha}.")
 
     def matches(self, site: Site) -> bool:
-        """Whether a site is smoothed."""
+        """Return whether a site is smoothed."""
         if is_residual_input(site.name):
             return self.sums
         named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
@@ -234,13 +232,13 @@ class QdqStyle:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Ordered rules: which sites are quantized, and how. The first rule that matches decides.
+    """A named placement of quantizers: ordered rules, of which the first that matches decides.
 
     Attributes:
-        name: The word for it on the command line.
-        summary: One line for people.
-        rules: Matched in order against the names of all sites.
-        smoothing: Which inputs are smoothed first, if any.
+        name: Name of the recipe.
+        summary: One line that describes it.
+        rules: Rules, matched in order against the names of all sites.
+        smoothing: Inputs that are smoothed before they are quantized; `None` for no smoothing.
         groups: Groups of sites that it places. Sites of other groups are left in float.
         clips_residuals: Whether the ranges of residual adds are clipped by the error behind the
             LayerNorm; see `calibration.residual_clipping`.
@@ -265,12 +263,13 @@ class Recipe:
 
 
 def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpec | None]:
-    """Gives every site the spec of the first rule that matches it; no match means float.
+    """Return the spec of the first rule that matches each site; no match means float.
 
-    A spec with per-channel weights takes the axis from the site, which knows its layout.
+    A spec with one scale for each channel takes its axis from the site, which knows its layout.
 
     Raises:
-        UnmatchedRuleError: A rule decided no site: a typo, or a shadowed rule.
+        UnmatchedRuleError: A rule decides no site, because of a typo or because earlier rules match
+            all of its sites.
     """
     resolved: dict[str, TensorSpec | None] = {}
     used: set[int] = set()
@@ -284,8 +283,8 @@ def resolve(rules: Sequence[Rule], sites: Iterable[Site]) -> dict[str, TensorSpe
     for index, rule in enumerate(rules):
         if index not in used:
             raise UnmatchedRuleError(
-                f"Rule {index} ({rule.site!r}) decided none of {len(resolved)} sites. "
-                "Check its spelling, or move it before the rule that shadows it."
+                f"Rule {index} ({rule.site!r}) decides none of {len(resolved)} sites. Check its "
+                "spelling, or move it in front of the rule that matches its sites first."
             )
     return resolved
 
@@ -297,7 +296,7 @@ def _at_site(spec: TensorSpec | None, site: Site) -> TensorSpec | None:
 
 
 def input_site_of(name: str) -> str:
-    """The site of a linear's input, given any site of that linear."""
+    """Return the site of a linear layer's input, given any site of that layer."""
     return name.rpartition(".")[0] + "._input_quantizer"
 
 
@@ -306,10 +305,10 @@ def weight_site_of(name: str) -> str:
     return name.rpartition(".")[0] + "._weight_quantizer"
 
 
+# How the names of both sites of a residual add end.
 LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
-"""How the names of both sites of a residual add end."""
 
 
 def is_residual_input(name: str) -> bool:
-    """Whether a site is an input of a residual add."""
+    """Return whether a site is an input of a residual add."""
     return name.endswith((LOCAL, RESIDUAL))

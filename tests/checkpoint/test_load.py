@@ -211,7 +211,7 @@ def test_missing_weights_of_the_encoder_are_named(checkpoint_copy) -> None:
     message = r"is incomplete: its files lack 16 weights of the encoder .*`encoder\.layer\.2\."
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
-    # Neither is the head of a classifier blamed, nor is the encoder made for training.
+    # A classifier gives the same error, also if a head may be created.
     folder = change_config(checkpoint_copy("classifier"), num_hidden_layers=3)
     for new_head in (None, ["no", "yes"]):
         with pytest.raises(CheckpointError, match=r"is incomplete.*`bert\.encoder\.layer\.2\."):
@@ -272,7 +272,9 @@ def test_the_pooling_of_a_plain_encoder_can_be_given(checkpoints, pooling) -> No
 def test_a_given_pooling_replaces_that_of_the_folder(checkpoints) -> None:
     checkpoint = load_checkpoint(str(checkpoints("sentence")), pooling="cls")
     assert (checkpoint.head.pooling, checkpoint.head.normalize) == ("cls", True)
-    assert checkpoint.notices == ("modules.json says pooling mean; cls is used, as requested.",)
+    assert checkpoint.notices == (
+        "modules.json specifies pooling mean; cls is used, as requested.",
+    )
     assert load_checkpoint(str(checkpoints("sentence")), pooling="mean").notices == ()
 
 

@@ -41,7 +41,7 @@ def test_no_answers_are_none_that_are_others() -> None:
 
 
 def test_other_numbers_of_answers_are_refused() -> None:
-    with pytest.raises(ValueError, match="Got 2 answers and 1"):
+    with pytest.raises(ValueError, match="Got 2 and 1 decisions"):
         compare([[1, 0]], [[2, 0]], decisions=([1, 2], [1]))
 
 

@@ -138,7 +138,7 @@ def test_half_of_a_surrogate_pair_is_refused(text: str, escape: str) -> None:
         (r'"\\ud800"', r"\ud800"),
         (r'"\\\\udc00 \" \u00e9 \ud7ff \ue000"', '\\\\udc00 " \u00e9 \ud7ff \ue000'),
     ],
-    ids=["pair", "case", "escaped", "others"],
+    ids=["pair", "case", "escaped", "several"],
 )
 def test_valid_escapes_are_read(text: str, value: str) -> None:
     assert load_json(text, "a.jsonl", line=1) == value

@@ -8,7 +8,7 @@ from scipy import stats
 
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews, pearson, spearman
 
-# Two roundings of the same float64 sums; the largest seen difference is about 1e-13.
+# Two ways to round the same float64 sums; the largest observed difference is about 1e-13.
 TOLERANCE = 1e-8
 
 score_pairs = st.lists(
@@ -68,7 +68,7 @@ def test_a_class_that_does_not_occur_scores_0(metric) -> None:
 
 
 def test_macro_f1_is_over_the_classes_that_are_predicted_or_labelled() -> None:
-    # Class 1 is predicted alone, class 2 is there alone: both score 0. Class 3 is nowhere.
+    # Class 1 is only predicted and class 2 only labelled: both score 0. Class 3 does not occur.
     assert f1_macro([0, 1], [0, 2]) == pytest.approx(100 / 3, abs=TOLERANCE)
 
 
@@ -105,7 +105,7 @@ def test_matthews_agrees_with_the_covariances_of_indicators(pairs) -> None:
     x, y = (np.eye(4)[list(side)] for side in zip(*pairs, strict=True))
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     spread = (x**2).sum() * (y**2).sum()
-    # A constant side has no spread, but for rounding; any other has at least (1/2)^2 or so.
+    # The spread of a constant side is 0 up to rounding, that of any other at least about 1/4.
     expected = 0 if spread < 1e-9 else 100 * (x * y).sum() / spread**0.5
     assert matthews(*zip(*pairs, strict=True)) == pytest.approx(expected, abs=TOLERANCE)
 

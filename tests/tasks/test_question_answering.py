@@ -31,7 +31,7 @@ def tokenizer(checkpoints) -> Any:
 
 @pytest.fixture(scope="module")
 def byte_tokenizer() -> Any:
-    """As RoBERTa's: every byte is a token, and there are no `token_type_ids`."""
+    """A tokenizer like RoBERTa's: every byte is a token, and there are no `token_type_ids`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     vocab = {piece: index for index, piece in enumerate([*special, *alphabet])}
@@ -87,7 +87,7 @@ def test_windows_share_the_stride_and_cover_the_context(tokenizer) -> None:
     whole = tokenizer(CONTEXT, add_special_tokens=False)["input_ids"]
     shown = [row["input_ids"][5:-1].tolist() for row in features.encoded.inputs]
     assert len(whole) == len(words)
-    # Each begins 5 - 2 tokens after the one before.
+    # Each window begins 5 - 2 tokens after the one before.
     assert shown == [whole[start : start + 5] for start in range(0, len(words) - 2, 3)]
     for window, start in zip(features.places, range(0, len(words), 3), strict=False):
         assert window.example == 0
@@ -124,13 +124,13 @@ def test_questions_keep_their_order_across_chunks(tokenizer) -> None:
 def test_leading_spaces_of_a_question_are_stripped(byte_tokenizer) -> None:
     names = ("input_ids", "attention_mask")
     spaced = question(question=" \t\n where is it")
-    rows = [
+    predictions = [
         encode(byte_tokenizer, each, input_names=names, max_length=200).encoded.inputs[0][
             "input_ids"
         ]
         for each in (spaced, question())
     ]
-    assert rows[0].tolist() == rows[1].tolist()
+    assert predictions[0].tolist() == predictions[1].tolist()
 
 
 def test_truncated_questions_are_reported(tokenizer) -> None:
@@ -175,7 +175,8 @@ def labels_of(tokenizer: Any, *examples: QuestionExample, **settings: Any) -> li
 
 
 def test_a_window_with_the_complete_answer_points_at_it_and_the_rest_at_cls(tokenizer) -> None:
-    answer = ("old tree", CONTEXT.index("old tree"))  # tokens 5 and 6 of the context
+    # Tokens 5 and 6 of the context.
+    answer = ("old tree", CONTEXT.index("old tree"))
     positions = labels_of(tokenizer, question(CONTEXT, answer), max_length=11)
     # Windows of tokens 0-4, 3-7, 6-10 and 9-13.
     assert positions == [(0, 0), (5 + 2, 5 + 3), (0, 0), (0, 0)]
@@ -240,7 +241,7 @@ def test_labels_lead_back_to_the_answer(tokenizer, data: st.DataObject) -> None:
 @settings(deadline=None)
 @given(data=st.data())
 def test_labels_of_byte_tokens_lead_back_to_the_answer(byte_tokenizer, data) -> None:
-    """A character may be several tokens here, all of them with its offsets."""
+    # A character can be several tokens, which all have its offsets.
     letters = st.sampled_from("ab é\u0301ß中\U0001f600")
     context = data.draw(st.text(letters, min_size=1, max_size=12))
     start = data.draw(st.integers(0, len(context) - 1))
@@ -260,13 +261,13 @@ def test_labels_of_byte_tokens_lead_back_to_the_answer(byte_tokenizer, data) -> 
 @pytest.mark.parametrize(
     ("context", "text", "shown"),
     [
-        # A mark that the tokenizer drops belongs to no token.
+        # The tokenizer drops the combining mark, so it belongs to no token.
         ("the cafe\u0301", "cafe\u0301", "cafe"),
         ("the cat ", "cat ", "cat"),
         ("the  cat", " cat", "cat"),
         ("the \U0001f600 cat", "\U0001f600", "\U0001f600"),
         ("the \U0001f600\U0001f600 cat", "cat", "cat"),
-        # An answer inside of a token is that token.
+        # The label of an answer inside a token is that token.
         ("the rain", "ai", "rain"),
     ],
     ids=["mark", "space-after", "space-before", "astral", "after-astral", "inside"],
@@ -285,18 +286,20 @@ def test_labels_are_the_tokens_that_an_answer_overlaps(
 
 
 def scored(features: Features, *spans: dict[tuple[int, int], float]) -> list[np.ndarray]:
-    """Rows of -9 with some starts and ends of windows, from 0 at the context, raised to a score."""
-    rows = []
+    """Return predictions of -9, with the scores of some starts and ends of windows replaced."""
+    predictions = []
     for window, wanted in zip(features.places, spans, strict=True):
-        row = np.full((len(window.offsets), 2), -9, np.float32)
+        scores = np.full((len(window.offsets), 2), -9, np.float32)
         for (start, end), value in wanted.items():
-            row[start, 0] = row[end, 1] = value
-        rows.append(row)
-    return rows
+            scores[start, 0] = scores[end, 1] = value
+        predictions.append(scores)
+    return predictions
 
 
-def values_of(rows: Any, features: Features, options: TaskOptions = OPTIONS) -> dict[str, float]:
-    return {each.name: each.value for each in TASK.metrics(rows, features, {}, options)}
+def values_of(
+    predictions: Any, features: Features, options: TaskOptions = OPTIONS
+) -> dict[str, float]:
+    return {each.name: each.value for each in TASK.metrics(predictions, features, {}, options)}
 
 
 def test_predictions_are_logits_without_padding(tokenizer) -> None:
@@ -314,56 +317,51 @@ def test_predictions_are_logits_without_padding(tokenizer) -> None:
 def test_v1_scores_the_best_span_of_all_windows(tokenizer) -> None:
     example = question(CONTEXT, ("old tree", 19))
     features = encode(tokenizer, example, max_length=11)
-    rows = scored(features, {(5, 6): 1.0}, {(7, 8): 3.0}, {}, {(0, 0): 9.0})
-    assert TASK.decisions(rows, features, OPTIONS) == ["old tree"]
-    metrics = TASK.metrics(rows, features, {}, OPTIONS)
+    predictions = scored(features, {(5, 6): 1.0}, {(7, 8): 3.0}, {}, {(0, 0): 9.0})
+    assert TASK.decisions(predictions, features, OPTIONS) == ["old tree"]
+    metrics = TASK.metrics(predictions, features, {}, OPTIONS)
     assert [(each.name, each.value, each.examples) for each in metrics] == [
         ("f1", 100.0, 1),
         ("exact_match", 100.0, 1),
     ]
-    assert "null_odds.json" not in TASK.files(rows, features, OPTIONS)
+    assert "null_odds.json" not in TASK.files(predictions, features, OPTIONS)
 
 
 def v2_features(tokenizer: Any) -> tuple[Features, list[np.ndarray]]:
-    """Null scores 2 x 3 and 2 x 1 of two windows, and a best span of 2 x 2.5; then none at all."""
+    """Return an answered question (null scores 6 and 2, best span 5) and an impossible one."""
     answered = question("the cat was on the old tree", ("cat", 4))
     features = encode(tokenizer, answered, impossible("rain", id_="2"), max_length=11)
     spans = [{(0, 0): 3.0, (6, 6): 2.5}, {(0, 0): 1.0}, {(0, 0): 4.0, (5, 5): 1.5}]
     return features, scored(features, *spans)
 
 
-def test_v2_compares_the_best_span_with_the_least_null_score(tokenizer) -> None:
-    features, rows = v2_features(tokenizer)
-    files = TASK.files(rows, features, OPTIONS)
+def test_v2_compares_the_best_span_with_the_lowest_null_score(tokenizer) -> None:
+    features, predictions = v2_features(tokenizer)
+    files = TASK.files(predictions, features, OPTIONS)
     assert files["null_odds.json"] == {"1": 2 - 5, "2": 8 - 3}
     assert files["predictions.json"] == {"1": "cat", "2": ""}
-    assert values_of(rows, features) == dict.fromkeys(
+    assert values_of(predictions, features) == dict.fromkeys(
         ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact"), 100.0
     )
 
 
-@pytest.mark.parametrize(
-    ("threshold", "expected"),
-    [(-3.5, ["", ""]), (-3.0, ["cat", ""]), (4.5, ["cat", ""]), (5.0, ["cat", "rain"])],
-)
-def test_v2_returns_no_answer_above_the_threshold(
-    tokenizer, threshold: float, expected: list[str]
-) -> None:
-    features, rows = v2_features(tokenizer)
-    options = dataclasses.replace(OPTIONS, null_score_diff_threshold=threshold)
-    assert TASK.decisions(rows, features, options) == expected
+def test_v2_returns_no_answer_above_the_threshold(tokenizer) -> None:
+    features, predictions = v2_features(tokenizer)
+    options = dataclasses.replace(OPTIONS, null_score_diff_threshold=5.0)
+    assert TASK.decisions(predictions, features, OPTIONS) == ["cat", ""]
+    assert TASK.decisions(predictions, features, options) == ["cat", "rain"]
 
 
 def test_v2_metrics_count_their_questions(tokenizer) -> None:
-    features, rows = v2_features(tokenizer)
-    counts = {each.name: each.examples for each in TASK.metrics(rows, features, {}, OPTIONS)}
+    features, predictions = v2_features(tokenizer)
+    counts = {each.name: each.examples for each in TASK.metrics(predictions, features, {}, OPTIONS)}
     assert counts["f1"] == 2
     assert counts["HasAns_f1"] == counts["NoAns_exact"] == 1
 
 
 def test_n_best_are_written_for_each_question(tokenizer) -> None:
-    features, rows = v2_features(tokenizer)
-    files = TASK.files(rows, features, OPTIONS)
+    features, predictions = v2_features(tokenizer)
+    files = TASK.files(predictions, features, OPTIONS)
     assert list(files) == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
     first, second = files["nbest_predictions.json"].values()
     assert [each["text"] for each in (first[0], second[0])] == ["cat", ""]
@@ -373,13 +371,13 @@ def test_decisions_are_the_predictions_in_the_order_of_the_questions(tokenizer) 
     examples = [question("rain " * (1 + i % 12) + CONTEXT, id_=str(i)) for i in range(12)]
     features = encode(tokenizer, *examples, max_length=16)
     noise = np.random.default_rng(0)
-    rows = [
+    predictions = [
         noise.normal(size=window.offsets.shape).astype(np.float32) for window in features.places
     ]
-    predictions = TASK.files(rows, features, OPTIONS)["predictions.json"]
-    assert list(predictions) == [str(i) for i in range(12)]
-    assert TASK.decisions(rows, features, OPTIONS) == list(predictions.values())
-    assert len(set(predictions.values())) > 3
+    answers = TASK.files(predictions, features, OPTIONS)["predictions.json"]
+    assert list(answers) == [str(i) for i in range(12)]
+    assert TASK.decisions(predictions, features, OPTIONS) == list(answers.values())
+    assert len(set(answers.values())) > 3
 
 
 def test_the_attributes_of_the_task() -> None:

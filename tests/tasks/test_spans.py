@@ -13,11 +13,12 @@ from qdqbert.tasks.task import TaskOptions
 
 CONTEXT = "the cat was on the old tree . rain came down by the river"
 OPTIONS = TaskOptions()
-BEFORE = 5  # [CLS] where is it [SEP]
+# Number of tokens of: [CLS] where is it [SEP].
+BEFORE = 5
 
 
 def offsets_of(context: str, first: int = 0, last: int | None = None) -> np.ndarray:
-    """Of a window of some words of a context, each one a token, after a question, before [SEP]."""
+    """Return the offsets of a window of words, each one token, after a question."""
     words = context.split(" ") if context else []
     starts = np.cumsum([0, *(len(word) + 1 for word in words)])[: len(words)]
     spans = [(start, start + len(word)) for start, word in zip(starts, words, strict=True)]
@@ -25,15 +26,15 @@ def offsets_of(context: str, first: int = 0, last: int | None = None) -> np.ndar
 
 
 def scored(offsets: np.ndarray, spans: dict[tuple[int, int], float]) -> np.ndarray:
-    """A row of -9 with some starts and ends raised to a score."""
-    row = np.full((len(offsets), 2), -9, np.float32)
+    """Return scores of -9, with those of some starts and ends replaced."""
+    scores = np.full((len(offsets), 2), -9, np.float32)
     for (start, end), value in spans.items():
-        row[start, 0] = row[end, 1] = value
-    return row
+        scores[start, 0] = scores[end, 1] = value
+    return scores
 
 
 def windows(context: str, *spans: dict[tuple[int, int], float]) -> list:
-    """One window of five words for each, that share two."""
+    """Return a window of five words for each item; consecutive windows share two words."""
     offsets = [offsets_of(context, 3 * i, 3 * i + 5) for i in range(len(spans))]
     return [(scored(each, wanted), each) for each, wanted in zip(offsets, spans, strict=True)]
 
@@ -44,21 +45,23 @@ def test_the_best_span_of_all_windows_is_the_answer() -> None:
     assert (prediction.text, prediction.null_odds) == ("old tree", None)
 
 
-def test_spans_outside_of_the_context_backwards_or_too_long_are_no_answers() -> None:
+def test_spans_outside_the_context_reversed_or_too_long_are_ignored() -> None:
     offsets = offsets_of(CONTEXT)
-    row = scored(offsets, {(0, 0): 8.0, (2, 3): 7.0, (19, 19): 6.0})
-    row[10, 0] = row[6, 1] = 5.0  # backwards
-    row[6, 0] = 4.0  # with the end at 6: one token
-    row[17, 1] = 4.5
+    scores = scored(offsets, {(0, 0): 8.0, (2, 3): 7.0, (19, 19): 6.0})
+    # The best start is after the best end.
+    scores[10, 0] = scores[6, 1] = 5.0
+    # With the end at 6, a span of one token.
+    scores[6, 0] = 4.0
+    scores[17, 1] = 4.5
     options = dataclasses.replace(OPTIONS, max_answer_length=5)
-    assert predict([(row, offsets)], CONTEXT, options, has_null=False).text == "cat"
-    # 10 to 17 is the better span as soon as eight tokens are allowed.
+    assert predict([(scores, offsets)], CONTEXT, options, has_null=False).text == "cat"
+    # The span from 10 to 17 is better if eight tokens are allowed.
     options = dataclasses.replace(OPTIONS, max_answer_length=8)
-    answer = predict([(row, offsets)], CONTEXT, options, has_null=False).text
+    answer = predict([(scores, offsets)], CONTEXT, options, has_null=False).text
     assert answer == "old tree . rain came down by the"
 
 
-def test_the_usual_word_stands_where_no_span_is_possible() -> None:
+def test_the_answer_is_empty_if_no_span_is_possible() -> None:
     prediction = predict(windows("", {}), "", OPTIONS, has_null=False)
     assert prediction.text == "empty"
     assert prediction.n_best == [
@@ -67,12 +70,12 @@ def test_the_usual_word_stands_where_no_span_is_possible() -> None:
 
 
 TREE = "the cat was on the old tree"
-# Null scores 2 x 3 and 2 x 1 of two windows, and a best span of 2 x 2.5.
+# Two windows with null scores 2 x 3 and 2 x 1, and a best span with score 2 x 2.5.
 ANSWERED = ({(0, 0): 3.0, (6, 6): 2.5}, {(0, 0): 1.0})
 RAIN = {(0, 0): 4.0, (5, 5): 1.5}
 
 
-def test_the_best_span_is_compared_with_the_least_null_score() -> None:
+def test_the_best_span_is_compared_with_the_lowest_null_score() -> None:
     prediction = predict(windows(TREE, *ANSWERED), TREE, OPTIONS, has_null=True)
     assert (prediction.text, prediction.null_odds) == ("cat", 2 - 5)
     prediction = predict(windows("rain", RAIN), "rain", OPTIONS, has_null=True)
@@ -83,7 +86,7 @@ def test_the_best_span_is_compared_with_the_least_null_score() -> None:
     ("threshold", "expected"),
     [(-3.5, ["", ""]), (-3.0, ["cat", ""]), (4.5, ["cat", ""]), (5.0, ["cat", "rain"])],
 )
-def test_nothing_is_answered_above_the_threshold(threshold: float, expected: list[str]) -> None:
+def test_no_answer_is_returned_above_the_threshold(threshold: float, expected: list[str]) -> None:
     options = dataclasses.replace(OPTIONS, null_score_diff_threshold=threshold)
     shown = {TREE: windows(TREE, *ANSWERED), "rain": windows("rain", RAIN)}
     answers = [predict(each, text, options, has_null=True).text for text, each in shown.items()]
@@ -96,7 +99,7 @@ def test_n_best_are_spans_with_probabilities_and_the_null_score() -> None:
     shown[0][0][5:8] = 4.0
     first = predict(shown, TREE, options, has_null=True).n_best
     second = predict(windows("rain", RAIN), "rain", options, has_null=True).n_best
-    # Two spans are better than "no answer", which is put after them all the same.
+    # "No answer" is always listed, also if more than `n_best_size` spans are better.
     assert [each["text"] for each in first] == ["was", "cat was", ""]
     assert (first[2]["start_logit"], first[2]["end_logit"]) == (1.0, 1.0)
     assert [each["text"] for each in second] == ["", "rain"]
@@ -112,15 +115,15 @@ def reference_answer(
     *,
     has_null: bool,
 ) -> str:
-    """The rules of `utils_qa.py` in plain loops; without its n-best, which only cuts the search."""
+    """Apply the rules of `utils_qa.py` in plain loops, to all spans instead of the n best."""
     spans, nulls = [], []
-    for row, offsets in shown:
-        nulls.append(row[0, 0] + row[0, 1])
-        for start in range(len(row)):
-            for end in range(start, min(len(row), start + options.max_answer_length)):
+    for scores, offsets in shown:
+        nulls.append(scores[0, 0] + scores[0, 1])
+        for start in range(len(scores)):
+            for end in range(start, min(len(scores), start + options.max_answer_length)):
                 if offsets[start, 0] >= 0 and offsets[end, 0] >= 0:
                     text = context[offsets[start, 0] : offsets[end, 1]]
-                    spans.append((row[start, 0] + row[end, 1], text))
+                    spans.append((scores[start, 0] + scores[end, 1], text))
     score, text = max(spans)
     if has_null and min(nulls) - score > options.null_score_diff_threshold:
         return ""
@@ -129,7 +132,7 @@ def reference_answer(
 
 @pytest.mark.parametrize("has_null", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_answers_are_those_of_plain_loops(has_null: bool, seed: int) -> None:
+def test_answers_equal_those_of_plain_loops(has_null: bool, seed: int) -> None:
     rng = random.Random(seed)
     noise = np.random.default_rng(seed)
     options = TaskOptions(n_best_size=1000, max_answer_length=4, null_score_diff_threshold=-1.0)

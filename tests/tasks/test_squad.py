@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import string
 from fractions import Fraction
 
@@ -32,7 +31,7 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=5).map(" ".join)
 
 
 def words_of(text: str) -> list[str]:
-    """The rules once more, word by word: an article stands between what is no letter or digit."""
+    """Apply the rules word by word; articles are separated by anything but letters and digits."""
     kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     marked = "".join(
         letter if letter.isalnum() or letter == "_" else f" {letter} " for letter in kept
@@ -117,7 +116,7 @@ def test_v2_reports_only_the_kinds_of_questions_that_exist() -> None:
 
 
 def test_v2_expects_no_answer_if_right_answers_are_only_articles() -> None:
-    """Such a question still counts as one that has an answer."""
+    # Such a question still counts as one with an answer.
     scores = score_v2({"1": ["the", "..."]}, {"1": "a"})
     assert (scores["exact"], scores["f1"], scores["HasAns_total"]) == (100.0, 100.0, 1)
 
@@ -127,45 +126,10 @@ def test_v2_ignores_empty_right_answers_next_to_nonempty_ones() -> None:
     assert (scores["exact"], scores["f1"]) == (0.0, 0.0)
 
 
-def test_v2_reads_high_odds_as_no_answer() -> None:
-    golds, predictions = {"1": ["cat"], "2": []}, {"1": "cat", "2": "cat"}
-    odds = {"1": 1.0, "2": 1.5}
-    assert score_v2(golds, predictions)["exact"] == 50.0
-    assert score_v2(golds, predictions, odds)["exact"] == 100.0  # above 1, the official default
-    assert score_v2(golds, predictions, odds, null_threshold=0.0)["exact"] == 50.0
-    assert score_v2(golds, predictions, odds, null_threshold=2.0)["exact"] == 50.0
-
-
-def test_v2_finds_the_best_threshold() -> None:
-    golds = {"1": ["cat"], "2": ["black dog"], "3": [], "4": ["tree"]}
-    predictions = {"1": "cat", "2": "dog", "3": "house", "4": "tree"}
-    odds = {"1": -3.0, "2": -1.0, "3": 0.5, "4": 2.0, "not asked": -9.0}
-    scores = score_v2(golds, predictions, odds)
-    # Exact, with "" above the odds of 1, 2, 3 and 4: 2, 2, 1 and 2 of 4; the first best counts.
-    assert (scores["best_exact"], scores["best_exact_thresh"]) == (50.0, -3.0)
-    # F1, where "dog" gains 2/3: 2, 2 2/3, 1 2/3 and 2 2/3.
-    assert scores["best_f1"] == pytest.approx(100 * (8 / 3) / 4)
-    assert scores["best_f1_thresh"] == -1.0
-
-
-def test_v2_processes_ties_one_by_one_as_the_official_evaluator() -> None:
-    golds, predictions = {"1": ["cat"], "2": []}, {"1": "cat", "2": "dog"}
-    tied = {"1": 2.0, "2": 2.0}
-    # No threshold parts them; the evaluator counts what it sees between the two.
-    assert score_v2(golds, predictions, tied)["best_exact"] == 100.0
-    swapped = {"2": 2.0, "1": 2.0}
-    assert score_v2(golds, predictions, swapped)["best_exact"] == 50.0
-
-
-@pytest.mark.parametrize("what", ["a prediction", "null odds"])
-def test_v2_names_a_question_without_prediction_or_odds(what: str) -> None:
-    golds: dict[str, list[str]] = {"1": [], "2": []}
-    full, short = {"1": 0.0, "2": 0.0}, {"1": 0.0}
-    predictions = {"1": ""} if what == "a prediction" else {"1": "", "2": ""}
-    with pytest.raises(
-        DataFileError, match=f"must have {what}, got none for 1 of 2, among them '2'"
-    ):
-        score_v2(golds, predictions, full if what == "a prediction" else short)
+def test_v2_names_a_question_without_a_prediction() -> None:
+    message = "must have a prediction, got none for 1 of 2, among them '2'"
+    with pytest.raises(DataFileError, match=message):
+        score_v2({"1": [], "2": []}, {"1": ""})
 
 
 @pytest.mark.parametrize("score", [score_v1, score_v2])
@@ -191,21 +155,3 @@ def test_v2_is_equal_to_a_reference(prediction: str, golds: list[str]) -> None:
     best = max(f1_of(prediction, gold, both_empty=1) for gold in right)
     assert scores["f1"] == pytest.approx(float(100 * best))
     assert ("HasAns_f1" in scores, "NoAns_f1" in scores) == (bool(golds), not golds)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_best_threshold_is_the_best_of_all(seed: int) -> None:
-    rng = random.Random(seed)
-    ids = [str(i) for i in range(12)]
-    golds = {i: rng.choice([[], ["cat"], ["black cat"]]) for i in ids}
-    predictions = {i: rng.choice(["", "cat", "dog"]) for i in ids}
-    odds = {i: rng.uniform(-3, 3) for i in ids}
-
-    def score_at(threshold: float) -> float:
-        kept = {i: predictions[i] if odds[i] <= threshold else "" for i in ids}
-        return score_v2(golds, kept)["f1"]
-
-    scores = score_v2(golds, predictions, odds)
-    assert scores["best_f1"] == pytest.approx(max(map(score_at, [-9.0, *odds.values()])))
-    if scores["best_f1_thresh"]:
-        assert scores["best_f1"] == pytest.approx(score_at(scores["best_f1_thresh"]))

@@ -57,7 +57,7 @@ def values(predictions, made: Features, id2label=None) -> dict[str, float]:
 
 
 def test_the_place_of_a_word_is_its_first_token(tokenizer) -> None:
-    # "xyz" is of three letters: x, ##y, ##z.
+    # "xyz" makes three tokens: x, ##y, ##z.
     made = encode([TokenExample(words=("the", "xyz", "cat."))], tokenizer)
     (inputs,), (places,) = made.encoded.inputs, made.places
     tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"])
@@ -79,12 +79,12 @@ def test_words_of_plain_text_are_tokenized_as_the_text(tokenizer) -> None:
 def test_words_without_tokens_do_not_shift_later_ones(tokenizer, nothing) -> None:
     made = encode([TokenExample(words=(nothing, "the", nothing, nothing, "cat"))], tokenizer)
     assert made.places[0].tolist() == [-1, 1, -1, -1, 2]
-    # They are not beyond the end.
+    # They do not count as beyond the end.
     assert made.notices == ()
 
 
 def test_words_beyond_the_end_are_counted(tokenizer) -> None:
-    # Two of the four tokens are special. Half of "xyz" is inside: it has its first token.
+    # Two of the four tokens are special. A part of "xyz" fits: its first token.
     examples = [
         TokenExample(words=("the", "cat", "sat", "", "on")),
         TokenExample(words=("the", "xyz")),

@@ -78,7 +78,7 @@ def load_checkpoint(
         new_head: Classes of a head that is created for training if the checkpoint has none; empty
             for heads without classes. `None` refuses such a checkpoint.
         pooling: How an embedder's token states become one vector; `None` for what the checkpoint
-            says.
+            specifies.
 
     Raises:
         CheckpointError: The checkpoint does not exist, has no safetensors weights, lacks weights
@@ -197,7 +197,9 @@ def _choose_head(
     if stored is None:
         return SentenceHead(pooling=mode, normalize=False, max_length=None), ()
     if stored.pooling != mode:
-        notices.append(f"modules.json says pooling {stored.pooling}; {mode} is used, as requested.")
+        notices.append(
+            f"modules.json specifies pooling {stored.pooling}; {mode} is used, as requested."
+        )
     return (stored if stored.pooling == mode else stored.with_pooling(mode)), tuple(notices)
 
 

@@ -1,4 +1,4 @@
-"""Names of the tasks, and what a config says about them; imports neither torch nor transformers."""
+"""Names of the tasks, and the tasks of a config; imports neither torch nor transformers."""
 
 from __future__ import annotations
 

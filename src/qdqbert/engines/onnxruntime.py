@@ -47,6 +47,8 @@ class OnnxRuntimeRunner:
         options.intra_op_num_threads = threads or 0
         if literal:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            # The arena keeps up to twice the largest tensors, and nothing is run often here.
+            options.enable_cpu_mem_arena = False
         if exact:
             # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
             # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.

@@ -1,1 +1,1 @@
-"""What proves a graph: fidelity to the float model, latency, size; and the record of it."""
+"""Measure quantized graphs: fidelity, agreement with PyTorch, saturation and latency."""

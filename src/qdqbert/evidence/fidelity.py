@@ -1,4 +1,4 @@
-"""How near outputs are to the float model's, without labels."""
+"""Compare predictions with those of the float model, without labels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Decisions = Sequence[Hashable]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """Agreement of one set of rows with the float model's, over held-out texts.
+    """Agreement of predictions with those of the float model, over held-out texts.
 
     Attributes:
-        texts: How many were compared.
-        sqnr_db: Signal to quantization noise ratio over all rows, dB.
-        cosine_mean: Mean over texts of the cosine to the float row; for embeddings only.
-        cosine_min: The worst text's.
-        flips_percent: Answers (classes, tags of words, spans of text) that are others, %; `None`
-            where answers are no choices.
+        texts: Number of predictions that were compared.
+        sqnr_db: Signal-to-quantization-noise ratio over all predictions, dB.
+        cosine_mean: Mean over texts of the cosine to the float prediction, for embeddings only.
+        cosine_min: Lowest cosine of any text.
+        flips_percent: Share of decisions (classes, tags of words, spans of text) that differ, %.
+            `None` for tasks without decisions.
     """
 
     texts: int
@@ -42,29 +42,33 @@ def compare(
     decisions: tuple[Decisions, Decisions] | None = None,
     signal: Callable[[Prediction], Prediction] = identity,
 ) -> Fidelity:
-    """Fidelity of `candidate` to `reference`: rows `(features,)` or `(positions, features)`.
+    """Return the fidelity of `candidate` to `reference`.
 
     Args:
-        reference: The float model's rows.
-        candidate: The rows to judge, of the same shapes.
-        is_embedding: Whether rows are vectors, whose cosine counts.
-        decisions: What the float model and the other one answer.
-        signal: What of a row SQNR is taken over.
+        reference: Predictions of the float model, each `(channels,)` or `(positions, channels)`.
+        candidate: Predictions to compare, of the same shapes.
+        is_embedding: Whether predictions are embeddings, which are compared by cosine too.
+        decisions: Decisions of the float model, and of the candidate.
+        signal: Part of a prediction that SQNR is computed from.
 
     Raises:
-        ValueError: Shapes or numbers of answers differ.
+        ValueError: The shapes or the numbers of decisions differ.
     """
     left = [np.asarray(row) for row in reference]
     right = [np.asarray(row) for row in candidate]
     if [row.shape for row in left] != [row.shape for row in right] or not left:
-        raise ValueError(f"Rows must have equal shapes, got {_shapes(left)} and {_shapes(right)}.")
+        raise ValueError(
+            f"Predictions must have equal shapes, got {_shapes(left)} and {_shapes(right)}."
+        )
     if left[0].ndim == 0:
-        raise ValueError("Rows must have equal shapes (features,), got numbers.")
+        raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
     cosines = _cosines(left, right) if is_embedding else None
     flips = None
     if decisions is not None:
         if len(decisions[0]) != len(decisions[1]):
-            raise ValueError(f"Got {len(decisions[0])} answers and {len(decisions[1])}.")
+            raise ValueError(
+                f"Got {len(decisions[0])} and {len(decisions[1])} decisions; expected as many."
+            )
         differing = [a != b for a, b in zip(*decisions, strict=True)]
         flips = 100 * sum(differing) / max(len(differing), 1)
     return Fidelity(
@@ -77,7 +81,7 @@ def compare(
 
 
 def sqnr_db(reference: ArrayLike, candidate: ArrayLike) -> float:
-    """`10 log10(sum reference^2 / sum (candidate - reference)^2)`; `inf` if they are equal."""
+    """Return `10 log10(sum reference^2 / sum (candidate - reference)^2)`; `inf` if equal."""
     a, b = _float64(reference), _float64(candidate)
     noise = float(((b - a) ** 2).sum())
     signal = float((a**2).sum())

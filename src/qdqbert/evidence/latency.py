@@ -1,8 +1,8 @@
-"""Times graphs on engines: side by side, in turns, so that a noisy machine is noisy to all.
+"""Time graphs on engines in turns, so that noise of the machine affects all of them.
 
-Every candidate is loaded in a process of its own. In each round each candidate runs for a slice
-of time while the others wait; the median of a slice is one sample. Ratios are taken round by
-round, so a machine that slows down for a second slows both sides of them.
+Every candidate is loaded in its own process. In each round each candidate runs for a slice of time
+while the others wait. The median of a slice is one sample. Ratios are computed round by round, so
+that a machine that slows down for a second slows both sides of a ratio.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Candidate:
     """A graph on an engine.
 
     Attributes:
-        name: For tables; unique among the candidates of a call.
-        engine: What runs it.
+        name: Name for tables, unique among the candidates of a call.
+        engine: The engine that runs it.
         model: The .onnx file.
-        vocab_size: Token ids are drawn below it.
-        choices: How many texts an input row holds, for multiple choice.
-        provider: Which of ONNX Runtime's execution providers, if another than its CPU's.
+        vocab_size: Token ids are drawn below this number.
+        choices: Number of texts in one input, for multiple choice.
+        provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
     """
 
     name: str
@@ -45,15 +45,16 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long one candidate took at one shape.
+    """Latency of one candidate at one shape.
 
     Attributes:
-        name: Of the candidate.
-        engine: That ran it.
-        batch: Texts at once.
-        sequence: Tokens a text.
-        median_ms: Median over rounds of the median of a round.
-        rounds_ms: Median of each round, in order; the same index was measured side by side.
+        name: Name of the candidate.
+        engine: Engine that ran it.
+        batch: Number of texts in one inference.
+        sequence: Number of tokens of each text.
+        median_ms: Median over rounds of the median of a round, milliseconds.
+        rounds_ms: Median of each round in order, milliseconds. The rounds of all candidates were
+            measured in turns.
         precision: Float type between int8 operators.
     """
 
@@ -67,7 +68,7 @@ class Timing:
 
 
 def speedup(slower: Timing, faster: Timing) -> float:
-    """Median over rounds of how many times faster one is."""
+    """Return the median over rounds of the ratio of two latencies."""
     return statistics.median(a / b for a, b in zip(slower.rounds_ms, faster.rounds_ms, strict=True))
 
 
@@ -80,22 +81,22 @@ def time_candidates(
     seconds: float = 0.5,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
-    """Times every candidate at every shape.
+    """Time every candidate at every shape.
 
     Args:
-        candidates: What to time against each other.
+        candidates: The graphs and engines to compare.
         shapes: `(batch, sequence)` pairs.
-        threads: Threads of one inference; each engine's own choice if `None`.
-        rounds: Slices a candidate and shape.
-        seconds: Length of a slice; at least three inferences are made.
+        threads: Number of threads of one inference; each engine's own choice if `None`.
+        rounds: Number of slices for each candidate and shape.
+        seconds: Length of a slice. It makes at least three inferences.
         advance: Called after each slice: `len(candidates) * len(shapes) * rounds` times.
 
     Returns:
-        A timing for each candidate and shape, shapes outermost.
+        A timing for each shape and candidate, in this order.
 
     Raises:
         MissingExtraError: An engine is not installed.
-        QdqBertError: A worker process failed; carries the last line that it wrote.
+        QdqBertError: A worker process failed. The message has the last line that it wrote.
     """
     for candidate in candidates:
         check_engine(candidate.engine)
@@ -125,7 +126,7 @@ def time_candidates(
 
 
 class _Worker:
-    """The other end of a worker process."""
+    """A worker process."""
 
     def __init__(self, process: subprocess.Popen[str], candidate: Candidate) -> None:
         self._process = process
@@ -133,7 +134,7 @@ class _Worker:
         self.precision = ""
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request and waits for its answer."""
+        """Send a request and return its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -142,9 +143,9 @@ class _Worker:
         line = self._process.stdout.readline()
         if not line:
             assert self._process.stderr is not None
-            said = self._process.stderr.read().strip().split("\n")[-1]
+            last_line = self._process.stderr.read().strip().split("\n")[-1]
             raise QdqBertError(
-                f"Timing `{self._candidate.model}` on {self._candidate.engine} failed: {said}"
+                f"Timing `{self._candidate.model}` on {self._candidate.engine} failed: {last_line}"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer

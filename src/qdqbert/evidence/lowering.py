@@ -1,4 +1,4 @@
-"""Whether an engine computes what the fake-quantized PyTorch model does, layer by layer."""
+"""Check that an engine computes what the fake-quantized PyTorch model does, layer by layer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 
+# Layers that agree to 40 dB differ by rounding ties only. With a misplaced scale or bias, agreement
+# is far lower.
 WANTED_DB = 40.0
-"""Layers that agree to 40 dB differ by rounding ties; a misplaced scale or bias falls far below."""
+
+# Relative size of the noise that simulates another order of the same float32 sums.
+LAST_BITS = 1e-6
 
 _LEAST_DB = 25.0
+# In float16, values are close enough to the middle of two codes a thousand times as often.
 _LEAST_DB_IN_HALF = 12.0
-# A float16 has a code's neighbour within its last bits a thousand times as often.
 _SPANS = OUTPUTS["question-answering"]
-LAST_BITS = 1e-6
-"""Relative size of the noise that stands for another order of the same float32 sums."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,16 +42,17 @@ class LoweringCheck:
     """Agreement of a graph on an engine with the fake-quantized PyTorch model.
 
     Attributes:
-        engine: What ran the graph.
-        worst_layer_db: Lowest SQNR of any layer's output, given PyTorch's input of that layer.
+        engine: Engine that ran the graph.
+        worst_layer_db: Lowest SQNR of any layer's output, given PyTorch's input of that layer, dB.
         worst_layer: Name of that value.
-        end_to_end_db: SQNR of the model's output, given texts only; includes how rounding ties
-            grow from layer to layer.
-        ties_db: What PyTorch itself gives for that layer if its input changes in the last bits:
-            values near the middle of two codes fall to the other side. No engine does better.
-        native_db: As `worst_layer_db`, with the engine's fastest arithmetic, which can saturate
-            on CPUs without VNNI.
-        last_bits: Relative rounding of the graph's float type, which makes the ties.
+        end_to_end_db: SQNR of the model's output, given texts only, dB. It includes rounding ties,
+            which grow from layer to layer.
+        ties_db: SQNR of PyTorch against itself for that layer if the last bits of its input change,
+            dB. Values near the middle of two codes are then rounded to the other code. No engine
+            agrees better.
+        native_db: Like `worst_layer_db`, with the fastest arithmetic of the engine, which can
+            saturate on CPUs without VNNI.
+        last_bits: Relative rounding error of the graph's float type, which causes the ties.
     """
 
     engine: str
@@ -62,33 +65,34 @@ class LoweringCheck:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every layer agrees, but for what rounding ties alone explain."""
+        """Whether every layer agrees, except for differences that rounding ties explain."""
         return self.worst_layer_db >= self.wanted_db
 
     @property
     def wanted_db(self) -> float:
-        """What is asked for: 40 dB, or 3 dB below what ties alone give.
+        """SQNR that is required, dB: 40 dB, or 3 dB below `ties_db` if that is lower.
 
-        Never under 25 dB, or 12 dB where floats between int8 operators are float16.
+        It is at least 25 dB, or 12 dB where floats between int8 operators are float16.
         """
         least = _LEAST_DB if self.last_bits <= LAST_BITS else _LEAST_DB_IN_HALF
         return max(least, min(WANTED_DB, self.ties_db - 3))
 
     @property
     def saturates(self) -> bool:
-        """Whether this CPU's int8 arithmetic loses what exact arithmetic keeps."""
+        """Whether the int8 arithmetic of this CPU is worse than exact arithmetic."""
         return self.native_db < min(WANTED_DB, self.worst_layer_db - 3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What the fake-quantized PyTorch model computed for one batch.
+    """Results of the fake-quantized PyTorch model for one batch.
 
     Attributes:
-        inputs: What it was given, by name, `(batch, seq)` or `(batch, choices, seq)`.
-        states: Inputs of its encoder layers by name of value, `(batch, seq, hidden)`.
-        outputs: Its outputs by name.
-        noisy: States and outputs again, each layer given its state with noise in the last bits.
+        inputs: Inputs by name, `(batch, seq)` or `(batch, choices, seq)`.
+        states: Inputs of the encoder layers by name of value, `(batch, seq, hidden)`.
+        outputs: Outputs by name.
+        noisy: States and outputs of a run in which each layer gets its state with noise in the last
+            bits.
         last_bits: Relative size of that noise.
     """
 
@@ -108,16 +112,15 @@ def make_references(
     *,
     last_bits: float = LAST_BITS,
 ) -> list[Reference]:
-    """Runs the model as it stands, which is to be under `quantizing`, and keeps each layer's input.
+    """Run the model and keep the input of each layer. Call it in a `quantizing` context.
 
     Args:
         sited: The model with quantizers.
-        body: The same model, wrapped.
+        body: The same model, as it is exported.
         sited_graph: Its exported graph.
         layers: Paths of its encoder layers.
-        batches: Real text.
-        last_bits: Relative size of the noise that stands for the graph's rounding between int8
-            operators.
+        batches: Batches of real text.
+        last_bits: Relative size of the noise that simulates rounding between int8 operators.
     """
     names = layer_inputs(sited, sited_graph, layers)
     modules = [sited.model.get_submodule(layer) for layer in layers]
@@ -145,12 +148,12 @@ def make_graph_references(
     *,
     last_bits: float = LAST_BITS,
 ) -> list[Reference]:
-    """The same of a graph that came ready-made: its Q/DQ pairs, each operator computed as it is.
+    """Run an existing ONNX model with Q/DQ pairs, without fusions, and keep each layer's input.
 
     Args:
         model: The graph with Q/DQ pairs and no rewrite.
-        names: Of the values that enter its layers.
-        batches: Real text.
+        names: Names of the values that enter its layers.
+        batches: Batches of real text.
         last_bits: As in `make_references`.
     """
     forced = teacher_forced(model, list(names))
@@ -161,19 +164,27 @@ def make_graph_references(
         paths = Path(folder) / "whole.onnx", Path(folder) / "forced.onnx"
         save_graph(whole, paths[0])
         save_graph(forced, paths[1])
-        plain, given = (OnnxRuntimeRunner(path, literal=True) for path in paths)
-        return [_graph_reference(plain, given, names, outputs, each, last_bits) for each in batches]
+        # One session at a time, since each holds the weights and the largest tensors.
+        plain = OnnxRuntimeRunner(paths[0], literal=True)
+        made = [
+            plain.run({name: each.inputs[name] for name in plain.input_names}) for each in batches
+        ]
+        del plain
+        given = OnnxRuntimeRunner(paths[1], literal=True)
+        return [
+            _graph_reference(given, names, outputs, each, computed, last_bits)
+            for each, computed in zip(batches, made, strict=True)
+        ]
 
 
 def _graph_reference(
-    plain: Runner,
     given: Runner,
     names: Sequence[str],
     outputs: Sequence[str],
     batch: Batch,
+    made: Mapping[str, NDArray[Any]],
     last_bits: float,
 ) -> Reference:
-    made = plain.run({name: batch.inputs[name] for name in plain.input_names})
     generator = np.random.default_rng(0)
     noisy: dict[str, NDArray[Any]] = dict(batch.inputs)
     for name in names:
@@ -195,7 +206,10 @@ def _run(
     given: Mapping[str, NDArray[np.float32]] | None,
     last_bits: float,
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
-    """What enters each layer, and the outputs; layers are given `given`, noisy, if it is there."""
+    """Return the input of each layer, and the outputs.
+
+    With `given`, each layer gets that state with noise as its input.
+    """
     states: dict[str, NDArray[np.float32]] = {}
     generator = torch.Generator().manual_seed(0)
 
@@ -223,12 +237,12 @@ def _run(
 def check_lowering(
     model: ir.Model, references: Sequence[Reference], engine: EngineName
 ) -> LoweringCheck:
-    """Compares a finished graph on an engine with what PyTorch computed.
+    """Compare a finished graph on an engine with results of PyTorch.
 
     Args:
         model: The graph.
-        references: At least one.
-        engine: What to run it on.
+        references: Results of PyTorch, at least one.
+        engine: Engine that runs the graph.
     """
     forced = teacher_forced(model, list(references[0].states))
     with tempfile.TemporaryDirectory() as folder:
@@ -251,7 +265,7 @@ def check_lowering(
 
 
 def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, float]:
-    """SQNR of each inner value and of the main output, given PyTorch's layer inputs."""
+    """Return the SQNR of each layer's output, given PyTorch's layer inputs, dB."""
     expected: dict[str, list[NDArray[np.float32]]] = {}
     actual: dict[str, list[NDArray[np.float32]]] = {}
     for reference in references:
@@ -268,7 +282,7 @@ def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, fl
 
 
 def _ties_sqnr(references: Sequence[Reference], name: str) -> float:
-    """SQNR of PyTorch against itself with noise in the last bits, for one value."""
+    """Return the SQNR of PyTorch against itself with noise in the last bits, dB."""
     expected = [
         _text_only(name, {**reference.states, **reference.outputs}[name], reference)
         for reference in references
@@ -294,8 +308,8 @@ def _end_to_end(runner: Runner, references: Sequence[Reference]) -> float:
 
 
 def _text_only(name: str, values: NDArray[np.float32], reference: Reference) -> NDArray[np.float32]:
-    """Drops [PAD] positions; of what has none, all numbers in a row."""
+    """Return the values at text positions. Values without positions are flattened."""
     mask = reference.inputs["attention_mask"].astype(bool)
-    # Encoder layers see each choice as a text of its own.
+    # For encoder layers, each choice is a text of its own.
     has_positions = values.ndim == 3 or name in _SPANS
     return values[mask.reshape(-1, mask.shape[-1])] if has_positions else values.reshape(-1)

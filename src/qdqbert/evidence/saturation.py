@@ -1,8 +1,8 @@
-"""Where int8 products would overflow on x86 CPUs without VNNI.
+"""Find linear layers whose int8 sums would saturate on x86 CPUs without VNNI.
 
-Such CPUs add the products of two neighbouring inputs, unsigned by signed, in 16 bits that saturate
-(`vpmaddubsw`). Weights with an `adjacent_sum_limit` cannot overflow; those made for VNNI can, and
-where they do depends on the inputs.
+Such CPUs add two adjacent products of an unsigned and a signed code in 16 bits, with saturation
+(`vpmaddubsw`). Weights with an `adjacent_sum_limit` cannot saturate. Those for VNNI can, depending
+on the inputs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from qdqbert.numerics.affine import (
 )
 from qdqbert.spec import Range, Site, TensorSpec
 
+# Tokens that are emulated for each linear layer. They make tens of millions of sums, enough to find
+# one that saturates among a hundred thousand.
 _TOKENS = 256
-# Emulated a linear: one in a hundred thousand sums is found among its tens of millions.
+# Outputs that are emulated at a time, to save memory.
 _BLOCK = 64
-# Outputs at a time, for memory.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overflow:
-    """What would saturate in one linear.
+    """Saturation of one linear layer.
 
     Attributes:
-        site: Name of the linear's input site.
-        percent: Share of the 16-bit pair sums that do not fit.
+        site: Name of the site of its input.
+        percent: Share of the sums of two products that do not fit in 16 bits, %.
     """
 
     site: str
@@ -41,16 +42,17 @@ class Overflow:
 
 
 def overflow_percent(inputs: Tensor, weights: Tensor) -> float:
-    """Share of pair sums that 16 bits do not hold.
+    """Return the share of the sums of two adjacent products that do not fit in 16 bits, %.
 
     Args:
         inputs: Unsigned codes `(tokens, in)`.
         weights: Signed codes `(out, in)`.
 
-    Source: Intel 64 manual, VPMADDUBSW: products of neighbours are added with signed saturation.
+    Source: Intel 64 manual, VPMADDUBSW: adjacent products are added with signed saturation.
     """
     tokens, width = inputs.shape
-    even = width - width % 2  # a last one alone fits: 255 * 127 < 32767
+    # A single last product always fits: 255 * 127 < 32767.
+    even = width - width % 2
     x = inputs[:, :even].to(torch.int32).view(tokens, 1, -1, 2)
     w = weights[:, :even].to(torch.int32).view(1, weights.shape[0], -1, 2)
     beyond = 0
@@ -61,7 +63,7 @@ def overflow_percent(inputs: Tensor, weights: Tensor) -> float:
 
 
 class SaturationCheck:
-    """Watches inputs of linears and emulates their products' 16-bit sums.
+    """An observer of inputs of linear layers that emulates 16-bit sums of products.
 
     Attributes:
         scales: `pre_quant_scale` by name of site.
@@ -74,13 +76,13 @@ class SaturationCheck:
         weights: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
     ) -> None:
-        """Which linears run in int8, and how.
+        """Keep how the linear layers are quantized.
 
         Args:
-            specs: By site name.
-            ranges: Of activations, by site name.
-            weights: Weight `(out, in)` by the name of its input's site.
-            scales: `pre_quant_scale` by the name of the site.
+            specs: Specs by site name.
+            ranges: Ranges of activations by site name.
+            weights: Weight `(out, in)` of each linear layer, by the name of its input's site.
+            scales: `pre_quant_scale` by site name.
         """
         self._specs, self._ranges = specs, ranges
         self._weights, self.scales = weights, scales
@@ -89,11 +91,11 @@ class SaturationCheck:
         self._beyond: dict[str, float] = {}
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        """Set the mask of the next tensors, `(batch, seq)`; 0 is [PAD]."""
         self._mask = attention_mask.bool()
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """Checks a linear's input `(batch, seq, in)`, already multiplied by its scale."""
+        """Emulate the sums of an input `(batch, seq, in)`, already multiplied by its scale."""
         name = site.name
         weight_spec = self._specs.get(name.replace("._input_", "._weight_"))
         spec = self._specs.get(name)
@@ -124,7 +126,7 @@ class SaturationCheck:
 
     @property
     def overflows(self) -> Sequence[Overflow]:
-        """Linears in which some sum does not fit, worst first."""
+        """Linear layers with a sum that does not fit, worst first."""
         found = [
             Overflow(site=name, percent=beyond / self._seen[name])
             for name, beyond in self._beyond.items()

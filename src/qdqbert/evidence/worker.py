@@ -1,7 +1,8 @@
-"""The process in which one engine is timed: `python -m qdqbert.evidence.worker`.
+"""Time one engine in a process of its own: `python -m qdqbert.evidence.worker`.
 
-Reads a JSON object a line and answers with one: first how to load, then what to run. Engines are
-timed each in a process of its own, since the threads of one spin while another works.
+Each line of input is a JSON object, and each gets a line as its answer. The first specifies what to
+load, the others what to run. Engines need separate processes, because the threads of one spin while
+another works.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qdqbert.engines.runner import open_runner
 
 
 def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One answer to each request: `load` first, then any number of `run`."""
+    """Yield an answer to each request: first one to load, then any number of runs."""
     load = next(requests)
     runner = open_runner(
         load["engine"],
@@ -29,7 +30,7 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     )
     yield {"precision": runner.precision}
     for request in requests:
-        # Token ids do not change what is computed, so any do; no position is padding.
+        # Latency does not depend on the token ids. No position is [PAD].
         rng = np.random.default_rng(0)
         choices = (load["choices"],) if load.get("choices") else ()
         shape = (request["batch"], *choices, request["sequence"])
@@ -50,7 +51,7 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answers stdin on stdout until stdin ends."""
+    """Answer requests from stdin on stdout until stdin ends."""
     for answer in answers(json.loads(line) for line in sys.stdin):
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """TensorRT's rules for Q/DQ graphs, as a table of small checks.
 
-TensorRT reports a broken rule when it parses or builds, on the machine with the GPU, one at a
-time. Here all are found before a graph is written.
+TensorRT reports broken rules one at a time, when it parses or builds on the machine with the GPU.
+These checks find all of them before a graph is written.
 
 Source: NVIDIA's "Working with Quantized Types" and "Strongly Typed Networks", the operator pages
 of Quantize and Dequantize, and onnx-tensorrt's importer of QuantizeLinear and DequantizeLinear.
@@ -17,22 +17,22 @@ import onnx_ir as ir
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import constant_array
 
+# Q/DQ have float16 scales since opset 19. TensorRT 11's parser reads opsets up to 25.
 OLDEST_OPSET, NEWEST_OPSET = 19, 25
-"""Q/DQ have float16 scales since 19; TensorRT 11's parser reads up to 25."""
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-_PRODUCTS = ("MatMul", "Gemm")
+_MATMULS = ("MatMul", "Gemm")
 _NEVER_INT8 = ("LayerNormalization", "Softmax")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_MIXED = (*_PAIR, "Cast", "CastLike")
 # Operators that may read and write different float types.
+_MIXED = (*_PAIR, "Cast", "CastLike")
 
 
 def check_tensorrt_rules(model: ir.Model) -> None:
-    """Refuses a graph that TensorRT would not build, or not run in int8.
+    """Refuse a graph that TensorRT would not build, or not run in int8.
 
     Raises:
-        GraphError: It breaks rules; all of them are listed, with the nodes' names.
+        GraphError: The graph breaks rules. The message lists all of them with the nodes' names.
     """
     broken = [line for rule in RULES for line in rule(model)]
     if broken:
@@ -41,7 +41,7 @@ def check_tensorrt_rules(model: ir.Model) -> None:
 
 
 def opset_is_read(model: ir.Model) -> Iterator[str]:
-    """The opset has float16 scales, and is known to the parser."""
+    """Check that the opset has float16 scales, and that the parser reads it."""
     opset = model.opset_imports.get("", 0)
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         yield (
@@ -51,17 +51,17 @@ def opset_is_read(model: ir.Model) -> Iterator[str]:
 
 
 def operators_are_standard(model: ir.Model) -> Iterator[str]:
-    """Every operator is of ONNX's own domain."""
+    """Check that every operator is in ONNX's own domain."""
     for node in model.graph:
         if node.domain not in ("", "ai.onnx"):
             yield (
-                f"`{node.name}` is {node.domain}::{node.op_type}; only standard ONNX is read. "
-                "Leave out the rewrite that makes it."
+                f"`{node.name}` is {node.domain}::{node.op_type}; TensorRT reads standard ONNX "
+                "only. Leave out the rewrite that makes it."
             )
 
 
 def zero_points_are_zero(model: ir.Model) -> Iterator[str]:
-    """Zero points are constant int8 zeros."""
+    """Check that zero points are constant int8 zeros."""
     for node in _pairs(model):
         if len(node.inputs) < 3 or node.inputs[2] is None:
             if node.op_type == "QuantizeLinear":
@@ -71,22 +71,22 @@ def zero_points_are_zero(model: ir.Model) -> Iterator[str]:
         if zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
             yield (
                 f"`{node.name}` has a zero point that is not constant int8 zeros. Quantize with a "
-                "symmetric signed spec, such as `--recipe full`."
+                "symmetric signed spec, for example with `recipe='full'`."
             )
 
 
 def scales_are_positive(model: ir.Model) -> Iterator[str]:
-    """Scales are constants above zero."""
+    """Check that scales are constants above zero."""
     for node in _pairs(model):
         scale = constant_array(node.inputs[1])
         if scale is None:
             yield f"`{node.name}` has a scale that is computed. Make it a constant."
         elif not (np.isfinite(scale.astype(np.float32)) & (scale.astype(np.float32) > 0)).all():
-            yield f"`{node.name}` has a scale that is not above 0 and finite. Calibrate it anew."
+            yield f"`{node.name}` has a scale that is not above 0 and finite. Calibrate it again."
 
 
 def scales_fit_their_axis(model: ir.Model) -> Iterator[str]:
-    """One scale, or one for each index of the axis; as many zero points."""
+    """Check for one scale, or one for each index of the axis, and as many zero points."""
     for node in _pairs(model):
         scale, data = constant_array(node.inputs[1]), node.inputs[0]
         if scale is None or data is None:
@@ -106,7 +106,7 @@ def scales_fit_their_axis(model: ir.Model) -> Iterator[str]:
 
 
 def activations_are_per_tensor(model: ir.Model) -> Iterator[str]:
-    """Only constants have more than one scale."""
+    """Check that only constants have more than one scale."""
     for node in _pairs(model):
         scale = constant_array(node.inputs[1])
         if scale is None or scale.size == 1 or _is_of_constant(node):
@@ -115,7 +115,7 @@ def activations_are_per_tensor(model: ir.Model) -> Iterator[str]:
 
 
 def weights_are_per_output(model: ir.Model) -> Iterator[str]:
-    """A weight's scales stand along the output axis of the product that reads it."""
+    """Check that the scales of a weight are along the output axis of the matmul that reads it."""
     for node in _pairs(model, "DequantizeLinear"):
         scale = constant_array(node.inputs[1])
         if scale is None or scale.size == 1 or not _is_of_constant(node):
@@ -124,7 +124,7 @@ def weights_are_per_output(model: ir.Model) -> Iterator[str]:
         rank = 2 if codes is None else codes.ndim
         for use in node.outputs[0].uses():
             output = _output_axis(use.node, rank)
-            if use.node.op_type in _PRODUCTS and (use.idx != 1 or _axis(node) % rank != output):
+            if use.node.op_type in _MATMULS and (use.idx != 1 or _axis(node) % rank != output):
                 yield (
                     f"`{node.name}` has scales along axis {_axis(node)} of a weight that "
                     f"`{use.node.name}` reads as input {use.idx}; expected input 1 and its output "
@@ -133,14 +133,14 @@ def weights_are_per_output(model: ir.Model) -> Iterator[str]:
 
 
 def weights_are_stored_as_codes(model: ir.Model) -> Iterator[str]:
-    """A constant is stored as int8, and dequantized only."""
+    """Check that constants are stored as int8 and only dequantized."""
     for node in _pairs(model, "QuantizeLinear"):
         if constant_array(node.inputs[0]) is not None:
             yield f"`{node.name}` quantizes a constant. Store its int8 codes instead."
 
 
 def codes_are_int8(model: ir.Model) -> Iterator[str]:
-    """What is dequantized is int8: no uint8, and no int32 biases."""
+    """Check that all codes are int8: no uint8, and no int32 biases."""
     for node in _pairs(model, "DequantizeLinear"):
         data = node.inputs[0]
         array = constant_array(data)
@@ -148,13 +148,13 @@ def codes_are_int8(model: ir.Model) -> Iterator[str]:
             yield f"`{node.name}` dequantizes {array.dtype}; expected int8. Leave biases in float."
         elif array is None and (data is None or _producer(data) != "QuantizeLinear"):
             yield (
-                f"`{node.name}` dequantizes what no QuantizeLinear made. Put a Q/DQ pair at one "
-                "tensor."
+                f"`{node.name}` dequantizes a value that no QuantizeLinear makes. Put both nodes "
+                "of a Q/DQ pair at one tensor."
             )
 
 
 def pairs_are_whole(model: ir.Model) -> Iterator[str]:
-    """Every QuantizeLinear is read by DequantizeLinear nodes of its own scale, and only these."""
+    """Check that only DequantizeLinear nodes with the same scale read a QuantizeLinear."""
     for node in _pairs(model, "QuantizeLinear"):
         readers = list(node.outputs[0].consumers())
         scale = constant_array(node.inputs[1])
@@ -167,44 +167,53 @@ def pairs_are_whole(model: ir.Model) -> Iterator[str]:
             if each.op_type != "DequantizeLinear" or scale is None or theirs is None:
                 continue
             if not np.array_equal(scale, theirs):
-                yield f"`{each.name}` has another scale than `{node.name}`, which it reads."
+                yield f"`{each.name}` reads `{node.name}`, and their scales differ."
 
 
-def products_are_int8_or_float(model: ir.Model) -> Iterator[str]:
-    """Both inputs of a product are quantized, or neither: one alone costs and gains nothing."""
+def matmuls_are_int8_or_float(model: ir.Model) -> Iterator[str]:
+    """Check that both inputs of a matmul are quantized, or neither.
+
+    Quantizing only one costs time and saves none.
+    """
     for node in model.graph:
-        if node.op_type not in _PRODUCTS:
+        if node.op_type not in _MATMULS:
             continue
         sides = [_producer(value) == "DequantizeLinear" for value in node.inputs[:2]]
         if sides[0] != sides[1]:
             yield (
                 f"`{node.name}` reads one quantized and one float input, and runs in float. "
-                "Quantize both, or neither (`--quant-disable-keyword`)."
+                "Quantize both, or neither (`quant_disable_keyword`)."
             )
 
 
 def norms_read_floats(model: ir.Model) -> Iterator[str]:
-    """No pair in front of what has no int8 kernel: it would stand between it and its fusion."""
+    """Check for pairs in front of operators without int8 kernels, where they prevent fusions."""
     for node in model.graph:
         if node.op_type in _NEVER_INT8 and _producer(node.inputs[0]) == "DequantizeLinear":
             yield (
                 f"`{node.name}` ({node.op_type}) reads a Q/DQ pair, and has no int8 kernel. Use a "
-                "recipe of inputs of products and adds, such as `--recipe full`."
+                "recipe that quantizes inputs of matmuls and adds, for example `recipe='full'`."
             )
 
 
 def scales_have_the_type_of_values(model: ir.Model) -> Iterator[str]:
-    """What is quantized has its scale's type, and what is dequantized gets it."""
+    """Check that scales have the type of the values that are quantized or dequantized."""
     for node in _pairs(model):
         value = node.inputs[0] if node.op_type == "QuantizeLinear" else node.outputs[0]
         scale = node.inputs[1]
         types = _dtype(value), _dtype(scale)
         if None not in types and types[0] != types[1]:
-            yield f"`{node.name}` has values of {types[0]} and a scale of {types[1]}. Cast one."
+            yield (
+                f"`{node.name}` has values of {types[0]} and a scale of {types[1]}. Cast one of "
+                "them."
+            )
 
 
 def floats_are_of_one_type(model: ir.Model) -> Iterator[str]:
-    """The floats that a node reads and writes are of one type; strong typing casts nothing."""
+    """Check that the floats that a node reads and writes have one type.
+
+    A strongly typed network has no implicit casts.
+    """
     for node in model.graph:
         if node.op_type in _MIXED:
             continue
@@ -224,7 +233,7 @@ RULES: tuple[Callable[[ir.Model], Iterator[str]], ...] = (
     weights_are_stored_as_codes,
     codes_are_int8,
     pairs_are_whole,
-    products_are_int8_or_float,
+    matmuls_are_int8_or_float,
     norms_read_floats,
     scales_have_the_type_of_values,
     floats_are_of_one_type,
@@ -232,7 +241,7 @@ RULES: tuple[Callable[[ir.Model], Iterator[str]], ...] = (
 
 
 def _pairs(model: ir.Model, *op_types: str) -> Iterator[ir.Node]:
-    """The Q/DQ nodes of a graph, or those of a type."""
+    """Yield the Q/DQ nodes of a graph, or those of one type."""
     for node in model.graph:
         if node.op_type in (op_types or _PAIR):
             yield node
@@ -243,15 +252,15 @@ def _axis(node: ir.Node) -> int:
     return 1 if axis is None else axis.as_int()
 
 
-def _output_axis(product: ir.Node, rank: int) -> int:
-    """Axis of a product's second input that its output has."""
-    transposed = product.attributes.get("transB")
-    is_transposed = product.op_type == "Gemm" and transposed is not None and transposed.as_int()
+def _output_axis(matmul: ir.Node, rank: int) -> int:
+    """Return the axis of a matmul's second input that its output has."""
+    transposed = matmul.attributes.get("transB")
+    is_transposed = matmul.op_type == "Gemm" and transposed is not None and transposed.as_int()
     return 0 if is_transposed else rank - 1
 
 
 def _is_of_constant(node: ir.Node) -> bool:
-    """Whether a Q/DQ node works on a constant, or on what was quantized from one."""
+    """Return whether a Q/DQ node reads a constant, or the codes of one."""
     data = node.inputs[0]
     if constant_array(data) is not None:
         return True

@@ -13,7 +13,7 @@ import collections
 import logging
 import re
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from qdqbert.errors import DataFileError
 
@@ -66,64 +66,42 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
     return {"exact_match": 100.0 * exact / len(golds), "f1": 100.0 * f1 / len(golds)}
 
 
-def score_v2(
-    golds: Golds,
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None = None,
-    *,
-    null_threshold: float = 1.0,
-) -> dict[str, float]:
+def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
     """Score answers to questions of which some have no answer; for these "" is right.
 
     Args:
         golds: Right answers; empty for a question without an answer.
         predictions: Predicted answers by id; "" for no answer.
-        null_odds: How certain the model is that a question has no answer, by id, on any scale.
-        null_threshold: With `null_odds`, odds above this count as the answer "".
 
     Returns:
-        `exact`, `f1` and `total`; the same as `HasAns_…` and `NoAns_…` over the questions with and
-        without an answer, if there are any; with `null_odds`, the best scores over all thresholds,
-        as `best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`. Scores are in percent.
+        `exact` and `f1`, in percent, and `total`; the same as `HasAns_…` and `NoAns_…` over the
+        questions with and without an answer, if there are any.
 
     Raises:
-        DataFileError: There is no question, or a question has no prediction or no odds.
+        DataFileError: There is no question, or a question has no prediction.
     """
     _check_some(golds)
-    _check_all(golds, predictions, "a prediction")
-    if null_odds is not None:
-        _check_all(golds, null_odds, "null odds")
+    # The official evaluator of v2.0 raises a KeyError here.
+    missing = [id_ for id_ in golds if id_ not in predictions]
+    if missing:
+        raise DataFileError(
+            f"Every question must have a prediction, got none for {len(missing)} of {len(golds)}, "
+            f"among them {missing[0]!r}. Add what is missing."
+        )
     exact = _best_of(golds, predictions, _exact)
     f1 = _best_of(golds, predictions, _f1_v2)
-    shown_exact, shown_f1 = (
-        _with_threshold(scores, golds, null_odds, null_threshold) for scores in (exact, f1)
-    )
-    result = _means(shown_exact, shown_f1, list(golds))
+    result = _means(exact, f1, list(golds))
     for prefix, is_answered in (("HasAns", True), ("NoAns", False)):
         ids = [id_ for id_, texts in golds.items() if bool(texts) is is_answered]
         if ids:
-            means = _means(shown_exact, shown_f1, ids)
+            means = _means(exact, f1, ids)
             result |= {f"{prefix}_{name}": value for name, value in means.items()}
-    if null_odds is not None:
-        for name, scores in (("exact", exact), ("f1", f1)):
-            best, threshold = _best_threshold(golds, predictions, scores, null_odds)
-            result |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
     return result
 
 
 def _check_some(golds: Golds) -> None:
     if not golds:
         raise DataFileError("There must be at least one question to score, got none.")
-
-
-def _check_all(golds: Golds, given: Collection[str], what: str) -> None:
-    # The official evaluator of v2.0 raises a KeyError here.
-    missing = [id_ for id_ in golds if id_ not in given]
-    if missing:
-        raise DataFileError(
-            f"Every question must have {what}, got none for {len(missing)} of {len(golds)}, among "
-            f"them {missing[0]!r}. Add what is missing."
-        )
 
 
 def _exact(prediction: str, gold: str) -> int:
@@ -159,44 +137,9 @@ def _best_of(
     }
 
 
-def _with_threshold(
-    scores: _Scores, golds: Golds, null_odds: Mapping[str, float] | None, threshold: float
-) -> _Scores:
-    """Return the scores with "" as the answer to each question whose odds exceed the threshold."""
-    if null_odds is None:
-        return scores
-    return {
-        id_: float(not golds[id_]) if null_odds[id_] > threshold else score
-        for id_, score in scores.items()
-    }
-
-
 def _means(exact: _Scores, f1: _Scores, ids: Sequence[str]) -> dict[str, float]:
     return {
         "exact": 100.0 * sum(exact[id_] for id_ in ids) / len(ids),
         "f1": 100.0 * sum(f1[id_] for id_ in ids) / len(ids),
         "total": len(ids),
     }
-
-
-def _best_threshold(
-    golds: Golds,
-    predictions: Mapping[str, str],
-    scores: _Scores,
-    null_odds: Mapping[str, float],
-) -> tuple[float, float]:
-    """Return the best score over all thresholds, in percent, and the first threshold that gives it.
-
-    All answers are "" at first. Then the questions, in the order of their odds, take their
-    predictions: the total gains the score of a question with an answer, and loses 1 for a wrong
-    answer to a question without one.
-    """
-    best = current = float(sum(not texts for texts in golds.values()))
-    threshold = 0.0
-    for id_ in sorted(null_odds, key=lambda each: null_odds[each]):
-        if id_ not in golds:
-            continue
-        current += scores[id_] if golds[id_] else -float(bool(predictions[id_]))
-        if current > best:
-            best, threshold = current, null_odds[id_]
-    return 100.0 * best / len(golds), threshold

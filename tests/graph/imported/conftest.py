@@ -1,4 +1,4 @@
-"""Graphs as other people's exporters write them, each made once a session."""
+"""Graphs as common exporters write them, each made once per session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTPUTS = {"roberta": ("start_logits", "end_logits")}
 
 
 class _Plain(torch.nn.Module):
-    """Takes inputs by position and returns a tuple."""
+    """A model that takes inputs by position and returns a tuple."""
 
     def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -37,11 +37,19 @@ class _Plain(torch.nn.Module):
 
 
 def export(
-    path: Path, model: torch.nn.Module, names: tuple[str, ...], *, opset: int, dynamo: bool = False
+    path: Path,
+    model: torch.nn.Module,
+    names: tuple[str, ...],
+    *,
+    opset: int,
+    dynamo: bool = False,
+    fixed: tuple[int, int] | None = None,
 ) -> Path:
-    """Exports a model with a dynamic batch and sequence."""
-    ids = torch.arange(7, 17).view(2, 5)
-    mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    """Export a model, with a dynamic batch and sequence unless their sizes are `fixed`."""
+    rows, tokens = fixed or (2, 5)
+    ids = torch.arange(7, 7 + rows * tokens).view(rows, tokens)
+    mask = torch.ones_like(ids)
+    mask[-1, -2:] = 0
     example = (ids, mask, torch.zeros_like(ids))[: len(names)]
     outputs = OUTPUTS.get(model.config.model_type, ("logits",))
     logging.disable(logging.WARNING)
@@ -55,7 +63,7 @@ def export(
                 path,
                 input_names=names,
                 output_names=outputs,
-                dynamic_shapes=(tuple({0: batch, 1: sequence} for _ in names),),
+                dynamic_shapes=None if fixed else (tuple({0: batch, 1: sequence} for _ in names),),
                 opset_version=opset,
                 dynamo=True,
                 verbose=False,
@@ -68,7 +76,9 @@ def export(
                 path,
                 input_names=names,
                 output_names=outputs,
-                dynamic_axes={name: {0: "batch", 1: "sequence"} for name in names},
+                dynamic_axes=None
+                if fixed
+                else {name: {0: "batch", 1: "sequence"} for name in names},
                 opset_version=opset,
                 dynamo=False,
             )
@@ -78,17 +88,23 @@ def export(
 
 @pytest.fixture(scope="session")
 def exported(make_model, run_folder) -> Callable[..., Path]:
-    """Export a family's model with a head and two layers, once. Do not change the file."""
+    """Return a function that exports a two-layer model with a head; its file must not change."""
 
     @functools.cache
-    def make(family: str, attention: str = "eager", opset: int = 14, dynamo: bool = False) -> Path:
+    def make(
+        family: str,
+        attention: str = "eager",
+        opset: int = 14,
+        dynamo: bool = False,
+        fixed: tuple[int, int] | None = None,
+    ) -> Path:
         model = make_model(family, AUTO[family], num_hidden_layers=2, vocab_size=128)
         model.set_attn_implementation(attention)
         names = NAMES[: 2 if family in ("roberta", "distilbert") else 3]
-        path = run_folder / f"{family}-{attention}-{opset}-{dynamo}.onnx"
+        path = run_folder / f"{family}-{attention}-{opset}-{dynamo}-{fixed}.onnx"
         if not path.exists():
             partial = path.with_suffix(f".{os.getpid()}")
-            export(partial, model, names, opset=opset, dynamo=dynamo).replace(path)
+            export(partial, model, names, opset=opset, dynamo=dynamo, fixed=fixed).replace(path)
         return path
 
     return make
@@ -96,7 +112,7 @@ def exported(make_model, run_folder) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def padded_inputs() -> dict[str, np.ndarray]:
-    """Two rows of another length than the exporters saw, the second half [PAD]."""
+    """Return three rows of a length that the exporters did not see, two of them padded."""
     rng = np.random.default_rng(0)
     mask = np.array([[1] * 8, [1] * 5 + [0] * 3, [1] * 2 + [0] * 6])
     return {

@@ -139,11 +139,11 @@ SCALED = "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)"
 @pytest.mark.parametrize(
     ("body", "constants", "message"),
     [
-        ("y = Mul (x, c)", "float c = {70000.0}", "`c` holds 7e.04, which float16"),
-        ("y = Mul (x, c)", "float[2] c = {1.0, -1e6}", "`c` holds -1e.06, which float16"),
-        ("y = Max (x, c)", "float c = {1e-9}", "`c` is 1e-09, which float16 makes 0"),
+        ("y = Mul (x, c)", "float c = {70000.0}", "`c` contains 7e.04, and float16"),
+        ("y = Mul (x, c)", "float[2] c = {1.0, -1e6}", "`c` contains -1e.06, and float16"),
+        ("y = Max (x, c)", "float c = {1e-9}", "`c` is 1e-09, which becomes 0 in float16"),
         (SCALED, "float s = {1e-8}, int8 z = {0}", "Scale `s` is 1e-08, .* held as 0|`s` is 1e-08"),
-        (SCALED, "float s = {4.5e-7}, int8 z = {0}", "`s` is 4.5e-07, .* more than 1%"),
+        (SCALED, "float s = {4.5e-7}, int8 z = {0}", "`s` is 4.5e-07, .* above 1%"),
     ],
     ids=["too-large", "too-low", "too-small", "scale-is-0", "scale-is-subnormal"],
 )
@@ -154,7 +154,7 @@ def test_what_float16_cannot_hold_is_named(body, constants, message) -> None:
         to_half_precision(model_of(body, inputs=inputs, outputs=outputs, constants=constants))
 
 
-def test_a_scale_that_float16_holds_well_enough_passes(run_plainly) -> None:
+def test_a_scale_with_a_small_error_in_float16_is_converted(run_plainly) -> None:
     half = to_half_precision(model_of(SCALED, constants="float s = {0.011}, int8 z = {0}"))
     x = RNG.uniform(-1, 1, size=(2, 4)).astype(np.float32)
     step = float(np.float16(0.011))
@@ -179,7 +179,7 @@ def test_a_node_with_a_graph_inside_is_refused() -> None:
         "else_branch = g2 () => (float[2, 4] b) { b = Neg (x) }> (c)",
         inputs="float[2, 4] x, bool c",
     )
-    with pytest.raises(GraphError, match=r"\(If\) holds a graph"):
+    with pytest.raises(GraphError, match=r"\(If\) contains a graph"):
         to_half_precision(model)
 
 

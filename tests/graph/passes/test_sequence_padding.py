@@ -1,4 +1,4 @@
-"""What the rewrite puts where; that answers stay the same is in `test_qordered.py`."""
+"""Where the rewrite pads and cuts. That outputs stay the same is tested in `test_qordered.py`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_states_that_are_read_between_layers_are_cut_too() -> None:
     assert second.inputs[0].producer().op_type == "QOrderedLayerNormalization"
 
 
-def test_a_graph_without_int8_attention_stays() -> None:
+def test_a_graph_without_int8_attention_is_unchanged() -> None:
     model = model_of(CODES, "y = DequantizeLinear (codes, scale, zero)")
     assert ops(pad_sequences(model)) == ["QuantizeLinear", "DequantizeLinear"]
 
@@ -82,7 +82,7 @@ def test_a_graph_without_int8_attention_stays() -> None:
     ("inputs", "body", "message"),
     [
         ("int8[b, s, 32] codes", [MASK], "does not read a QuantizeLinear"),
-        ("float[b, s, 32] x, int32[b, s] mask", [CODES], "no cast of `attention_mask`"),
+        ("float[b, s, 32] x, int32[b, s] mask", [CODES], "not a Cast of `attention_mask`"),
     ],
     ids=["codes", "mask"],
 )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 
 
@@ -129,6 +130,8 @@ def open_graph_file(
 ) -> GraphRunner:
     """Load an .onnx file as it is, float or quantized, under transformers' names.
 
+    Inputs of a graph with fixed shapes are padded.
+
     Args:
         path: The .onnx file.
         task: transformers' name of its task.
@@ -162,6 +165,12 @@ def open_graph_file(
                 "`engine`.",
                 argument="engine",
             ) from error
+    if not copy.sizes.are_dynamic:
+        runner = FixedShapeRunner(runner, copy.sizes, task)
     return GraphRunner(
-        runner, path, vocabulary_size=copy.vocabulary_size, matched_names=copy.matched_names
+        runner,
+        path,
+        vocabulary_size=copy.vocabulary_size,
+        matched_names=copy.matched_names,
+        max_length=copy.sizes.sequence,
     )

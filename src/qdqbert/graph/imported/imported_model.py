@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.errors import UserInputError
 from qdqbert.graph.check import save_graph
+from qdqbert.graph.edit import tidy
 from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.dynamic_shapes import check_equal, make_shapes_dynamic
 from qdqbert.graph.imported.file_errors import file_errors
+from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fixed_sizes
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 from qdqbert.graph.imported.roles import find_roles
 from qdqbert.graph.imported.sites import SitedGraph, mark_sites
 from qdqbert.graph.imported.vocabulary import vocabulary_size
@@ -66,24 +71,41 @@ def import_onnx(
         model = to_canonical_form(read_graph(path))
         inputs = name_inputs(model, input_names)
         outputs = name_outputs(model, task, output_names)
+        sizes = fixed_sizes(model)
+        if not sizes.are_dynamic:
+            make_shapes_dynamic(model, sizes)
+            model = tidy(model)
         float_path = scratch / "float.onnx"
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
         sited = mark_sites(model, find_roles(model))
+        runner = _open_float(float_path)
+        if not sizes.are_dynamic:
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                copy = write_renamed_copy(
+                    path,
+                    task=task,
+                    input_names=input_names,
+                    output_names=output_names,
+                    scratch=Path(folder),
+                )
+                original = FixedShapeRunner(OnnxRuntimeRunner(copy.path), sizes, task)
+                check_equal(original, runner, sizes, task, vocabulary_size=words)
         # Graphs have reference cycles, and those replaced by now still hold weights.
         del model
         gc.collect()
         return ImportedModel(
             sited=sited,
             runner=GraphRunner(
-                _open_float(float_path),
+                runner,
                 path,
                 vocabulary_size=words,
+                max_length=sizes.sequence,
                 reopen=lambda: OnnxRuntimeRunner(float_path),
             ),
             input_names=inputs,
             output_names=outputs.task,
-            notices=(_found(sited), *_extra_outputs(outputs.extra, task)),
+            notices=(_found(sited), *_made_dynamic(sizes), *_extra_outputs(outputs.extra, task)),
         )
 
 
@@ -99,6 +121,16 @@ def _open_float(path: Path) -> OnnxRuntimeRunner:
 def _found(sited: SitedGraph) -> str:
     counts = ", ".join(f"{name} {count}" for name, count in sited.roles.items())
     return f"Found in the graph: {counts}."
+
+
+def _made_dynamic(sizes: FixedSizes) -> list[str]:
+    if sizes.are_dynamic:
+        return []
+    longest = "" if sizes.sequence is None else f", up to {sizes.sequence} tokens"
+    return [
+        f"The graph's inputs had the fixed shape {sizes}. It was made dynamic{longest}, and "
+        "returns what the original returns at its own shape and at two others."
+    ]
 
 
 def _extra_outputs(names: tuple[str, ...], task: str) -> list[str]:

@@ -52,7 +52,8 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
         The new names, in transformers' order.
 
     Raises:
-        UserInputError: An input is unknown, is not an integer tensor, or has a fixed shape.
+        UserInputError: An input is unknown, or is not an integer tensor of two or three
+            dimensions.
     """
     inputs = {value.name or "": value for value in model.graph.inputs}
     chosen = _choose_inputs(list(inputs), given)
@@ -123,11 +124,10 @@ def _rename_inner_values(model: ir.Model, taken: set[str]) -> None:
 def _check_input(value: ir.Value, name: str) -> None:
     if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         raise UserInputError(f"Input {name!r} is {value.dtype}; expected int64 or int32.")
-    dims = [] if value.shape is None else list(value.shape)
-    if len(dims) not in (2, 3) or any(isinstance(dim, int) for dim in dims):
+    if value.shape is None or len(value.shape) not in (2, 3):
         raise UserInputError(
-            f"Input {name!r} has shape {value.shape}; expected (batch, sequence), both dynamic. "
-            "Export the graph with dynamic axes."
+            f"Input {name!r} has shape {value.shape}; expected (batch, sequence). Export the graph "
+            "with dynamic axes."
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.file_errors import file_errors
+from qdqbert.graph.imported.fixed_shapes import FixedSizes, fixed_sizes
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import load_graph
 from qdqbert.graph.imported.vocabulary import vocabulary_size
@@ -22,11 +23,13 @@ class RenamedCopy:
         vocabulary_size: Rows of its table of word embeddings, `None` if there is no such table.
         matched_names: transformers' names of the inputs and outputs that were found by the names
             that the user gave.
+        sizes: Sizes of its inputs.
     """
 
     path: Path
     vocabulary_size: int | None
     matched_names: frozenset[str]
+    sizes: FixedSizes
 
 
 def write_renamed_copy(
@@ -70,4 +73,5 @@ def write_renamed_copy(
             path=copy,
             vocabulary_size=vocabulary_size(model),
             matched_names=frozenset((*inputs, *outputs)),
+            sizes=fixed_sizes(model),
         )

@@ -1,1 +1,1 @@
-"""Rewrites of a quantized graph for one target, one a file."""
+"""Rewrites of graphs, one file each. Each module states before and after, and when it applies."""

@@ -1,14 +1,15 @@
-"""Moves zero points of linears' inputs into biases, for runtimes whose codes are symmetric.
+"""Move zero points of linear layers' inputs into biases, for runtimes with symmetric codes.
 
     q = QuantizeLinear(x, s, z)            q' = QuantizeLinear(x + s (z - m), s, 0)
     Add(MatMul(DequantizeLinear(q), W), b)  ->  Add(MatMul(DequantizeLinear(q'), W), b')
 
-with b' = b - s (z - m) (1 ... 1) W, and m = 128 where q is uint8, 0 where it is int8, z itself
-where a Clip in front leaves so few codes that every q - z is an int8. The codes are the same but
-for m, and so is every product: with q' = q - m, s (q - z) W = s q' W - s (z - m) W. GELU's
-outputs, which hardly go below zero, so keep all of their 256 codes where symmetric ones leave half
-unused. The sum in front of the pair is one more step of the elementwise chain that makes x. Shifts
-of this kind are those of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
+with b' = b - s (z - m) (1 ... 1) W. The middle m is 128 where q is uint8 and 0 where it is int8. It
+is z itself where a Clip in front leaves so few codes that every q - z is an int8. The codes are the
+same except for m: with q' = q - m, s (q - z) W = s q' W - s (z - m) W. GELU's outputs, which are
+hardly ever below zero, keep all of their 256 codes this way. Symmetric codes would leave half of
+them unused. The sum in front of the pair is one more step of the elementwise chain that makes x.
+
+Source: such shifts are those of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from qdqbert.graph.edit import (
 
 
 def absorb_zero_points(model: ir.Model, *, shift_bits: int = 24) -> ir.Model:
-    """The rewrite; changes and returns `model`.
+    """Apply the rewrite; change and return `model`.
 
-    Pairs that are read by anything but the products of linears stay as they are.
+    A pair that anything but the matmul of a linear layer reads stays as it is.
 
     Args:
         model: A graph with Q/DQ pairs.
-        shift_bits: Significant bits of what is added: those of the float type that the graph will
-            be run in, so that it takes away from the bias just what it adds to the input.
+        shift_bits: Significant bits of the shift: those of the float type that the graph will run
+            in. Then exactly what is added to the input is subtracted from the bias.
     """
     for node in list(model.graph):
         if node.op_type == "QuantizeLinear" and len(node.inputs) > 2:
             scale, zero_point = (constant_array(value) for value in node.inputs[1:3])
             if scale is None or zero_point is None or scale.size > 1:
                 continue
-            if _is_of_linears(node):
+            if _is_read_by_linear_layers(node):
                 _absorb(model.graph, node, scale.item(), zero_point, shift_bits)
     return tidy(model)
 
 
 def absorb_zero_points_in_half(model: ir.Model) -> ir.Model:
-    """The rewrite, with shifts that float16 holds."""
+    """Apply the rewrite with shifts that float16 represents exactly."""
     return absorb_zero_points(model, shift_bits=11)
 
 
-def _is_of_linears(quantize: ir.Node) -> bool:
+def _is_read_by_linear_layers(quantize: ir.Node) -> bool:
     readers = list(quantize.outputs[0].consumers())
     made = [quantize.outputs[0], *(reader.outputs[0] for reader in readers)]
     if any(value.is_graph_output() for value in made):
@@ -105,36 +106,39 @@ def _shortened(value: float, bits: int) -> np.float32:
     return np.float32(np.ldexp(np.round(part * 2**bits), exponent - bits))
 
 
-def _correct(graph: ir.Graph, product: ir.Node, shift: np.float32) -> None:
-    """Takes from the bias of a linear what its shifted input adds to its product."""
-    factors = _factors(product)
+def _correct(graph: ir.Graph, matmul: ir.Node, shift: np.float32) -> None:
+    """Subtract from the bias of a linear layer what the shift of its input adds to the matmul."""
+    factors = _factors(matmul)
     assert factors is not None
     weight = factors[0].astype(np.float32) * factors[1].astype(np.float32)
     excess = (np.float64(shift) * weight.astype(np.float64).sum(axis=0)).astype(np.float32)
-    bias, add = bias_of(product, columns=len(excess))
+    bias, add = bias_of(matmul, columns=len(excess))
     there = constant_array(bias)
     if bias is not None and add is not None and there is not None:
         name, corrected = f"{bias.name}.absorbed", there - excess
         side = 0 if add.inputs[0] is bias else 1
         add.replace_input_with(side, add_constant(graph, name, corrected.astype(np.float32)))
         return
-    # A linear without a bias.
-    old = product.outputs[0]
-    bare = ir.node("MatMul", list(product.inputs), name=f"{product.name}.shifted")
+    # The linear layer has no bias.
+    old = matmul.outputs[0]
+    bare = ir.node("MatMul", list(matmul.inputs), name=f"{matmul.name}.shifted")
     bare.outputs[0].name = f"{old.name}.shifted"
     bare.outputs[0].shape, bare.outputs[0].type = old.shape, old.type
-    amount = add_constant(graph, f"{product.name}.absorbed", -excess)
-    added = ir.node("Add", [bare.outputs[0], amount], name=f"{product.name}.absorbed")
-    replace(graph, product, added, old=old, also=[bare])
+    amount = add_constant(graph, f"{matmul.name}.absorbed", -excess)
+    added = ir.node("Add", [bare.outputs[0], amount], name=f"{matmul.name}.absorbed")
+    replace(graph, matmul, added, old=old, also=[bare])
 
 
-def _factors(product: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
-    """Codes `(in, out)` and scale of a linear's weight, floats and 1; `None` of other nodes."""
-    if product.op_type != "MatMul":
+def _factors(matmul: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
+    """Return the weight of a linear layer as codes `(in, out)` and scale.
+
+    A float weight is returned with scale 1. Returns `None` for nodes that are not linear layers.
+    """
+    if matmul.op_type != "MatMul":
         return None
-    dequantize = producer_of(product.inputs[1], "DequantizeLinear")
+    dequantize = producer_of(matmul.inputs[1], "DequantizeLinear")
     if dequantize is None:
-        plain = constant_array(product.inputs[1])
+        plain = constant_array(matmul.inputs[1])
         return None if plain is None or plain.ndim != 2 else (plain, np.ones((), np.float32))
     codes, scale = (constant_array(value) for value in dequantize.inputs[:2])
     if codes is None or codes.ndim != 2 or scale is None:

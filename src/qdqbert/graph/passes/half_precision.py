@@ -1,18 +1,18 @@
-"""Makes a float32 graph one of float16, with float32 kept where float16 would be wrong.
+"""Convert a float32 graph to float16, and keep float32 where float16 would be wrong.
 
     every float32 constant and value        ->  float16
     an output of the graph                  ->  Cast to float32
-    what is computed from an output         ->  float32: it reads that cast
+    what is computed from an output         ->  float32: it reads that Cast
     what becomes an integer, Sin, Cos       ->  float32, and all that they are computed from
-    the lowest float32, a mask's            ->  -32768
+    the lowest float32, as in a mask        ->  -32768
 
 Inputs and integers keep their types. What is computed from an output is pooling: it sums over
-tokens and divides by 1e-9 where there are none. Angles and positions are whole numbers in the
-thousands, of which float16 knows every second or fourth. A mask is added to scores, so half of
-float16's range is left for these: a sum that is -inf in a whole row makes NaN.
+tokens, and divides by 1e-9 where there are none. Angles and positions are whole numbers in the
+thousands, of which float16 represents every second or fourth. A mask is added to scores, so it
+leaves half of float16's range to them: a row of sums that are all -inf would become NaN.
 
-Stops at a constant that float16 cannot hold, at a scale that it holds to worse than 1 %, and at
-nodes with graphs inside.
+Refuses a constant that float16 cannot represent, a scale that it represents with an error above
+1 %, and nodes that contain graphs.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from onnx_ir.passes import common
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import add_constant, constant_array, tidy
 
+# Replaces the lowest float32. Its exponential is 0 in every float type.
 MASK = np.float16(-32768)
-"""What stands for the lowest float32: nothing is left of its exponential in any float type."""
 
 _LOWEST = np.finfo(np.float32).min
 _HIGHEST_HALF = float(np.finfo(np.float16).max)
 _SCALE_ERROR = 0.01
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-_FLOAT_ONLY = ("Sin", "Cos", "Range")
 # ONNX's Range has no float16.
+_FLOAT_ONLY = ("Sin", "Cos", "Range")
 
 
 def to_half_precision(model: ir.Model) -> ir.Model:
-    """The rewrite; changes and returns `model`.
+    """Apply the rewrite; change and return `model`.
 
     Raises:
-        GraphError: Something does not fit float16; see above.
+        GraphError: The graph cannot be converted; see above.
     """
     for node in model.graph:
         if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
             raise GraphError(
-                f"Node `{node.name}` ({node.op_type}) holds a graph, which is not made float16. "
-                "Use `--target portable`."
+                f"Node `{node.name}` ({node.op_type}) contains a graph, which cannot be converted "
+                "to float16. Use target 'portable'."
             )
-    model = common.ShapeInferencePass()(model).model  # every value's type is needed
+    # The type of every value is needed.
+    model = common.ShapeInferencePass()(model).model
     graph = model.graph
     kept = _kept_in_float(graph)
     nodes = list(graph)
@@ -65,16 +66,17 @@ def to_half_precision(model: ir.Model) -> ir.Model:
         value for value in floats if value.producer() is not None and value.producer() not in kept
     }
     for value in halves:
-        value.type = ir.TensorType(ir.DataType.FLOAT16)  # the old one may be shared
+        # Other values may share the type object, so it is replaced.
+        value.type = ir.TensorType(ir.DataType.FLOAT16)
     for value in sorted(floats, key=lambda value: value.name or ""):
         _cast_readers(graph, value, kept, is_half=value in halves)
     return tidy(model)
 
 
 def _kept_in_float(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes whose float32 values stay float32."""
+    """Return the nodes whose float32 values stay float32."""
     nodes = list(graph)
-    # What is made of an output, and what is made for nothing else.
+    # What is computed from an output, and what only these nodes read.
     tail = _descendants(graph.outputs)
     for node in reversed(nodes):
         readers = [reader for value in node.outputs for reader in value.consumers()]
@@ -104,7 +106,7 @@ def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def _float_ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """The nodes, and those that they are computed from by way of float32 values."""
+    """Return the nodes, and those that they are computed from through float32 values."""
     found: set[ir.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -143,22 +145,22 @@ def _convert_constants(graph: ir.Graph, kept: set[ir.Node]) -> None:
 
 
 def _half(name: str, stored: NDArray[np.generic], *, is_scale: bool) -> NDArray[np.float16]:
-    """A constant in float16."""
+    """Return a constant in float16."""
     array = stored.astype(np.float32)
     too_large = np.isfinite(array) & (np.abs(array) > _HIGHEST_HALF)
     masks = array == _LOWEST
     if (too_large & ~masks).any():
         raise GraphError(
-            f"Constant `{name}` holds {array[too_large & ~masks].flat[0]:.4g}, which float16 "
-            f"cannot (up to {_HIGHEST_HALF:.0f}). Use `--target portable`, which stays in float32."
+            f"Constant `{name}` contains {array[too_large & ~masks].flat[0]:.4g}, and float16 ends "
+            f"at {_HIGHEST_HALF:.0f}. Use target 'portable', which stays in float32."
         )
     half: NDArray[np.float16] = np.where(masks, MASK, np.where(masks, 0, array).astype(np.float16))
     if is_scale:
         _check_scale(name, array, half)
     elif array.size == 1 and half.size == 1 and not half.any() and array.any():
         raise GraphError(
-            f"Constant `{name}` is {array.flat[0]:.4g}, which float16 makes 0. Use `--target "
-            "portable`, which stays in float32."
+            f"Constant `{name}` is {array.flat[0]:.4g}, which becomes 0 in float16. Use target "
+            "'portable', which stays in float32."
         )
     return half
 
@@ -168,14 +170,14 @@ def _check_scale(name: str, scale: NDArray[np.float32], half: NDArray[np.float16
     worst = int(np.argmax(error))
     if error.flat[worst] > _SCALE_ERROR:
         raise GraphError(
-            f"Scale `{name}` is {scale.flat[worst]:.4g}, which float16 holds as "
-            f"{half.flat[worst]:.4g}: off by more than {_SCALE_ERROR:.0%}. Leave this tensor in "
-            "float with `--quant-disable-keyword`, or use `--target portable`."
+            f"Scale `{name}` is {scale.flat[worst]:.4g}, which becomes {half.flat[worst]:.4g} in "
+            f"float16: an error above {_SCALE_ERROR:.0%}. Leave this tensor in float with "
+            "`quant_disable_keyword`, or use target 'portable'."
         )
 
 
 def _convert_node(node: ir.Node) -> None:
-    """Makes what a node says of its own type float16."""
+    """Change the float32 type in the attributes of a node to float16."""
     to = node.attributes.get("to")
     if node.op_type == "Cast" and to is not None and to.as_int() == ir.DataType.FLOAT:
         node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT16)
@@ -188,7 +190,7 @@ def _convert_node(node: ir.Node) -> None:
 
 
 def _cast_readers(graph: ir.Graph, value: ir.Value, kept: set[ir.Node], *, is_half: bool) -> None:
-    """Gives readers of the other type a cast of the value, and the graph's outputs float32."""
+    """Cast a value for readers of the other type, and the outputs of the graph to float32."""
     uses = [use for use in value.uses() if (use.node in kept) == is_half]
     is_output = is_half and value.is_graph_output()
     if not uses and not is_output:

@@ -1,11 +1,11 @@
-"""Computes a quantized linear in one onnxruntime kernel, bias included.
+"""Compute a quantized linear layer in one ONNX Runtime kernel, with its bias.
 
     Add(MatMul(DequantizeLinear(x), DequantizeLinear(W)), b)  ->  MatMulIntegerToFloat(x, W, b)
 
-onnxruntime makes the same fusion when it loads a Q/DQ graph, but leaves the bias outside. Fires on
-a per-tensor x, static or dynamic, and a constant int8 W, per tensor or per column, both with zero
-points. The add is taken in only if it adds a constant a column and nothing else reads the product.
-Values do not change: int8 products are summed in int32 and scaled once.
+ONNX Runtime makes the same fusion when it loads a Q/DQ graph, but leaves the bias out. Applies to a
+per-tensor x, static or dynamic, and a constant int8 W, per tensor or per column, both with zero
+points. The add is fused only if it adds one constant to each column and nothing else reads the
+result of the matmul. Values do not change: int8 products are summed in int32 and scaled once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qdqbert.graph.edit import (
 
 
 def fuse_integer_matmul(model: ir.Model) -> ir.Model:
-    """The rewrite; changes and returns `model`."""
+    """Apply the rewrite; change and return `model`."""
     model.opset_imports[MICROSOFT] = 1
     for node in list(model.graph):
         if node.op_type == "MatMul":
@@ -64,7 +64,7 @@ def _is_per_tensor(x: ir.Node) -> bool:
 
 
 def _is_by_column(weight: ir.Node) -> bool:
-    """Whether a 2-D weight has one scale in all or one a column."""
+    """Return whether a 2-D weight has a single scale or one for each column."""
     codes, scale = constant_array(weight.inputs[0]), constant_array(weight.inputs[1])
     if codes is None or scale is None or codes.ndim != 2:
         return False

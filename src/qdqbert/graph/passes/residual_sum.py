@@ -1,11 +1,11 @@
-"""Keeps onnxruntime from merging a residual add into its slower LayerNormalization.
+"""Keep ONNX Runtime from merging a residual add into its slower LayerNormalization.
 
     LayerNormalization(Add(x, y))  ->  LayerNormalization(Sum(x, y))
 
-When it loads a graph, onnxruntime joins Add and LayerNormalization to SkipLayerNormalization.
-That CPU kernel sums in a scalar loop and takes several times as long as the vectorised
-LayerNormalization and the add together (`benchmarks/layer_norm.py`); no fusion knows Sum. Fires
-only where the LayerNormalization is the add's one reader.
+When it loads a graph, ONNX Runtime fuses Add and LayerNormalization to SkipLayerNormalization. That
+CPU kernel sums in a scalar loop and takes several times as long as the vectorized
+LayerNormalization and the add together (`benchmarks/layer_norm.py`). No fusion matches Sum. Applies
+only where the LayerNormalization is the only reader of the add.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qdqbert.graph.edit import constant_array, only_consumer, replace, tidy
 
 
 def sum_residuals(model: ir.Model) -> ir.Model:
-    """The rewrite; changes and returns `model`."""
+    """Apply the rewrite; change and return `model`."""
     for node in list(model.graph):
         if node.op_type != "Add":
             continue

@@ -1,13 +1,14 @@
-"""Pads texts inside the graph to lengths that onnxruntime's int8 CUDA attention takes.
+"""Pad texts inside the graph to lengths that ONNX Runtime's int8 CUDA attention accepts.
 
     codes = QuantizeLinear(x)          ->  QuantizeLinear(Pad(x, -seq mod 16))
     QOrderedAttention(..., mask)       ->  QOrderedAttention(..., Pad(mask, -seq mod 16))
     DequantizeLinear(codes of states)  ->  DequantizeLinear(Slice(codes of states, 0:seq))
 
-The kernel stops at any sequence that is no multiple of 16. What is added is masked as [PAD] is, and
-cut off behind the last layer, so callers pass and get any length. Fires after `qordered`, on the
-first layer's input and wherever the states of a layer become float again. Pads in float32: not
-every version of onnxruntime's CUDA Pad has a kernel for integers.
+The kernel fails for a sequence length that is not a multiple of 16. The added positions are masked
+like [PAD] and cut off after the last layer, so callers can use any length. Applies after
+`fuse_qordered`, to the input of the first layer and wherever the states of a layer become float
+again. Pads in float32, because not every version of ONNX Runtime's CUDA Pad has a kernel for
+integers.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from qdqbert.errors import GraphError
 from qdqbert.graph.edit import MICROSOFT, add_constant, producer_of, tidy
 from qdqbert.graph.passes.attention import MASK
 
+# Sequence lengths are padded to a multiple of this.
 MULTIPLE = 16
-"""What sequences are padded to a multiple of."""
 
 _STATES, _MASK_INPUT = 0, 17
 
 
 def pad_sequences(model: ir.Model) -> ir.Model:
-    """The rewrite; changes and returns `model`.
+    """Apply the rewrite; change and return `model`.
 
     Raises:
         GraphError: The first layer's input is not quantized in the graph.
@@ -37,7 +38,9 @@ def pad_sequences(model: ir.Model) -> ir.Model:
         return model
     quantize = producer_of(attentions[0].inputs[_STATES], "QuantizeLinear")
     if quantize is None:
-        raise GraphError("The first layer does not read a QuantizeLinear; there is nothing to pad.")
+        raise GraphError(
+            "The first layer does not read a QuantizeLinear, so nothing can be padded."
+        )
     sequence, padding = _lengths(graph)
     _pad(graph, quantize, padding, rank=3)
     padded = _padded_mask(graph, attentions[0], padding)
@@ -52,7 +55,7 @@ def pad_sequences(model: ir.Model) -> ir.Model:
 
 
 def _lengths(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
-    """How long texts are and how much is missing, each `(1,)`, from the start of the graph on."""
+    """Return the sequence length and the number of missing positions, each `(1,)`."""
     mask = next(value for value in graph.inputs if value.name == MASK)
     shape = ir.node("Shape", [mask], {"start": 1, "end": 2}, name="padding.sequence")
     negated = ir.node("Neg", [_named(shape)], name="padding.negated")
@@ -64,10 +67,10 @@ def _lengths(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 
 
 def _padded_mask(graph: ir.Graph, attention: ir.Node, padding: ir.Value) -> ir.Value:
-    """The mask with 0 behind it, int32."""
+    """Return the mask with zeros at its end, int32."""
     cast = producer_of(attention.inputs[_MASK_INPUT], "Cast")
     if cast is None:
-        raise GraphError(f"The mask of {attention.name!r} is no cast of `{MASK}`.")
+        raise GraphError(f"The mask of {attention.name!r} is not a Cast of `{MASK}`.")
     reals = ir.node("Cast", [cast.inputs[0]], {"to": ir.DataType.FLOAT}, name=f"{MASK}.float")
     new = ir.node("Cast", [_named(reals)], {"to": ir.DataType.INT32}, name=f"{MASK}.padded_int32")
     graph.insert_before(cast, [reals, new])
@@ -76,7 +79,7 @@ def _padded_mask(graph: ir.Graph, attention: ir.Node, padding: ir.Value) -> ir.V
 
 
 def _pad(graph: ir.Graph, node: ir.Node, padding: ir.Value, *, rank: int) -> None:
-    """Adds zeros at the end of axis 1 of what a node reads first."""
+    """Add zeros at the end of axis 1 of the first input of a node."""
     before, after = (
         add_constant(graph, f"padding.none_{axes}", np.zeros(axes, np.int64))
         for axes in (rank + 1, rank - 2)
@@ -88,13 +91,13 @@ def _pad(graph: ir.Graph, node: ir.Node, padding: ir.Value, *, rank: int) -> Non
 
 
 def _lengthen(codes: ir.Value) -> None:
-    """What a layer makes, `(batch, seq, channels)`, is as long as its padded input."""
+    """Give the codes that a layer makes, `(batch, seq, channels)`, the padded length."""
     if codes.shape is not None:
         codes.shape = ir.Shape([codes.shape[0], "padded_sequence", *codes.shape[2:]])
 
 
 def _is_state(codes: ir.Value | None, first: ir.Node) -> bool:
-    """Whether codes are what enters or leaves a layer."""
+    """Return whether codes enter or leave a layer."""
     return codes is not None and (
         codes is first.outputs[0]
         or producer_of(codes, "QOrderedLayerNormalization", MICROSOFT) is not None
@@ -102,7 +105,7 @@ def _is_state(codes: ir.Value | None, first: ir.Node) -> bool:
 
 
 def _cut(graph: ir.Graph, reals: ir.Node, sequence: ir.Value) -> None:
-    """Leaves the padding out of what a DequantizeLinear reads."""
+    """Remove the padding from the input of a DequantizeLinear."""
     start, axis = (
         add_constant(graph, f"padding.{name}", np.array([value], np.int64))
         for name, value in (("start", 0), ("axis", 1))
@@ -113,6 +116,6 @@ def _cut(graph: ir.Graph, reals: ir.Node, sequence: ir.Value) -> None:
 
 
 def _named(node: ir.Node) -> ir.Value:
-    """A new node's output, named after it."""
+    """Return the output of a new node, after naming it."""
     node.outputs[0].name = f"{node.name}.value"
     return node.outputs[0]
