@@ -175,3 +175,12 @@ def test_another_pooling_replaces_the_file_of_the_checkpoint(tmp_path) -> None:
     write_sentence_head(head.with_pooling("cls"), tmp_path, hidden=8)
     found = read_sentence_head(reader(tmp_path))
     assert (found.pooling, found.normalize) == ("cls", True)
+
+
+def test_the_folder_of_a_quantized_embedder_has_the_head_of_its_checkpoint(
+    quantized, checkpoints
+) -> None:
+    found = read_sentence_head(reader(quantized("sentence").directory))
+    expected = read_sentence_head(reader(checkpoints("sentence")))
+    assert found == expected
+    assert found.files == expected.files
