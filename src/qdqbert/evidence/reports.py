@@ -1,4 +1,4 @@
-"""What the verbs return: plain records, which are printed as tables or as JSON."""
+"""Reports that the public functions return. They can be printed as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qdqbert.tasks.task import Metric
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatencyReport:
-    """INT8 beside float at one shape.
+    """Latency of INT8 and float at one shape.
 
     Attributes:
-        batch: Texts at once.
-        sequence: Tokens a text.
-        float_ms: Median of the float graph on the same engine.
-        int8_ms: Median of the INT8 graph.
-        speedup: Median over rounds of their ratio.
+        batch: Batch size.
+        sequence: Length in tokens.
+        float_ms: Median latency of the float graph on the same engine, in milliseconds.
+        int8_ms: Median latency of the INT8 graph, in milliseconds.
+        speedup: Median over all rounds of the ratio of float to INT8.
     """
 
     batch: int
@@ -33,18 +33,18 @@ class LatencyReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetReport:
-    """What was measured of one target's graph on one engine.
+    """Measurements of one graph on one engine.
 
     Attributes:
-        target: What the graph was made for.
-        engine: What ran it.
-        recipe: Which recipe placed its Q/DQ pairs.
-        model: The .onnx file, relative to the folder.
-        fidelity: To the float checkpoint, on held-out texts.
-        lowering: To the fake-quantized PyTorch model.
-        size_bytes: Of the graph.
-        size_ratio: To the float graph.
-        latency: Of this graph and of the float one, by shape, side by side.
+        target: Target of the graph.
+        engine: Engine that ran it.
+        recipe: Recipe that placed its Q/DQ pairs.
+        model: Path of the graph in the folder.
+        fidelity: How close it is to the float model, on held-out texts.
+        lowering: How close it is to PyTorch's fake quantization, layer by layer.
+        size_bytes: Size of the graph.
+        size_ratio: Size divided by that of the float graph.
+        latency: Latency next to the float graph's, one entry for each shape.
     """
 
     target: str
@@ -60,15 +60,15 @@ class TargetReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeReport:
-    """What `quantize` did and measured.
+    """Result of `quantize`.
 
     Attributes:
-        directory: The folder that it wrote.
-        checkpoint: What was quantized.
-        task: What it is for.
-        calibration_texts: Texts that ranges were taken from.
-        heldout_texts: Other texts that fidelity was measured on.
-        float_size_bytes: Of the float graph.
+        directory: The output folder.
+        checkpoint: The model that was quantized.
+        task: Its task.
+        calibration_texts: Number of texts that ranges were taken from.
+        heldout_texts: Number of other texts, on which fidelity was measured.
+        float_size_bytes: Size of the float graph.
         targets: One report for each target and engine.
         warnings: Results that make the model doubtful or useless.
         notices: Other messages for the user.
@@ -87,21 +87,21 @@ class QuantizeReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateReport:
-    """How well a model does its task.
+    """Result of `evaluate`.
 
     Attributes:
-        model: What was evaluated.
+        model: The model.
         task: Its task.
-        engine: What ran it; `pytorch` for a float checkpoint.
-        target: What the graph was made for; `None` for a checkpoint or an .onnx file.
-        reference: The checkpoint or .onnx file that it is compared with, if one was named.
-        data: The file.
-        examples: Rows of the file.
-        metrics: The task's metrics.
-        reference_metrics: The same of the reference.
-        fidelity: To the reference checkpoint on the same texts, if one was named.
-        leaked_examples: How many of them ranges were taken from.
-        notices: What a user should know.
+        engine: Engine that ran it; `pytorch` for a checkpoint.
+        target: Target of the graph; `None` for a checkpoint or an .onnx file.
+        reference: The checkpoint or .onnx file that the model is compared with, if any.
+        data: The data file.
+        examples: Number of examples.
+        metrics: Metrics of the task.
+        reference_metrics: Metrics of the reference.
+        fidelity: How close the model is to the reference, on the same examples.
+        leaked_examples: Number of examples that the model was calibrated on.
+        notices: Messages for the user.
     """
 
     model: str
@@ -120,13 +120,13 @@ class EvaluateReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkReport:
-    """Latencies that were measured in turns.
+    """Result of `benchmark`.
 
     Attributes:
-        timings: One for each shape, model and engine, shapes outermost.
-        speedups: For each timing, how many times faster it is than the first model on its
-            engine at its shape.
-        threads: Threads of one inference; `None` if each engine chose.
+        timings: One for each shape, model and engine, ordered by shape first.
+        speedups: How many times faster each timing is than the first model's, on the same
+            engine and at the same shape.
+        threads: Number of threads of one inference; `None` if each engine chose.
     """
 
     timings: tuple[Timing, ...]
@@ -136,20 +136,20 @@ class BenchmarkReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainReport:
-    """What `train` did.
+    """Result of `train`.
 
     Attributes:
-        directory: The folder that it wrote.
-        checkpoint: What was trained.
-        task: What for.
-        training_examples: How many it was trained on.
-        evaluation_examples: How many others it was evaluated on.
-        quantizers: How many quantizers were on; 0 in float training.
-        steps: Updates of the weights.
-        resumed_at: The step that it went on from, if it was resumed.
-        before: Metrics before training; of QAT: of the calibrated model.
+        directory: The output folder.
+        checkpoint: The model that was trained.
+        task: Its task.
+        training_examples: Number of training examples.
+        evaluation_examples: Number of evaluation examples.
+        quantizers: Number of enabled quantizers; 0 in float training.
+        steps: Number of updates of the weights.
+        resumed_at: Step from which the run was resumed, if it was.
+        before: Metrics before training. With QAT, those of the calibrated model.
         after: Metrics of the model that was written.
-        notices: What a user should know.
+        notices: Messages for the user.
     """
 
     directory: str
