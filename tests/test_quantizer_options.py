@@ -383,9 +383,9 @@ def test_weights_of_query_key_and_value_form_groups(two_layers) -> None:
         ({"clip_gelu": 0.0}, "`clip_gelu` must be above 0, got 0.0"),
         ({"clip_gelu": -1.0}, "`clip_gelu` must be above 0, got -1.0"),
         ({"clip_gelu": float("nan")}, "`clip_gelu` must be above 0, got nan"),
-        ({"quant_disable_keyword": ("(",)}, "'(' is no regular expression"),
-        ({"quant_disable_layer_module": "["}, "'[' is no regular expression"),
-        ({"quant_enable_layer_module": "*"}, "'*' is no regular expression"),
+        ({"quant_disable_keyword": ("(",)}, "'(' is not a regular expression"),
+        ({"quant_disable_layer_module": "["}, "'[' is not a regular expression"),
+        ({"quant_enable_layer_module": "*"}, "'*' is not a regular expression"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(arguments, message) -> None:
@@ -396,7 +396,9 @@ def test_a_wrong_value_is_refused_with_its_name(arguments, message) -> None:
 
 
 def test_an_unknown_switch_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SpecError, match=r"Unknown switches \['wprecision'\]\. Known: aprec, cali"):
+    with pytest.raises(
+        SpecError, match=r"Unknown quantizer options \['wprecision'\]\. Known: aprec, cali"
+    ):
         QuantizerOptions.from_dict({"wprecision": 4})
 
 
