@@ -12,6 +12,7 @@ import qdqbert
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.models.configuration import quantizer_options_of
 from qdqbert.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.spec import Range, Site, TensorSpec, resolve
 
@@ -456,9 +457,7 @@ def test_switches_come_back_from_json(quantizer_options) -> None:
 
 @given(quantizer_options=ANY_SWITCHES)
 def test_a_config_holds_switches(quantizer_options) -> None:
-    config = qdqbert.QDQBertConfig(recipe=quantizer_options)
-    assert config.quantizer_options == quantizer_options
-    assert (
-        qdqbert.QDQBertConfig(**json.loads(config.to_json_string())).quantizer_options
-        == quantizer_options
-    )
+    config = qdqbert.QDQBertConfig(quantizer_options=quantizer_options)
+    assert config.quantizer_options == quantizer_options.to_dict()
+    again = qdqbert.QDQBertConfig(**json.loads(config.to_json_string()))
+    assert quantizer_options_of(again) == quantizer_options

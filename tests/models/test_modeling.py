@@ -690,7 +690,9 @@ def test_a_state_of_another_version_is_refused(classifier, tmp_path) -> None:
     classifier.save_pretrained(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())["quantizers"]
     edit_config(tmp_path, quantizers={**stored, "version": 99})
-    with pytest.raises(CheckpointError, match="has version 99; this version of qdqbert reads 1"):
+    with pytest.raises(
+        CheckpointError, match="has version 99, and this version of qdqbert reads version 1"
+    ):
         type(classifier).from_pretrained(tmp_path)
 
 

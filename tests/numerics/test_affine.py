@@ -779,7 +779,7 @@ def test_reduce_amax_refuses_more_axes_than_there_are(axis) -> None:
         reduce_amax(torch.ones(2, 3), axis=axis)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     x=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(-1e6, 1e6, width=32))
 )
