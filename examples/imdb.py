@@ -1,12 +1,17 @@
-"""Sentiment of IMDB reviews, from a pretrained encoder to an INT8 graph, each stage one call.
+"""Classify IMDB's reviews, from a pretrained encoder to an INT8 graph, one call per stage.
 
     python examples/imdb.py [--model M] [--train F] [--test F] [--output DIR] [--stages ...]
 
-`fp32` fine-tunes MODEL on reviews, `qat` goes on with quantizers on every output (the recipe
-`qordered`: 12 quantized tensors and 6 weights a layer) and follows the float model, `onnx` writes
-the INT8 graph and scores all three on the test set; `--targets portable qordered` writes ONNX
-Runtime's int8 CUDA graph beside it. Data: IMDB's folders of `pos` and `neg`, a
-.csv or .tsv with `text` and `label`, or a name of the hub.
+Stages:
+
+* `fp32` fine-tunes the model on reviews.
+* `qat` trains it with quantizers on every output (recipe `qordered`: 12 tensors and 6 weights per
+  layer), with the float model as the teacher.
+* `onnx` writes the INT8 graph, and evaluates all three models on the test set. `--targets portable
+  qordered` also writes ONNX Runtime's int8 CUDA graph.
+
+Data is IMDB's folder with `pos` and `neg`, a .csv or .tsv file with `text` and `label`, or a data
+set of the hub.
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ import argparse
 from pathlib import Path
 
 import qdqbert
-from qdqbert.progress import Bars
 
 STAGES = ("fp32", "qat", "onnx")
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,10 +37,17 @@ def main() -> None:
     parser.add_argument("--recipe", default="qordered")
     parser.add_argument("--targets", nargs="+", default=["portable"])
     parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--examples", type=int, default=1000, help="reviews to train on")
-    parser.add_argument("--test-examples", type=int, default=200, help="reviews to score on")
+    parser.add_argument("--examples", type=int, default=1000, help="number of reviews to train on")
+    parser.add_argument(
+        "--test-examples", type=int, default=200, help="number of reviews to evaluate on"
+    )
     parser.add_argument("--epochs", type=float, default=1.0)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the stages."""
+    options = parse_arguments()
     fp32, qat, int8 = (options.output / name for name in ("fp32", "qat", "int8"))
     data = {
         "train_data": options.train,
@@ -45,7 +57,7 @@ def main() -> None:
         "max_length": options.max_length,
         "task": "text-classification",
         "overwrite": True,
-        "progress": Bars(),
+        "progress": True,
     }
     if "fp32" in options.stages:
         report = qdqbert.train(options.model, fp32, epochs=options.epochs, **data)
@@ -67,10 +79,10 @@ def main() -> None:
         qdqbert.quantize(
             qat,
             int8,
-            targets=tuple(options.targets),
+            targets=options.targets,
             calibration_data=options.train,
             overwrite=True,
-            progress=Bars(),
+            progress=True,
         )
         for name, folder in (("fp32", fp32), ("qat", qat), ("onnx", int8)):
             score = qdqbert.evaluate(

@@ -1,13 +1,17 @@
-"""QDQBERT's SQuAD workflow, from a pretrained encoder to INT8 graphs, each stage one call.
+"""Run QDQBERT's SQuAD workflow, from a pretrained encoder to INT8 graphs, one call per stage.
 
     python examples/squad.py [--model M] [--train F] [--eval F] [--output DIR] \
         [--stages fp32 ptq qat onnx benchmark] [--float-checkpoint DIR]
 
-`fp32` fine-tunes MODEL, `ptq` quantizes that with calibrated ranges, `qat` trains with the 20
-quantizers a layer and follows the float model, `onnx` writes INT8 graphs with the ranges that were
-trained with and scores them, `benchmark` times float and INT8. Data: SQuAD's json, v1.1 or v2.0, or
-a name of the hub. With `--float-checkpoint` a model that is fine-tuned already takes the place of
-`fp32`.
+Stages:
+
+* `fp32` fine-tunes the model. `--float-checkpoint` names a fine-tuned model to use instead.
+* `ptq` quantizes it with calibrated ranges.
+* `qat` trains with 20 quantizers per layer, with the float model as the teacher.
+* `onnx` writes INT8 graphs with the trained ranges, and evaluates them.
+* `benchmark` measures the latency of float and INT8.
+
+Data is a .json file of SQuAD, v1.1 or v2.0, or a data set of the hub.
 """
 
 from __future__ import annotations
@@ -16,13 +20,13 @@ import argparse
 from pathlib import Path
 
 import qdqbert
-from qdqbert.progress import Bars
 
 STAGES = ("fp32", "ptq", "qat", "onnx", "benchmark")
 TARGETS = ("onnxruntime", "openvino")
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,16 +44,20 @@ def main() -> None:
     parser.add_argument("--qat-learning-rate", type=float, default=1e-4)
     parser.add_argument("--train-examples", type=int)
     parser.add_argument("--eval-examples", type=int)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the stages."""
+    options = parse_arguments()
     fp32 = options.float_checkpoint or options.output / "fp32"
     ptq, qat, int8 = (options.output / name for name in ("ptq", "qat", "int8"))
-    task_options = qdqbert.TaskOptions(doc_stride=options.doc_stride)
     shared = {
         "task": "question-answering",
         "max_length": options.max_length,
-        "task_options": task_options,
+        "doc_stride": options.doc_stride,
         "overwrite": True,
-        "progress": Bars(),
+        "progress": True,
     }
     data = {
         "train_data": options.train,
@@ -98,15 +106,16 @@ def main() -> None:
 
 
 def score(name: str, folder: Path, options: argparse.Namespace) -> None:
+    """Evaluate a model, and print its metrics."""
     report = qdqbert.evaluate(
         folder,
         options.eval,
         task="question-answering",
         max_length=options.max_length,
         max_examples=options.eval_examples,
-        options={"doc_stride": options.doc_stride},
+        doc_stride=options.doc_stride,
         output=options.output / "predictions" / name.replace(", ", "-").replace(" ", "-"),
-        progress=Bars(),
+        progress=True,
     )
     values = ", ".join(f"{each.name} {each.value:.2f}" for each in report.metrics)
     print(f"{name} on {report.engine}: {values}")

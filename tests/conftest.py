@@ -295,7 +295,13 @@ def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepare
 
 
 # The longest files run first, so that no process is left alone with one of them at the end.
-LONG = ("test_readme.py", "test_workflow.py", "verbs", "test_qordered.py", "test_onnx_export.py")
+LONG = (
+    "test_documentation.py",
+    "test_workflow.py",
+    "verbs",
+    "test_qordered.py",
+    "test_onnx_export.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

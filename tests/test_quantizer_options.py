@@ -12,6 +12,7 @@ import qdqbert
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.models.configuration import quantizer_options_of
 from qdqbert.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.spec import Range, Site, TensorSpec, resolve
 
@@ -383,9 +384,9 @@ def test_weights_of_query_key_and_value_form_groups(two_layers) -> None:
         ({"clip_gelu": 0.0}, "`clip_gelu` must be above 0, got 0.0"),
         ({"clip_gelu": -1.0}, "`clip_gelu` must be above 0, got -1.0"),
         ({"clip_gelu": float("nan")}, "`clip_gelu` must be above 0, got nan"),
-        ({"quant_disable_keyword": ("(",)}, "'(' is no regular expression"),
-        ({"quant_disable_layer_module": "["}, "'[' is no regular expression"),
-        ({"quant_enable_layer_module": "*"}, "'*' is no regular expression"),
+        ({"quant_disable_keyword": ("(",)}, "'(' is not a regular expression"),
+        ({"quant_disable_layer_module": "["}, "'[' is not a regular expression"),
+        ({"quant_enable_layer_module": "*"}, "'*' is not a regular expression"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(arguments, message) -> None:
@@ -396,7 +397,9 @@ def test_a_wrong_value_is_refused_with_its_name(arguments, message) -> None:
 
 
 def test_an_unknown_switch_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SpecError, match=r"Unknown switches \['wprecision'\]\. Known: aprec, cali"):
+    with pytest.raises(
+        SpecError, match=r"Unknown quantizer options \['wprecision'\]\. Known: aprec, cali"
+    ):
         QuantizerOptions.from_dict({"wprecision": 4})
 
 
@@ -454,9 +457,7 @@ def test_switches_come_back_from_json(quantizer_options) -> None:
 
 @given(quantizer_options=ANY_SWITCHES)
 def test_a_config_holds_switches(quantizer_options) -> None:
-    config = qdqbert.QDQBertConfig(recipe=quantizer_options)
-    assert config.quantizer_options == quantizer_options
-    assert (
-        qdqbert.QDQBertConfig(**json.loads(config.to_json_string())).quantizer_options
-        == quantizer_options
-    )
+    config = qdqbert.QDQBertConfig(quantizer_options=quantizer_options)
+    assert config.quantizer_options == quantizer_options.to_dict()
+    again = qdqbert.QDQBertConfig(**json.loads(config.to_json_string()))
+    assert quantizer_options_of(again) == quantizer_options

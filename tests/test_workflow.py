@@ -18,7 +18,6 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.recipes import QAT_QUANTIZER_OPTIONS
 
 FIRST_NAMES = ("cat", "dog", "bread", "tree", "paper")
 PLACES = ("river", "school", "room", "city", "house")
@@ -35,7 +34,7 @@ FILLERS = (
 )
 DEV_EXAMPLES = 400
 # The default of 128 tokens is more than these models accept.
-OPTIONS = qdqbert.TaskOptions(doc_stride=16)
+DOC_STRIDE = 16
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -163,8 +162,8 @@ class Trained:
 
     def evaluate(self, model: Path, **options: Any) -> float:
         """Return the first metric of the task on the held-out data."""
-        given = {"doc_stride": OPTIONS.doc_stride}
-        return float(qdqbert.evaluate(model, self.dev, options=given, **options).metrics[0].value)
+        report = qdqbert.evaluate(model, self.dev, doc_stride=DOC_STRIDE, **options)
+        return float(report.metrics[0].value)
 
     def quantize(self, model: Path, output: Path, *targets: str) -> Path:
         qdqbert.quantize(
@@ -174,7 +173,7 @@ class Trained:
             calibration_samples=100,
             targets=targets,
             benchmark=False,
-            task_options=OPTIONS,
+            doc_stride=DOC_STRIDE,
         )
         return output
 
@@ -193,7 +192,7 @@ class Trained:
             dropout="off",
             # More than there are steps: evaluate once, at the end.
             eval_steps=1000,
-            task_options=OPTIONS,
+            doc_stride=DOC_STRIDE,
             **options,
         )
 
@@ -222,7 +221,7 @@ def learn(task: str, work: Work, folder: Path, save_tiny: Callable[..., Path]) -
         learning_rate=work.learning_rate,
         batch_size=32,
         dropout="off",
-        task_options=OPTIONS,
+        doc_stride=DOC_STRIDE,
     )
     made = Trained(task=task, folder=folder, checkpoint=checkpoint, train=train, dev=dev, score=0.0)
     return dataclasses.replace(made, score=made.evaluate(checkpoint))
@@ -310,9 +309,8 @@ def test_ranges_that_clip_half_of_the_values_ruin_the_score(trained, task: str, 
 
 def test_training_recovers_part_of_what_few_bits_lose(trained, tmp_path) -> None:
     made = trained("question-answering")
-    quantizer_options = dataclasses.replace(QAT_QUANTIZER_OPTIONS, wprec=3, aprec=4)
     report = made.train_quantized(
-        tmp_path / "qat", quantizer_options=quantizer_options, epochs=1.0, learning_rate=1e-3
+        tmp_path / "qat", wprec=3, aprec=4, epochs=1.0, learning_rate=1e-3
     )
     before, after = (metrics[0].value for metrics in (report.before, report.after))
     # 7 values for weights and 15 for activations lose 16 points; 32 steps recover a third of them.

@@ -172,35 +172,38 @@ QKV_WEIGHTS = tuple(
         ("q", "k", "v"),
     )
 )
-"""What `fuse_qkv` gives one range: names that share the path before them."""
+"""Sites that `fuse_qkv` gives one range, by the ends of their names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizerOptions:
-    """The quantization switches of QDQBERT's SQuAD example, as one value that is stored.
+    """Changes to a recipe, and the calibrator: the options of QDQBERT's SQuAD example.
 
-    Patterns are regular expressions, searched in the names of quantizers and of the linears that
-    these belong to. Disables come first, then `quant_enable_layer_module`: with `quant_disable` it
-    names all that is quantized.
+    Patterns are regular expressions, searched in the names of quantizers and of the linear layers
+    that these belong to. Disabling patterns apply first, then `quant_enable_layer_module`: together
+    with `quant_disable`, it selects everything that is quantized.
 
     Attributes:
-        wprec: Bits of weights.
-        aprec: Bits of activations.
-        quant_per_tensor: One scale a weight instead of one per output channel.
-        quant_disable: Leave everything in float.
-        quant_disable_keyword: Leave what a pattern finds in float.
-        quant_disable_layer_module: The same in every layer: the pattern follows `layer.N.`.
-        quant_enable_layer_module: Quantize what the pattern finds in every layer after all.
-        calibrator: Which rule takes ranges from what was seen.
-        percentile: Share of magnitudes to cover; for the calibrator `"percentile"`, and needed.
-        fuse_qkv: One range for the attention products' query, key and value, as engines with a
-            fused product want; with `quant_per_tensor` one for their weights too.
-        clip_gelu: Highest value that a GELU's output, the FFN's second input, can take.
-        recalibrate_weights: Take weights' ranges from the weights, though some are stored.
+        wprec: Bits of weights, 2 to 8.
+        aprec: Bits of activations, 2 to 8.
+        quant_per_tensor: Use one scale per weight instead of one per output channel.
+        quant_disable: Keep everything in float.
+        quant_disable_keyword: Patterns of quantizers that stay in float.
+        quant_disable_layer_module: Pattern of modules that stay in float in every layer. It is
+            matched after `layer.N.`.
+        quant_enable_layer_module: Pattern of modules that are quantized in every layer, although
+            another option disables them.
+        calibrator: Rule that turns statistics into a range.
+        percentile: Share of the magnitudes to cover, in percent. Required by the calibrator
+            `percentile`, and only allowed with it.
+        fuse_qkv: Share one range among query, key and value of the attention matmuls, as engines
+            with a fused matmul need. With `quant_per_tensor`, share one among their weights too.
+        clip_gelu: Upper limit of the range of GELU's output, in real units. `None` sets no limit.
+        recalibrate_weights: Use the ranges of the weights' values, not those that are stored.
 
-    Source: transformers' `quantization-qdqbert` example, `quant_trainer.py`. Mended: switches work
-    in any order and while calibrating, `mse` and `entropy` run, a pattern that finds nothing is an
-    error, and what was set is stored with the checkpoint.
+    Source: transformers' `quantization-qdqbert` example, `quant_trainer.py`. Differs from upstream:
+    options work in any order and while calibrating, `mse` and `entropy` work, a pattern that
+    matches nothing is an error, and options are stored with the checkpoint.
     """
 
     wprec: int = 8
@@ -225,48 +228,64 @@ class QuantizerOptions:
         )
         for name in ("wprec", "aprec"):
             if not 2 <= getattr(self, name) <= 8:
-                raise SpecError(f"`{name}` must be between 2 and 8, got {getattr(self, name)}.")
+                raise SpecError(
+                    f"`{name}` must be between 2 and 8, got {getattr(self, name)}.", argument=name
+                )
+        self._check_calibrator()
+        if self.clip_gelu is not None and not self.clip_gelu > 0:
+            raise SpecError(
+                f"`clip_gelu` must be above 0, got {self.clip_gelu}.", argument="clip_gelu"
+            )
+        self._check_patterns()
+
+    def _check_calibrator(self) -> None:
         if self.calibrator not in CALIBRATOR_NAMES:
             known = ", ".join(CALIBRATOR_NAMES)
-            raise SpecError(f"Invalid calibrator {self.calibrator!r}. Known: {known}.")
+            raise SpecError(
+                f"Invalid calibrator {self.calibrator!r}. Known: {known}.", argument="calibrator"
+            )
         if self.calibrator == "percentile" and self.percentile is None:
-            raise SpecError("Specify `percentile` when using the percentile calibrator.")
+            raise SpecError(
+                "Specify `percentile` when using the percentile calibrator.", argument="percentile"
+            )
         if self.percentile is not None and self.calibrator != "percentile":
             raise SpecError(
                 f"`percentile={self.percentile}` needs `calibrator='percentile'`, got "
-                f"{self.calibrator!r}."
+                f"{self.calibrator!r}.",
+                argument="percentile",
             )
         if self.percentile is not None and not 0 < self.percentile <= 100:
-            raise SpecError(f"`percentile` must be above 0 and at most 100, got {self.percentile}.")
-        if self.clip_gelu is not None and not self.clip_gelu > 0:
-            raise SpecError(f"`clip_gelu` must be above 0, got {self.clip_gelu}.")
-        for pattern in (
-            *self.quant_disable_keyword,
-            self.quant_disable_layer_module,
-            self.quant_enable_layer_module,
-        ):
-            if pattern is None:
-                continue
+            raise SpecError(
+                f"`percentile` must be above 0 and at most 100, got {self.percentile}.",
+                argument="percentile",
+            )
+
+    def _check_patterns(self) -> None:
+        for name, pattern, _, _ in self._patterns():
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise SpecError(f"{pattern!r} is no regular expression: {error}.") from error
+                raise SpecError(
+                    f"`{name}` {pattern!r} is not a regular expression: {error}.", argument=name
+                ) from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The switches that `to_dict` wrote.
+        """Return the options that `to_dict` wrote.
 
         Raises:
-            SpecError: A switch is unknown.
+            SpecError: An option is unknown.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise SpecError(f"Unknown switches {unknown}. Known: {', '.join(sorted(known))}.")
+            raise SpecError(
+                f"Unknown quantizer options {unknown}. Known: {', '.join(sorted(known))}."
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """QuantizerOptions that are not at their default, as plain values."""
+        """Return the options that differ from their defaults, as plain values."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in dataclasses.fields(self)
@@ -276,14 +295,17 @@ class QuantizerOptions:
     def apply(
         self, specs: Mapping[str, TensorSpec | None], sites: Iterable[Site]
     ) -> dict[str, TensorSpec | None]:
-        """What a recipe's specs become.
+        """Apply bits and patterns to the specs of a recipe.
 
         Args:
-            specs: By site name, for every site: as the recipe says.
+            specs: Specs of all sites that the recipe assigns, by site name.
             sites: All sites.
 
+        Returns:
+            The new specs of all sites, by name.
+
         Raises:
-            UnmatchedRuleError: A pattern finds nothing.
+            UnmatchedRuleError: A pattern matches no quantizer.
         """
         sites = list(sites)
         quantized = [site for site in sites if specs[site.name] is not None]
@@ -294,7 +316,8 @@ class QuantizerOptions:
                 example = f", such as `{quantized[0].name}`" if quantized else ""
                 raise UnmatchedRuleError(
                     f"`{switch}` {pattern!r} matches none of the {len(quantized)} quantizers of "
-                    f"the recipe{example}. Check its spelling."
+                    f"the recipe{example}. Check its spelling.",
+                    argument=switch,
                 )
             on.update(dict.fromkeys(found, value))
         return {
@@ -303,7 +326,7 @@ class QuantizerOptions:
         }
 
     def adjust(self, ranges: Mapping[str, Range], sites: Iterable[Site]) -> dict[str, Range]:
-        """What calibrated ranges become: clipped behind GELUs, shared by query, key and value."""
+        """Clip the ranges of GELU's outputs, and share those of query, key and value."""
         adjusted = dict(ranges)
         for site in sites:
             if self.clip_gelu is not None and site.source == "activation" and site.name in adjusted:
@@ -336,12 +359,12 @@ class QuantizerOptions:
             return None
         if site.kind == "activation":
             return dataclasses.replace(spec, bits=self.aprec)
-        # Tables are read by row; they are no linears, and none of QDQBERT's.
+        # Embedding tables are read by row, and QDQBERT does not quantize them.
         per_tensor = self.quant_per_tensor and site.channel_axis == 0
         return dataclasses.replace(spec, bits=self.wprec, axis=None if per_tensor else spec.axis)
 
     def _patterns(self) -> list[tuple[str, str, str, bool]]:
-        """Switch, its pattern, what stands before it, and whether it enables; in their order."""
+        """Return option, pattern, what precedes it, and whether it enables, in order."""
         found = [("quant_disable_keyword", word, "", False) for word in self.quant_disable_keyword]
         for switch, value in (
             ("quant_disable_layer_module", False),

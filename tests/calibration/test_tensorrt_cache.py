@@ -51,7 +51,7 @@ def test_a_version_without_three_numbers_is_refused() -> None:
 def test_another_file_is_refused(tmp_path, text) -> None:
     path = tmp_path / "calibration.cache"
     path.write_text(text)
-    with pytest.raises(CalibrationError, match="no TensorRT calibration cache"):
+    with pytest.raises(CalibrationError, match="not a TensorRT calibration cache"):
         read_calibration_cache(path)
 
 

@@ -1,1 +1,1 @@
-"""Streaming, mergeable statistics, and the ranges that a calibrator takes from them."""
+"""Calibration: statistics of a model's tensors, and the ranges that follow from them."""

@@ -1,4 +1,4 @@
-"""Statistics of several processes: each sees a part of the data, all end with the whole."""
+"""Share statistics among processes, each of which sees a part of the data."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from qdqbert.numerics.histogram import Histogram
 
 
 def is_shared() -> bool:
-    """Whether there are other processes, as `torchrun` or `accelerate launch` start them."""
+    """Return whether there are other processes, as `torchrun` or `accelerate launch` start them."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histogram]:
-    """What all processes saw together, exactly as if one had seen it all.
+    """Return the statistics of all processes, exactly as if one process had seen everything.
 
     Args:
-        mine: What this process saw; of the same sites in every process.
-        device: What tensors have to lie on to be sent.
+        mine: Statistics of this process. Every process has the same sites.
+        device: Device that tensors are sent from.
     """
     if not is_shared():
         return dict(mine)
     names = sorted(mine)
-    # Numbers rather than objects, which torch would pickle.
+    # Tensors are sent, because torch would pickle objects.
     counts = torch.stack([torch.cat([mine[n].positive, mine[n].negative]) for n in names])
     exponents = torch.tensor([mine[name].exponent for name in names])
     ends = torch.tensor([(mine[n].low, mine[n].high) for n in names], dtype=torch.float64)
@@ -36,7 +36,7 @@ def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histo
 
 
 def shared_amax(mine: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The largest of all processes, elementwise; of the same names in every process."""
+    """Return the elementwise maximum of all processes. Every process has the same names."""
     if is_shared():
         for name in sorted(mine):
             distributed.all_reduce(mine[name], op=distributed.ReduceOp.MAX)
@@ -44,7 +44,7 @@ def shared_amax(mine: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shared_errors(mine: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The sum of all processes'; of the same names in every process."""
+    """Return the sum over all processes. Every process has the same names."""
     if is_shared():
         for name in sorted(mine):
             sent = mine[name].to(device)

@@ -1,10 +1,10 @@
-"""Ranges of what is added to a residual, by what LayerNorm makes of the sum.
+"""Clip the ranges of residual adds by what LayerNorm makes of the sum.
 
-A few tokens, mostly [CLS] and [SEP], have one hidden channel that is a hundred times wider than
-the rest. Codes wide enough for it leave nothing of all other channels. Clipped it does no harm:
-the residual has the same channel, and LayerNorm brings a vector that has one wide channel to the
-same length, however wide that is. No rule that looks at the tensor alone can see this, so the
-error is measured behind the LayerNorm.
+A few tokens, mostly [CLS] and [SEP], have one hidden channel that is a hundred times wider than the
+rest. Codes wide enough for it leave nothing of all other channels. Clipping it does no harm: the
+residual has the same channel, and LayerNorm scales a vector with one wide channel to the same
+length, however wide the channel is. A rule that looks at one tensor cannot see this, so the error
+is measured behind the LayerNorm, for each candidate.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from torch.nn import functional
 from qdqbert.spec import LOCAL, RESIDUAL, Range, Site
 
 CANDIDATES = torch.tensor([2 ** (exponent / 2) for exponent in range(-8, 17)])
-"""Amax tried, 1/16 to 256 in steps of a factor of 1.41: the error is flat around its lowest."""
+"""Values of `amax` that are tried: 1/16 to 256 in steps of a factor of 1.41.
 
+Finer steps gain nothing, since the error is flat around its minimum.
+"""
+
+# Tokens per batch. With these, all candidates together cost as much as the forward pass.
 _TOKENS = 128
-# Looked at in a batch: enough, and the candidates cost as much as the forward pass then.
+# Tokens per add. With more, the best candidate does not change any more.
 _TOKENS_IN_ALL = 5000
-# Of an add: the error's lowest place does not move any more.
 
 
 class ResidualErrorObserver:
-    """Takes both inputs of residual adds in, keeps each candidate's error a site.
+    """Measure the error of each candidate at residual adds.
 
     Attributes:
-        errors: Summed squared error of the normalised sums by name of the local input's site,
-            `(candidates,)`, float64. Those of two runs add up.
+        errors: Sum of the squared errors of the normalized sums, by the name of the local input's
+            site. Shape `(candidates,)`, float64. Errors of two runs can be added.
     """
 
     def __init__(self, wanted: Collection[str], *, bits: int = 8) -> None:
-        """`wanted` are names of sites; those that are no local input of an add are passed over."""
+        """Measure the `wanted` sites. Sites other than local inputs of an add are ignored."""
         self.errors = {
             name: torch.zeros(len(CANDIDATES), dtype=torch.float64)
             for name in wanted
@@ -48,12 +51,12 @@ class ResidualErrorObserver:
         self._waiting: dict[str, tuple[str, Tensor]] = {}
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
         self._mask = attention_mask.bool()
         self._waiting = {}
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """Measures each candidate once both inputs `(batch, seq, hidden)` of an add came."""
+        """Measure each candidate once both inputs `(batch, seq, hidden)` of an add were seen."""
         side = next((each for each in (LOCAL, RESIDUAL) if site.name.endswith(each)), None)
         if side is None:
             return
@@ -85,9 +88,9 @@ class ResidualErrorObserver:
 def clip_residual_ranges(
     ranges: Mapping[str, Range], errors: Mapping[str, Tensor]
 ) -> dict[str, Range]:
-    """The ranges, with those of measured sites clipped to the candidate of the least error.
+    """Return the ranges, clipped at measured sites to the candidate with the least error.
 
-    A range that is within the best candidate stays as it is.
+    A range inside of the best candidate stays the same.
     """
     clipped = dict(ranges)
     for name, error in errors.items():

@@ -1,15 +1,16 @@
-"""Gives channels a like range before they are quantized: SmoothQuant, folded into the quantizer.
+"""SmoothQuant at the quantizer: give channels comparable ranges before they are quantized.
 
-A few hidden channels of a BERT are five to ten times wider than the rest, and set the step for
-all. Dividing each channel by its own factor before it is quantized, and multiplying the weight's
-column by the same, leaves the product as it was and gives all channels a like range.
+A few hidden channels of a BERT model are five to ten times wider than the rest, and they set the
+step for all. Each channel is divided by its own factor before it is quantized, and the weight's
+column is multiplied by the same factor. The product stays the same, and channels have comparable
+ranges.
 
-SmoothQuant folds the factor into the LayerNorm before the linear. BERT normalises after the
-residual add, so that LayerNorm feeds the next residual too and cannot change; here the factor
-stays at the quantizer, as pytorch-quantization's `pre_quant_scale`, which runtimes fuse with it.
+SmoothQuant folds the factor into the LayerNorm in front of the linear layer. BERT normalizes after
+the residual add, so this LayerNorm feeds the next residual too and cannot change. Here the factor
+stays at the quantizer, like pytorch-quantization's `pre_quant_scale`, which runtimes fuse with it.
 
-Inputs of residual adds have no weight to multiply. They are divided again after the pair, so that
-the factor may make all channels equally wide: the same as a scale for each channel.
+Inputs of residual adds have no weight. They are divided by the factor again after the Q/DQ pair,
+so that the factor can make all channels equally wide, like a scale per channel.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from qdqbert.spec import Site
 
 
 class ChannelAmaxObserver:
-    """Takes tensors in, keeps the largest magnitude of each channel a site.
+    """Keep the largest magnitude of each channel per site.
 
     Attributes:
-        amax: By site name, shape `(channels,)`. Sites that read one tensor share one object.
+        amax: By site name, shape `(channels,)`. Sites that read the same tensor share one object.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
@@ -37,12 +38,12 @@ class ChannelAmaxObserver:
         self._leader: dict[str, str] = {}
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
         self._mask = attention_mask.bool()
         self._last = None
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """Widens the channels of a site by a tensor `(batch, seq, channels)`."""
+        """Include a tensor `(batch, seq, channels)`."""
         if site.name not in self._wanted:
             return
         if self._last is not None and self._last[0] is x:
@@ -57,7 +58,7 @@ class ChannelAmaxObserver:
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """Sites that read one tensor, under the first of them."""
+        """Sites that read the same tensor, by the first of them."""
         groups: dict[str, list[str]] = {}
         for name in self.amax:
             groups.setdefault(self._leader.get(name, name), []).append(name)
@@ -67,18 +68,19 @@ class ChannelAmaxObserver:
 def choose_pre_quant_scales(
     channels: ChannelAmaxObserver, weights: Mapping[str, Tensor], *, alpha: float
 ) -> dict[str, Tensor]:
-    """What each input is multiplied by before it is quantized.
+    """Choose the factor of each input before it is quantized.
 
     Args:
-        channels: After calibration.
-        weights: The weight `(out, in)` of each linear, by the name of its input's site. Sites of
-            `channels` that have none are divided by the factor after they are quantized.
+        channels: An observer that has seen all batches.
+        weights: Weight `(out, in)` of each linear layer, by the name of its input's site. Sites of
+            `channels` without a weight are divided by the factor after they are quantized.
         alpha: Share of the difficulty that moves to the weights, 0 to 1.
 
     Returns:
-        By site name, shape `(in,)`, float32: `1 / s` with `s = amax_x^alpha / amax_w^(1 - alpha)`,
-        normalised to a geometric mean of 1. Equal for linears that read one tensor. Without a
-        weight `s = amax_x`, but a hundredth of its mean at least, normalised alike.
+        The factors by site name, shape `(in,)`, float32: `1 / s` with
+        `s = amax_x^alpha / amax_w^(1 - alpha)`, normalized to a geometric mean of 1. Linear layers
+        that read the same tensor have the same factors. Without a weight `s = amax_x`, but at
+        least a hundredth of its mean, normalized in the same way.
 
     Source: Xiao et al. 2023, arXiv:2211.10438, equation 4.
     """
@@ -92,7 +94,7 @@ def choose_pre_quant_scales(
             log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
             scales.update(dict.fromkeys(linears, _inverse(log_s)))
         if len(linears) < len(members):
-            # A channel that hardly moved on these texts may do so on others.
+            # A channel that hardly moved on these texts may move on others.
             floor = max(1e-5, float(amax_x.mean()) / 100)
             others = [name for name in members if name not in weights]
             scales.update(dict.fromkeys(others, _inverse(amax_x.clamp_min(floor).log())))
@@ -100,5 +102,5 @@ def choose_pre_quant_scales(
 
 
 def _inverse(log_s: Tensor) -> Tensor:
-    """`1 / s`, normalised to a geometric mean of 1."""
+    """Return `1 / s`, normalized to a geometric mean of 1."""
     return torch.exp(log_s.mean() - log_s)

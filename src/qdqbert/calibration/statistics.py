@@ -1,4 +1,4 @@
-"""Collects a histogram a site while a model runs. Memory does not grow with the data."""
+"""Collect a histogram per site while a model runs. Memory does not grow with the data."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Range, Site
 
 Statistics = Mapping[str, Histogram]
-"""What each site saw, by its name."""
+"""Histogram of the values at each site, by site name."""
 
 
 class Observer(Protocol):
-    """Something that is shown activations while a model runs."""
+    """Sees activations while a model runs."""
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """Shows the value at a site."""
+        """See the value at a site."""
 
 
 class CombinedObserver:
-    """Shows all to several watchers, in their order."""
+    """Pass everything on to several observers, in order."""
 
-    def __init__(self, *watchers: Observer) -> None:
-        self._watchers = watchers
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
 
     def start_batch(self, attention_mask: Tensor) -> None:
         """See `Observer`."""
-        for observer in self._watchers:
+        for observer in self._observers:
             observer.start_batch(attention_mask)
 
     def observe(self, site: Site, x: Tensor) -> None:
         """See `Observer`."""
-        for observer in self._watchers:
+        for observer in self._observers:
             observer.observe(site, x)
 
 
 class HistogramObserver:
-    """Takes tensors in, keeps a histogram a site.
+    """Keep a histogram per site.
 
-    Values at [PAD] positions are left out: they are no part of any answer, and how many there
-    are depends on the batch. Query, key and value read one tensor: it is counted once.
+    Values at [PAD] positions are left out: they affect no prediction, and their number depends on
+    the batch. Query, key and value read the same tensor, which is counted once.
 
     Attributes:
-        statistics: What was collected so far.
+        statistics: Histograms of what was seen so far, by site name.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
@@ -64,16 +64,16 @@ class HistogramObserver:
         self._last: tuple[Tensor, tuple[int, ...], Histogram] | None = None
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """Says which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
+        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
         mask = attention_mask.bool()
         self._mask = None if bool(mask.all()) else mask
         self._last = None
 
     def observe(self, site: Site, x: Tensor) -> None:
-        """Adds the values of a tensor.
+        """Add the values of a tensor.
 
         Raises:
-            CalibrationError: A value is NaN or infinite; names the site.
+            CalibrationError: A value is NaN or infinite. The message names the site.
         """
         if site.name not in self.statistics:
             return
@@ -102,7 +102,7 @@ class HistogramObserver:
 
 
 def _absorb_(into: Histogram, seen: Histogram) -> Histogram:
-    """Merges in the memory of `into`: a new place for each batch would leave the heap in holes."""
+    """Merge into the memory of `into`, since new memory for each batch would fragment the heap."""
     merged = histogram.merge(into, seen)
     into.positive.copy_(merged.positive)
     into.negative.copy_(merged.negative)
@@ -110,7 +110,7 @@ def _absorb_(into: Histogram, seen: Histogram) -> Histogram:
 
 
 def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:
-    """Statistics of all that either saw, exactly as if one had seen it all."""
+    """Return the statistics of both, exactly as if one observer had seen everything."""
     nothing = histogram.empty()
     return {
         name: histogram.merge(a.get(name, nothing), b.get(name, nothing)) for name in {**a, **b}
@@ -118,7 +118,7 @@ def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:
 
 
 def calibrator_of(quantizer_options: QuantizerOptions) -> Calibrator:
-    """The calibrator that switches name."""
+    """Return the calibrator that quantizer options name."""
     match quantizer_options.calibrator:
         case "max":
             return Max()
@@ -134,13 +134,14 @@ def calibrator_of(quantizer_options: QuantizerOptions) -> Calibrator:
 def choose_ranges(
     statistics: Statistics, calibrator: Calibrator, *, bits: int = 8
 ) -> dict[str, Range]:
-    """The range of each site, for codes of that many bits.
+    """Return the range of each site, for codes of that many bits.
 
     Raises:
-        CalibrationError: A site saw no value; names it.
+        CalibrationError: A site saw no value. The message names it.
     """
     ranges: dict[str, Range] = {}
-    answered: dict[bytes, Range] = {}  # sites that read one tensor are searched once
+    # Sites that read the same tensor are searched once.
+    answered: dict[bytes, Range] = {}
     for name, seen in statistics.items():
         if seen.count == 0:
             raise CalibrationError(

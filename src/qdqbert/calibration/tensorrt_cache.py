@@ -1,11 +1,11 @@
 """TensorRT's calibration cache: ranges for its implicit quantization of a float graph.
 
     TRT-8601-EntropyCalibration2
-    layer_norm: 3d0af2c4          a value's name, and amax / 127: float32 in hex, high byte first
+    layer_norm: 3d0af2c4          name of a value, and amax / 127: float32 in hex, high byte first
 
-TensorRT 10.1 deprecates implicit quantization and 11 removes it; 8 to 10 take the file with
-`trtexec --int8 --calib=calibration.cache` beside the float graph, and only if the version in its
-first line is their own.
+TensorRT 10.1 deprecates implicit quantization, and 11 removes it. Versions 8 to 10 read the file
+with `trtexec --int8 --calib=calibration.cache` next to the float graph, and only if the version in
+its first line is their own.
 
 Source: NVIDIA's sampleINT8, "Calibration file"; onnxruntime's `ReadDynamicRange` reads the same.
 """
@@ -26,10 +26,10 @@ _CODES = 127
 
 
 def cache_header(version: str = LAST_FREE) -> str:
-    """The first line for a version of TensorRT, such as `"10.3.0"`: `TRT-100300-...`.
+    """Return the first line for a version of TensorRT, such as `"10.3.0"`: `TRT-100300-...`.
 
     Raises:
-        ValueError: The version has no three numbers.
+        ValueError: The version does not have three numbers.
     """
     numbers = [int(part) for part in version.split(".")[:3]]
     if len(numbers) != 3:
@@ -49,22 +49,22 @@ def write_calibration_cache(
     *,
     version: str = LAST_FREE,
 ) -> None:
-    """Writes symmetric ranges under the names of the values that sites read.
+    """Write symmetric ranges under the names of the values that sites read.
 
-    A value that several sites read has the widest of their ranges; one whose range is 0 is left
-    out, as TensorRT takes no scale of 0.
+    A value that several sites read gets the widest of their ranges. A value with a range of 0 is
+    left out, since TensorRT accepts no scale of 0.
 
     Args:
-        ranges: By site name.
+        ranges: Ranges by site name.
         names: The value that each site reads, in the float graph.
-        path: The file.
-        version: TensorRT's.
+        path: The file to write.
+        version: Version of TensorRT.
 
     Raises:
-        ValueError: The version has no three numbers.
+        ValueError: The version does not have three numbers.
     """
     widest: dict[str, float] = {}
-    # In the graph's order, whatever that of the ranges is.
+    # In the order of the graph, not of the ranges.
     for site, name in names.items():
         if site in ranges and ranges[site].amax > 0:
             widest[name] = max(ranges[site].amax, widest.get(name, 0.0))
@@ -75,10 +75,10 @@ def write_calibration_cache(
 
 
 def read_calibration_cache(path: Path) -> dict[str, float]:
-    """The largest magnitude of each value, by its name.
+    """Return the largest magnitude of each value, by its name.
 
     Raises:
-        CalibrationError: The file is no calibration cache.
+        CalibrationError: The file is not a calibration cache.
     """
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines()
@@ -90,5 +90,5 @@ def read_calibration_cache(path: Path) -> dict[str, float]:
         }
     except (OSError, ValueError, struct.error) as error:
         raise CalibrationError(
-            f"{str(path)!r} is no TensorRT calibration cache ({error})."
+            f"{str(path)!r} is not a TensorRT calibration cache ({error})."
         ) from error

@@ -1,12 +1,12 @@
-"""Lets code written for pytorch-quantization run on this package, on any device.
+"""Run code that was written for pytorch-quantization with this package, on any device.
 
     import qdqbert.compat
     qdqbert.compat.install()
 
-    from pytorch_quantization import nn as quant_nn          # ours, unless the real one is there
+    from pytorch_quantization import nn as quant_nn          # qdqbert's
 
-All that is global in that toolkit stays in this room: the swapped names of `torch.nn`, and the
-names in `sys.modules`.
+All global state of that toolkit is in this package: default descriptors of classes, class switches,
+swapped names of `torch.nn`, and names in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PACKAGE = "pytorch_quantization"
 
 
 def install(*, force: bool = False) -> bool:
-    """Makes `import pytorch_quantization`, and all of its submodules, resolve to this package.
+    """Let `import pytorch_quantization`, and all of its submodules, resolve to this package.
 
     Args:
-        force: Also take the place of a real pytorch-quantization that is installed.
+        force: Replace a real pytorch-quantization, if one is installed.
 
     Returns:
-        Whether ours stand there now; `False` if the real one is installed and was left alone.
+        Whether the names resolve to this package. `False` if a real one is installed and is kept.
 
-    Harmless to repeat.
+    Can be repeated.
     """
     from qdqbert.compat import layout
 
@@ -38,11 +38,12 @@ def install(*, force: bool = False) -> bool:
         return True
     if not force and _is_installed():
         return False
-    _remove(lambda module: True)  # a real one that is imported, too
+    # Also a real one that is imported already.
+    _remove(lambda module: True)
     modules = {relative: _module(relative, names) for relative, names in layout.NAMES.items()}
     for relative, module in modules.items():
         parent, _, last = relative.rpartition(".")
-        # The function `utils.reduce_amax` keeps its place before the module of that name.
+        # The function `utils.reduce_amax` has precedence over the module of that name.
         if relative and last not in layout.NAMES[parent]:
             setattr(modules[parent], last, module)
         for name, target in layout.MODULE_ATTRIBUTES.get(relative, {}).items():
@@ -52,7 +53,7 @@ def install(*, force: bool = False) -> bool:
 
 
 def uninstall() -> None:
-    """Takes our names out of `sys.modules` again; a real pytorch-quantization stays."""
+    """Remove this package's names from `sys.modules`. A real pytorch-quantization stays."""
     _remove(lambda module: getattr(module, "__qdqbert__", False))
 
 

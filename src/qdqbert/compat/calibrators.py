@@ -1,7 +1,7 @@
-"""Calibrators that a quantizer owns: they see tensors one by one and give an `amax`.
+"""Calibrators of a quantizer: they collect tensors and compute an `amax`.
 
-Names, arguments and errors are those of pytorch-quantization's `calib`; what is kept and how a
-range is searched are this package's streaming histogram and range search.
+Names, arguments and errors are those of pytorch-quantization's `calib`. The histogram and the range
+search are this package's own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from qdqbert.spec import code_bounds
 _LOG = logging.getLogger(__name__)
 
 METHODS = ("entropy", "mse", "percentile")
-"""What `HistogramCalibrator.compute_amax` knows."""
+"""Methods of `HistogramCalibrator.compute_amax`."""
 
 
 class Calibrator:
-    """What a quantizer needs of its calibrator; a base for one's own."""
+    """Base class of calibrators, for your own ones too."""
 
     def __init__(self, num_bits: int | tuple[int, int], axis: Axis, unsigned: bool) -> None:
         self._num_bits = num_bits
@@ -44,15 +44,15 @@ class Calibrator:
         return self._axis
 
     def collect(self, x: Tensor) -> None:
-        """Takes a tensor in."""
+        """Collect a tensor."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forgets all that was seen."""
+        """Drop everything that was collected."""
         raise NotImplementedError
 
     def compute_amax(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """The range of all that was seen, `None` if that is nothing."""
+        """Return the range of all collected tensors, or `None` if there are none."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -60,13 +60,13 @@ class Calibrator:
 
 
 class MaxCalibrator(Calibrator):
-    """Running largest magnitude, over all axes but the kept ones.
+    """Keep the largest magnitude over all axes that are not kept.
 
     Attributes:
         amaxs: The largest magnitudes of each tensor seen, if `track_amax`.
 
-    Source: pytorch-quantization's `MaxCalibrator`. Mended: a negative `axis` is honoured, and a
-    NaN or an infinity is refused where it appears.
+    Source: pytorch-quantization's `MaxCalibrator`. Differs from upstream: a negative `axis` works,
+    and a NaN or an infinity is refused when it is collected.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class MaxCalibrator(Calibrator):
 
     @property
     def amaxs(self) -> list[NDArray[Any]]:
-        """What `track_amax` kept."""
+        """Largest magnitudes of each tensor, if `track_amax` is set."""
         return self._amaxs
 
     def collect(self, x: Tensor) -> None:
-        """Takes a tensor in.
+        """Collect a tensor.
 
         Raises:
             RuntimeError: A kept axis has another size than before.
@@ -107,13 +107,13 @@ class MaxCalibrator(Calibrator):
             self._amaxs.append(local.cpu().numpy())
 
     def reset(self) -> None:
-        """Forgets all that was seen."""
+        """Drop everything that was collected."""
         self._calib_amax = None
         if self._track_amax:
             self._amaxs = []
 
     def compute_amax(self) -> Tensor | None:
-        """Largest magnitude seen, kept axes with their size and others with 1."""
+        """Return the largest magnitude. Kept axes have their size, and others have size 1."""
         return self._calib_amax
 
     def __str__(self) -> str:
@@ -128,12 +128,12 @@ class MaxCalibrator(Calibrator):
 
 
 class HistogramCalibrator(Calibrator):
-    """Keeps a histogram of magnitudes, from which a range is searched.
+    """Keep a histogram of magnitudes, from which a range is searched.
 
-    Source: pytorch-quantization's `HistogramCalibrator`. Mended: counts are exact int64 (float32
-    ones stop at 2^24); the number of bins is bounded, whatever the first tensor was; batches
-    and their order make no difference; entropy takes milliseconds and writes to nothing; mse
-    runs on any device; a percentile's range covers that percentile.
+    Source: pytorch-quantization's `HistogramCalibrator`. Differs from upstream: counts are exact
+    int64, while float32 counts stop at 2^24; the number of bins is bounded, whatever the first
+    tensor was; batches and their order make no difference; entropy takes milliseconds and does not
+    change the histogram; mse runs on any device; the range of a percentile covers that percentile.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class HistogramCalibrator(Calibrator):
         skip_zeros: bool = False,
         torch_hist: bool = True,
     ) -> None:
-        """Makes an empty calibrator.
+        """Create an empty calibrator.
 
         Args:
             num_bits: Width of the codes, for `mse` and `entropy`.
             axis: Must be `None`.
             unsigned: Whether codes start at 0.
-            num_bins: Least number of bins below the largest magnitude; up to four times as many
-                are kept, as the grid's width is a power of two.
+            num_bins: Smallest number of bins below the largest magnitude. Up to four times as many
+                are kept, since the width of the grid is a power of two.
             grow_method: Ignored, as upstream.
             skip_zeros: Do not count zeros.
             torch_hist: Show `_calib_hist` and `_calib_bin_edges` as tensors, not as arrays.
@@ -176,7 +176,7 @@ class HistogramCalibrator(Calibrator):
 
     @property
     def _num_bins(self) -> int:
-        """Least number of bins; upstream's users set it before anything is seen."""
+        """Smallest number of bins. Users of upstream set it before they collect."""
         return self._least_bins
 
     @_num_bins.setter
@@ -189,12 +189,12 @@ class HistogramCalibrator(Calibrator):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all that was seen."""
+        """Drop everything that was collected."""
         # Between half and all of the grid's bins lie below the largest magnitude.
         self._histogram = histogram.empty(2 << (self._least_bins - 1).bit_length())
 
     def collect(self, x: Tensor) -> None:
-        """Takes a tensor in.
+        """Collect a tensor.
 
         Raises:
             ValueError: A value is NaN or infinite.
@@ -213,7 +213,7 @@ class HistogramCalibrator(Calibrator):
     def compute_amax(
         self, method: str, *, stride: int = 1, start_bin: int = 128, percentile: float = 99.99
     ) -> Tensor | None:
-        """The range that a method takes from all that was seen.
+        """Return the range that a method chooses for all collected tensors.
 
         Args:
             method: `"entropy"`, `"mse"` or `"percentile"`.
@@ -222,7 +222,7 @@ class HistogramCalibrator(Calibrator):
             percentile: Share of magnitudes to cover, 0 to 100.
 
         Returns:
-            A float32 scalar; `None` if nothing was seen.
+            A float32 scalar, or `None` if nothing was collected.
 
         Raises:
             TypeError: The method is unknown.
@@ -264,7 +264,7 @@ class HistogramCalibrator(Calibrator):
 
     @property
     def _calib_hist(self) -> Tensor | NDArray[Any] | None:
-        """Counts of magnitudes, as upstream's users read them. Shape `(bins,)`."""
+        """Counts of magnitudes, under the name that users of upstream read. Shape `(bins,)`."""
         if self._histogram.count == 0:
             return None
         counts = self._histogram.magnitudes()[: self._histogram.used]
@@ -303,12 +303,12 @@ def calibrate_weights(
     num_bins: int = 2048,
     advance: Callable[[], object] | None = None,
 ) -> None:
-    """Sets the `amax` of every weight quantizer of a model from its weight.
+    """Set the `amax` of every weight quantizer of a model from its weight.
 
     Args:
         model: Modules with `weight` and `weight_quantizer` are calibrated.
         method: `"max"`, `"mse"` or `"percentile"`.
-        perchannel: A range per output channel (axis 1 of transposed convolutions, else 0).
+        perchannel: Use a range per output channel (axis 1 of transposed convolutions, else 0).
         percentile: Share of magnitudes to cover, per channel.
         num_bins: See `HistogramCalibrator`.
         advance: Called after each module.
@@ -316,8 +316,8 @@ def calibrate_weights(
     Raises:
         TypeError: The method is unknown.
 
-    Source: pytorch-quantization's `calibrate_weights`. Mended: `perchannel=False` works with
-    "max" and obeys `num_bins`; the bits of each quantizer are taken into account.
+    Source: pytorch-quantization's `calibrate_weights`. Differs from upstream: `perchannel=False`
+    works with "max" and obeys `num_bins`; the bits of each quantizer are taken into account.
     """
     if method not in ("max", "mse", "percentile"):
         raise TypeError(f"Unsupported calibration method {method}")

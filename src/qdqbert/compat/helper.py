@@ -1,8 +1,7 @@
-"""Groups and freezes parameters by regular expressions, quantizes weights in place.
+"""Group and freeze parameters by regular expressions, and quantize weights in place.
 
-Source: pytorch-quantization's `optim.helper`. Mended: groups hold lists, which can be read more
-than once, and a parameter is in a group once; a pattern of a group, or of what is frozen, that
-matches nothing is an error.
+Source: pytorch-quantization's `optim.helper`. Differs from upstream: groups are lists, which can be
+read more than once; a group has each parameter once; a pattern that matches nothing is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def match_parameters(model: nn.Module, patterns: Sequence[str]) -> Iterator[nn.Parameter]:
-    """Parameters whose name one of the patterns finds, if any."""
+    """Yield the parameters whose names match one of the patterns."""
     for name, parameter in model.named_parameters():
         if any(re.search(pattern, name) for pattern in patterns):
             yield parameter
@@ -39,10 +38,10 @@ def group_parameters(
     momentums: Sequence[float | None] | None = None,
     weight_decays: Sequence[float | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer, one for each list of patterns.
+    """Return parameter groups for an optimizer, one for each list of patterns.
 
     Raises:
-        TypeError: `patterns_list` is no list of lists, or another list has not its length.
+        TypeError: `patterns_list` is not a list of lists, or another list differs in length.
         ValueError: A pattern matches nothing.
     """
     if not isinstance(patterns_list, list) or not all(
@@ -64,7 +63,7 @@ def group_parameters(
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Stops the training of parameters whose name one of the patterns finds.
+    """Stop training parameters whose names match one of the patterns.
 
     Raises:
         ValueError: A pattern matches nothing.
@@ -74,7 +73,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def quant_weight_inplace(model: nn.Module) -> None:
-    """Replaces each weight by what its quantizer makes of it."""
+    """Replace each weight by its quantized values."""
     for name, module in model.named_modules():
         quantizer = getattr(module, "_weight_quantizer", None)
         weight = getattr(module, "weight", None)

@@ -1,4 +1,4 @@
-"""Which of our names stand under which module of pytorch-quantization: data, no code."""
+"""Table of this package's names, by the module of pytorch-quantization that has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdqbert.numerics.affine import reduce_amax
 from qdqbert.quantizers.clip import Clip
 
 VERSION = "2.2.1"
-"""The version of pytorch-quantization whose names these are."""
+"""Version of pytorch-quantization that these names are from."""
 
 _DIMS = ("1d", "2d", "3d")
 _CONVS = [f"{kind}{dims}" for kind in ("Conv", "ConvTranspose") for dims in _DIMS]
@@ -24,7 +24,7 @@ _NORMS = [f"QuantInstanceNorm{dims}" for dims in _DIMS]
 
 
 def _aliased(names: list[str]) -> dict[str, Any]:
-    """Classes under their own name and under torch's: the same objects."""
+    """Return classes by their own name and by torch's."""
     found = {f"Quant{name}": getattr(quant_nn, f"Quant{name}") for name in names}
     return {**found, **{name.removeprefix("Quant"): value for name, value in found.items()}}
 
@@ -110,8 +110,10 @@ NAMES: dict[str, dict[str, Any]] = {
     "utils": {"reduce_amax": reduce_amax},
     "utils.reduce_amax": {"reduce_amax": reduce_amax},
 }
-"""Names by module, relative to `pytorch_quantization`. `utils.reduce_amax` is both a module and, as
-an attribute of `utils`, the function: so it is upstream."""
+"""Names by module, relative to `pytorch_quantization`.
+
+As upstream, `utils.reduce_amax` is a module, and as an attribute of `utils` it is the function.
+"""
 
 MODULE_ATTRIBUTES = {
     "nn.modules.quant_conv": {"_utils": "nn.modules._utils", "tensor_quant": "tensor_quant"},
@@ -120,4 +122,4 @@ MODULE_ATTRIBUTES = {
     "nn.modules.quant_instancenorm": {"_utils": "nn.modules._utils"},
     "nn.modules.tensor_quantizer": {"calib": "calib", "quant_utils": "utils"},
 }
-"""Modules that users reach through others: `quant_conv._utils`."""
+"""Modules that are attributes of other modules, such as `quant_conv._utils`."""

@@ -1,7 +1,7 @@
-"""Swaps modules of `torch.nn` for quantized ones while a model is built.
+"""Replace modules of `torch.nn` by quantized ones while a model is built.
 
-Source: pytorch-quantization's `quant_modules`. Mended: originals come back whatever was asked for
-in between, and the export switch is put back when an export fails.
+Source: pytorch-quantization's `quant_modules`. Differs from upstream: originals are always
+restored, and the export switch is restored if an export fails.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _DEFAULT_QUANT_MAP = [
 
 
 class QuantModuleReplacementHelper:
-    """What is to be swapped, and what stood there before.
+    """Replaces modules and remembers the originals.
 
     Attributes:
-        orginal_func_map: What stood there; spelt as upstream.
-        quant_map: What is put there.
-        default_quant_map: The toolkit's own list.
+        orginal_func_map: The originals. The spelling is upstream's.
+        quant_map: The replacements.
+        default_quant_map: The toolkit's own list of replacements.
     """
 
     def __init__(self) -> None:
@@ -59,21 +59,21 @@ class QuantModuleReplacementHelper:
         float_module_list: Sequence[str] | None = None,
         custom_map: Sequence[Any] | None = None,
     ) -> None:
-        """Decides what is swapped.
+        """Choose what is replaced.
 
         Args:
-            float_module_list: Names that stay float.
-            custom_map: More of `(module, name, replacement)`; these are always swapped.
+            float_module_list: Names that stay in float.
+            custom_map: Further `(module, name, replacement)`, which are always used.
 
         Raises:
-            ValueError: `float_module_list` names nothing that would be swapped.
+            ValueError: `float_module_list` has a name that would not be replaced.
         """
         floats = set(float_module_list or ())
         unknown = floats - {entry.mod_name for entry in self.default_quant_map}
         if unknown:
             known = ", ".join(entry.mod_name for entry in self.default_quant_map)
             raise ValueError(
-                f"float_module_list names {sorted(unknown)}, which is not swapped. Known: {known}."
+                f"float_module_list names {sorted(unknown)}, which is not replaced. Known: {known}."
             )
         custom = [_quant_entry(*entry) for entry in custom_map or ()]
         taken = {(id(entry.orig_mod), entry.mod_name) for entry in custom}
@@ -87,12 +87,12 @@ class QuantModuleReplacementHelper:
             self.quant_map.add(entry)
 
     def apply_quant_modules(self) -> None:
-        """Swaps."""
+        """Replace the modules."""
         for entry in self.quant_map:
             setattr(entry.orig_mod, entry.mod_name, entry.replace_mod)
 
     def restore_float_modules(self) -> None:
-        """Puts back what stood there."""
+        """Restore the originals."""
         for entry in self.orginal_func_map:
             setattr(entry.orig_mod, entry.mod_name, entry.replace_mod)
         self.orginal_func_map.clear()
@@ -106,11 +106,11 @@ def initialize(
     float_module_list: Sequence[str] | None = None,
     custom_quant_modules: Sequence[Any] | None = None,
 ) -> None:
-    """Makes `torch.nn.Linear` and others quantized for models built from now on.
+    """Replace `torch.nn.Linear` and others by quantized modules, for models built from now on.
 
     Args:
-        float_module_list: Names, as `"Conv2d"`, that stay float.
-        custom_quant_modules: More of `(module, name, replacement)`.
+        float_module_list: Names that stay in float, such as `"Conv2d"`.
+        custom_quant_modules: Further `(module, name, replacement)`.
     """
     _quant_module_helper_object.restore_float_modules()
     _quant_module_helper_object.prepare_state(float_module_list, custom_quant_modules)
@@ -118,15 +118,15 @@ def initialize(
 
 
 def deactivate() -> None:
-    """Puts torch's own modules back."""
+    """Restore torch's own modules."""
     _quant_module_helper_object.restore_float_modules()
 
 
 @contextlib.contextmanager
 def enable_onnx_export() -> Iterator[None]:
-    """The context in which pytorch-quantization 2.2 exports; put back when an export fails.
+    """Set the switch that pytorch-quantization 2.2 needs for an export, and restore it afterwards.
 
-    Q/DQ nodes are written in any ONNX export; this only keeps code that uses it running.
+    This package writes Q/DQ nodes in every ONNX export. The context exists for code that uses it.
     """
     before = TensorQuantizer._enable_onnx_export
     TensorQuantizer._enable_onnx_export = True

@@ -1,7 +1,7 @@
-"""Quantization of one tensor by the toolkit's terms: a `QuantDescriptor`, an `amax`, bits.
+"""Quantize a tensor in the toolkit's terms: a `QuantDescriptor`, an `amax`, bits.
 
-The maths is `numerics.affine.round_trip`, as everywhere in this package. Names, arguments and
-errors are those of pytorch-quantization's `tensor_quant`.
+Rounding is `numerics.affine.round_trip`, as everywhere in this package. Names, arguments and errors
+are those of pytorch-quantization's `tensor_quant`.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ class QuantDescriptor:
 
     Attributes:
         num_bits: Width of integer codes, or `(4, 3)` for E4M3.
-        name: For people.
-        fake_quant: Quantize and dequantize; otherwise give codes.
+        name: A name for people.
+        fake_quant: Quantize and dequantize. Otherwise return codes.
         axis: Axes that keep one range per index: `None`, an int, or a tuple.
-        amax: A fixed range: float32 array, from a float, a list or an array.
+        amax: A fixed range: a float32 array, made from a float, a list or an array.
         learn_amax: Make the range a parameter.
         scale_amax: Factor of the range when it is used.
         calib_method: `"max"` or `"histogram"`: which calibrator a quantizer gets.
-        unsigned: Codes from 0.
-        narrow_range: Leave the lowest signed code out.
+        unsigned: Let codes start at 0.
+        narrow_range: Leave out the lowest signed code.
 
-    Source: pytorch-quantization's `ScaledQuantDescriptor`. Mended: `dict()` and `to_yaml()` keep
-    `calib_method` and `narrow_range`, an int `axis` survives yaml, arrays compare, and an unknown
-    `calib_method` is refused here, where it is written.
+    Source: pytorch-quantization's `ScaledQuantDescriptor`. Differs from upstream: `dict()` and
+    `to_yaml()` keep `calib_method` and `narrow_range`, an int `axis` survives YAML, arrays can be
+    compared, and an unknown `calib_method` is refused here.
     """
 
     def __init__(self, num_bits: NumBits = 8, name: str | None = None, **kwargs: Any) -> None:
-        """Takes the attributes above.
+        """Set the attributes above.
 
         Raises:
             ValueError: `num_bits` is negative, or `calib_method` is unknown.
@@ -122,12 +122,12 @@ class QuantDescriptor:
 
     @property
     def name(self) -> str | None:
-        """Name for people."""
+        """A name for people."""
         return self._name
 
     @property
     def fake_quant(self) -> bool:
-        """Whether values come back as reals."""
+        """Whether codes are turned back into reals."""
         return self._fake_quant
 
     @property
@@ -184,7 +184,7 @@ class QuantDescriptor:
         return hash(json.dumps(self.dict(), sort_keys=True))
 
     def dict(self) -> dict[str, Any]:
-        """`num_bits`, `name` and all else that is not the default, as plain values."""
+        """Return `num_bits`, `name` and everything that is not a default, as plain values."""
         values: dict[str, Any] = {"num_bits": self._num_bits, "name": self._name}
         for key, default in _DEFAULTS.items():
             value = getattr(self, key)
@@ -194,12 +194,12 @@ class QuantDescriptor:
         return values
 
     def to_yaml(self) -> str:
-        """The descriptor as YAML (of which JSON is a part)."""
+        """Return the descriptor as JSON, which is valid YAML."""
         return json.dumps(self.dict())
 
     @classmethod
     def from_yaml(cls, yaml_str: str) -> QuantDescriptor:
-        """The descriptor that `to_yaml` wrote, or pytorch-quantization's."""
+        """Read a descriptor that `to_yaml` wrote, here or in pytorch-quantization."""
         import yaml  # comes with transformers
 
         values = yaml.safe_load(yaml_str)
@@ -223,7 +223,7 @@ QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8,
 
 
 def codes_of(num_bits: int, unsigned: bool, narrow_range: bool) -> Codes:
-    """The codes of an integer descriptor; without bits there is only 0."""
+    """Return the codes of an integer descriptor. Without bits there is only code 0."""
     if num_bits + unsigned <= 1:
         return Codes(qmin=0, qmax=0)
     qmin, qmax = code_bounds(num_bits, signed=not unsigned, narrow=narrow_range)
@@ -237,25 +237,25 @@ def tensor_quant(
     unsigned: bool = False,
     narrow_range: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Codes of a tensor, as floats of its dtype, and the scale that made them.
+    """Return the codes of a tensor, as floats of its dtype, and their scale.
 
     Args:
         inputs: Any shape, floating point.
-        amax: Largest magnitude to cover, at least 0; broadcasts to `inputs`.
+        amax: Largest magnitude to cover, at least 0. Broadcasts to `inputs`.
         num_bits: Width of the codes.
-        unsigned: Codes from 0.
-        narrow_range: Leave the lowest signed code out.
+        unsigned: Let codes start at 0.
+        narrow_range: Leave out the lowest signed code.
 
     Returns:
-        `clamp(round(inputs / (amax / qmax)))` and the scale `qmax / amax`, shape of `amax`: what
-        to divide codes by. Dead ranges (`amax <= 2^-24`) have codes 0 and scale 1.
+        `clamp(round(inputs / (amax / qmax)))`, and the scale `qmax / amax` in the shape of `amax`.
+        Codes divided by the scale are reals. Ranges up to 2^-24 have codes 0 and scale 1.
 
     Raises:
         TypeError: `unsigned`, and a value is negative.
         ValueError: An `amax` is negative, or the scale overflows float16.
 
-    Source: pytorch-quantization's `tensor_quant`. It multiplies by `qmax / amax`; this divides
-    by `amax / qmax` as ONNX does: of values between two codes, a few fall on the other side.
+    Source: pytorch-quantization's `tensor_quant`. Differs from upstream: it multiplies by
+    `qmax / amax`, and this divides by `amax / qmax`, as ONNX does. A few ties round differently.
     """
     codes = _check(inputs, amax, num_bits, unsigned, narrow_range)
     step, scale = scales_of(amax, codes.qmax)
@@ -272,12 +272,12 @@ def fake_tensor_quant(
     unsigned: bool = False,
     narrow_range: bool = True,
 ) -> Tensor:
-    """Quantizes and dequantizes. Arguments and errors of `tensor_quant`, shape of `inputs`.
+    """Quantize and dequantize a tensor. Arguments and errors are those of `tensor_quant`.
 
-    The gradient passes where `|inputs| <= amax`; `amax` gets none.
+    The gradient passes where `|inputs| <= amax`. `amax` gets none.
 
-    Source: pytorch-quantization's `fake_tensor_quant`, whose CUDA kernels ignore `narrow_range`
-    and always keep to +-127; here both devices obey it.
+    Source: pytorch-quantization's `fake_tensor_quant`. Differs from upstream: its CUDA kernels
+    ignore `narrow_range` and always use +-127. Here both devices obey it.
     """
     codes = _check(inputs, amax, num_bits, unsigned, narrow_range)
     return fake_quantize_amax(inputs, amax, codes)
@@ -289,7 +289,7 @@ legacy_fake_tensor_quant = fake_tensor_quant
 def fake_affine_tensor_quant(
     inputs: Tensor, min_range: Tensor | float, max_range: Tensor | float, num_bits: int = 8
 ) -> Tensor:
-    """Quantizes and dequantizes with a zero point: `[min_range, max_range]` in `2^num_bits` codes.
+    """Quantize and dequantize `[min_range, max_range]` in `2^num_bits` codes with a zero point.
 
     The gradient passes where `min_range <= inputs <= max_range`.
 
@@ -306,18 +306,18 @@ def fake_affine_tensor_quant(
 
 
 def scaled_e4m3(inputs: Tensor, amax: Tensor | None = None, E: int = 4, M: int = 3) -> Tensor:  # noqa: N803
-    """Rounds to 8-bit floating point, scaled so that `amax` is its largest value, 448.
+    """Round to 8-bit floating point, scaled so that `amax` becomes its largest value, 448.
 
     Args:
         inputs: Any shape, floating point.
-        amax: Largest magnitude to cover, broadcasts to `inputs`; 448, no scaling, if `None`.
-        E: Bits of exponent: 4.
-        M: Bits of mantissa: 3.
+        amax: Largest magnitude to cover, broadcasts to `inputs`. `None` does not scale.
+        E: Bits of the exponent: 4.
+        M: Bits of the mantissa: 3.
 
     Raises:
-        NotImplementedError: Another format than E4M3.
+        NotImplementedError: The format is not E4M3.
 
-    Source: pytorch-quantization's `scaled_e4m3`, which needs a GPU; this is torch's own
+    Source: pytorch-quantization's `scaled_e4m3`, which needs a GPU. This uses torch's own
     `float8_e4m3fn`, saturating. The gradient passes where `|inputs| <= amax`.
     """
     if (E, M) != E4M3:
@@ -328,7 +328,7 @@ def scaled_e4m3(inputs: Tensor, amax: Tensor | None = None, E: int = 4, M: int =
 
 
 class _Quantize(torch.autograd.Function):
-    """Codes, with the gradient of the identity inside of the range."""
+    """Compute codes, with the gradient of the identity inside the range."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: Tensor, codes: Codes, amax: Tensor) -> Tensor:
@@ -343,7 +343,7 @@ class _Quantize(torch.autograd.Function):
 
 
 class _RoundTripE4M3(torch.autograd.Function):
-    """To float8 and back, with a straight-through gradient inside of the range."""
+    """Convert to float8 and back, with a straight-through gradient inside the range."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, amax: Tensor) -> Tensor:
@@ -371,6 +371,6 @@ def _check(
 
 
 def check_unsigned(inputs: Tensor, unsigned: bool) -> None:
-    """Refuses negative values in unsigned quantization, with a `TypeError`."""
+    """Raise a `TypeError` for negative values in unsigned quantization."""
     if unsigned and inputs.numel() and bool(inputs.detach().min() < 0):
         raise TypeError("Negative values encountered in unsigned quantization.")

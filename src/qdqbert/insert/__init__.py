@@ -1,1 +1,1 @@
-"""Quantizer modules and where they are put into a PyTorch model."""
+"""Quantizers and the modules that call them, and how they are inserted into a model."""

@@ -1,9 +1,9 @@
-"""Blocks of transformers whose own forward multiplies or adds what is to be quantized, as ours.
+"""Blocks of transformers whose own `forward` contains a matmul or a residual add.
 
-Each is a subclass of transformers' block with another `forward`, so that it keeps the parameters
-under their names, and transformers still finds it: for hidden states, for checkpointing. Each
-calls quantizers that hang on it or on its parts already. Where a family's attention goes through
-transformers' attention interface, `quantized_attention` is enough and no block stands here.
+Each is a subclass of transformers' block with another `forward`. So parameters keep their names,
+and transformers still finds the block for hidden states and for gradient checkpointing. Each calls
+quantizers that it or its parts have already. A family whose attention uses transformers' attention
+interface needs no block here, since `quantized_attention` is enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QuantDistilBertBlock(TransformerBlock):  # type: ignore[misc]
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """`(batch, seq, hidden)` to the same."""
+        """Map states `(batch, seq, hidden)` to states of that shape."""
         attended, _ = self.attention(hidden_states, attention_mask=attention_mask, **kwargs)
         attended = self.sa_layer_norm(residual_sum(self.attention, attended, hidden_states))
         normed: Tensor = self.output_layer_norm(
@@ -40,7 +40,7 @@ class QuantDistilBertBlock(TransformerBlock):  # type: ignore[misc]
 
 
 class QuantMPNetSelfAttention(MPNetSelfAttention):  # type: ignore[misc]
-    """MPNet's attention with quantizers on its products."""
+    """MPNet's attention with quantizers on its matmuls."""
 
     def forward(
         self,
@@ -50,7 +50,7 @@ class QuantMPNetSelfAttention(MPNetSelfAttention):  # type: ignore[misc]
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[Tensor, ...]:
-        """States `(batch, seq, hidden)` to the same, and the probabilities if asked for."""
+        """Map states `(batch, seq, hidden)` to new states, and to probabilities if asked for."""
         shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
         query, key, value = (
             part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v)
@@ -79,7 +79,7 @@ class QuantMPNetAttention(MPNetAttention):  # type: ignore[misc]
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[Tensor, ...]:
-        """States `(batch, seq, hidden)` to the same, and the probabilities if asked for."""
+        """Map states `(batch, seq, hidden)` to new states, and to probabilities if asked for."""
         attended, *rest = self.attn(
             hidden_states, attention_mask, position_bias, output_attentions=output_attentions
         )
@@ -88,10 +88,10 @@ class QuantMPNetAttention(MPNetAttention):  # type: ignore[misc]
 
 
 class QuantDisentangledSelfAttention(DisentangledSelfAttention):  # type: ignore[misc]
-    """DeBERTa's attention with quantizers on the products of content with content.
+    """DeBERTa's attention with quantizers on the matmuls of content with content.
 
-    Both products with relative positions stay in float. Checkpoints that share the projections of
-    content and position (`share_att_key`) project positions by the float weights.
+    The two matmuls with relative positions stay in float. Checkpoints that share the projections of
+    content and position (`share_att_key`) project positions with the float weights.
     """
 
     def forward(
@@ -103,10 +103,10 @@ class QuantDisentangledSelfAttention(DisentangledSelfAttention):  # type: ignore
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """States `(batch, seq, hidden)` to the same, and the probabilities if asked for."""
+        """Map states `(batch, seq, hidden)` to new states, and to probabilities if asked for."""
         heads = self.num_attention_heads
         asking = hidden_states if query_states is None else query_states
-        # `(batch * heads, seq, head_dim)`, as `disentangled_attention_bias` wants them.
+        # `(batch * heads, seq, head_dim)`, as `disentangled_attention_bias` needs them.
         query = self.transpose_for_scores(self.query_proj(asking), heads)
         key = self.transpose_for_scores(self.key_proj(hidden_states), heads)
         value = self.transpose_for_scores(self.value_proj(hidden_states), heads)
@@ -123,7 +123,8 @@ class QuantDisentangledSelfAttention(DisentangledSelfAttention):  # type: ignore
             key / math.sqrt(query.size(-1) * factor),
             value,
             torch.where(attention_mask.bool(), bias, torch.finfo(query.dtype).min),
-            scaling=1.0,  # keys carry it, as in transformers
+            # The keys are scaled already, as in transformers.
+            scaling=1.0,
             dropout=self.dropout.p,
         )
         return context.flatten(2), probabilities if output_attentions else None
@@ -139,7 +140,7 @@ class QuantModernBertLayer(ModernBertEncoderLayer):  # type: ignore[misc]
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """`(batch, seq, hidden)` to the same."""
+        """Map states `(batch, seq, hidden)` to states of that shape."""
         attended, _ = self.attn(
             self.attn_norm(hidden_states),
             position_embeddings=position_embeddings,
@@ -157,14 +158,14 @@ BLOCKS: Mapping[type[nn.Module], type[nn.Module]] = {
     MPNetSelfAttention: QuantMPNetSelfAttention,
     TransformerBlock: QuantDistilBertBlock,
 }
-"""Ours, by transformers' own."""
+"""Blocks of this module, by the class of transformers that each replaces."""
 
 
 def quantized_block(block: nn.Module) -> nn.Module:
-    """Our block for one of transformers', made of its very parts.
+    """Return the block that replaces one of transformers. It has the same parts.
 
     Args:
-        block: Of a type that is in `BLOCKS`, with quantizers on it or its parts.
+        block: A block whose type is in `BLOCKS`, with quantizers on it or on its parts.
     """
     kind = BLOCKS[type(block)]
     new = kind.__new__(kind)
@@ -175,9 +176,9 @@ def quantized_block(block: nn.Module) -> nn.Module:
 
 
 def _project_positions_in_float_(attention: QuantDisentangledSelfAttention) -> None:
-    """Gives positions their own projections, which share weights with those of content.
+    """Give positions their own projections, which share the weights of those of content.
 
-    No modules, so that no parameter gets a second name.
+    They are functions instead of modules, so that no parameter gets a second name.
     """
     attention.share_att_key = False
     attention.pos_key_proj = functools.partial(_in_float, attention.key_proj)

@@ -1,4 +1,4 @@
-"""The float modules that carry sites, rewritten to call the quantizers that stand there."""
+"""Modules with sites, which call the quantizers there."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import Site, Source, TensorSpec
 
 ATTENTION = "qdqbert"
-"""Name of our attention function in transformers' attention interface."""
+"""Name of `quantized_attention` in transformers' attention interface."""
 
 MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
-"""Which axes of the attention products' inputs run over tokens: q and v are `(batch, heads, seq,
-head_dim)`, k is transposed, a holds the probabilities `(batch, heads, seq, seq)`."""
+"""Axes of the inputs of the attention matmuls that run over tokens.
+
+q and v are `(batch, heads, seq, head_dim)`, k is transposed, and a holds the probabilities
+`(batch, heads, seq, seq)`.
+"""
 
 CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
-"""The same for cross-attention, whose keys and values run over another text."""
+"""The same axes for cross-attention, whose keys and values run over another text."""
 
 
 class QuantEmbedding(nn.Embedding):
-    """An embedding table with a quantizer on it: weight-only, a scale per hidden channel."""
+    """An embedding table with a quantizer for its weight, with one scale per hidden channel."""
 
     _weight_quantizer: Quantizer
 
     @classmethod
     def from_float(cls, embedding: nn.Embedding, *, name: str) -> Self:
-        """A table at path `name` that shares the parameters of `embedding`."""
+        """Return a table at path `name` that shares the parameters of `embedding`."""
         new = cls(
             embedding.num_embeddings,
             embedding.embedding_dim,
@@ -49,15 +52,15 @@ class QuantEmbedding(nn.Embedding):
         return new.train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """`(batch, seq)` to `(batch, seq, hidden)`."""
+        """Map ids `(batch, seq)` to states `(batch, seq, hidden)`."""
         return functional.embedding(ids, self._weight_quantizer(self.weight), self.padding_idx)
 
 
 class QuantResidualOutput(nn.Module):
-    """Dense, dropout, residual add and LayerNorm, with a quantizer on either input of the add.
+    """Dense layer, dropout, residual add and LayerNorm, with a quantizer on each input of the add.
 
-    Takes the place of transformers' `BertSelfOutput` and `BertOutput` and of their twins in
-    other post-LayerNorm families, once `dense` is quantized; the names of parameters stay.
+    Replaces transformers' `BertSelfOutput` and `BertOutput`, and the same modules of other families
+    with LayerNorm after the add. Their `dense` is quantized already. Parameters keep their names.
 
     Source: transformers 4.40, `modeling_qdqbert.py`, `QDQBertSelfOutput`.
     """
@@ -72,7 +75,7 @@ class QuantResidualOutput(nn.Module):
         self.train(output.training)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """The local branch `(batch, seq, in)` and the residual, to `(batch, seq, hidden)`."""
+        """Map the local branch `(batch, seq, in)` and the residual to `(batch, seq, hidden)`."""
         local = self.dropout(self.dense(hidden_states))
         normed: Tensor = self.LayerNorm(residual_sum(self, local, input_tensor))
         return optional_quantizer(self, "layernorm_output_quantizer", normed)
@@ -86,13 +89,13 @@ def quantized_linear(
     over_tokens: bool = True,
     factory: QuantizerFactory = PLAIN,
 ) -> Any:
-    """A linear at path `name` with sites that know what its input is.
+    """Return a quantized linear layer whose quantizers know their sites.
 
     Args:
-        linear: The float one, whose parameters are shared.
-        name: Its path.
+        linear: The float layer, whose parameters are shared.
+        name: Path of the layer.
         source: What its input is.
-        over_tokens: Whether the input's axis 1 runs over the tokens of the model's own text.
+        over_tokens: Whether axis 1 of the input runs over the tokens of the model's own text.
         factory: Makes the layer and its quantizers.
     """
     new = factory.linear(linear)
@@ -111,7 +114,7 @@ def quantized_linear(
 def add_residual_quantizers_(
     branch: nn.Module, *, name: str, factory: QuantizerFactory = PLAIN
 ) -> None:
-    """Hangs QDQBERT's two `add_*_input_quantizer` on the module that makes the local branch."""
+    """Add QDQBERT's two `add_*_input_quantizer` to the module that computes the local branch."""
     for side in ("local", "residual"):
         attribute = f"add_{side}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=(1,))
@@ -119,7 +122,7 @@ def add_residual_quantizers_(
 
 
 def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
-    """Adds what `branch` made to a residual, with its quantizers; all `(batch, seq, hidden)`."""
+    """Add a local branch to a residual, both quantized. All are `(batch, seq, hidden)`."""
     quantizers: Any = branch
     total: Tensor = quantizers.add_local_input_quantizer(
         local
@@ -134,7 +137,7 @@ def add_matmul_quantizers_(
     axes: Mapping[str, tuple[int, ...]] = MATMUL_SEQUENCE_AXES,
     factory: QuantizerFactory = PLAIN,
 ) -> None:
-    """Hangs QDQBERT's four `matmul_*_input_quantizer` on an attention module."""
+    """Add QDQBERT's four `matmul_*_input_quantizer` to an attention module."""
     for letter, sequence_axes in axes.items():
         attribute = f"matmul_{letter}_input_quantizer"
         site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=sequence_axes)
@@ -142,7 +145,7 @@ def add_matmul_quantizers_(
 
 
 def register_attention() -> None:
-    """Makes `ATTENTION` known to transformers; harmless to repeat."""
+    """Register `ATTENTION` with transformers. Can be repeated."""
     AttentionInterface.register(ATTENTION, quantized_attention)
     AttentionMaskInterface.register(ATTENTION, eager_mask)
 
@@ -157,22 +160,22 @@ def quantized_attention(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
-    """Eager attention with the quantizers of `module` on the inputs of both products.
+    """Compute attention with the quantizers of `module` on the inputs of both matmuls.
 
     Args:
         module: An attention module after `add_matmul_quantizers_`.
         query: `(batch, heads, seq, head_dim)`.
-        key: The same; `seq` is another one in cross-attention and with a cache.
-        value: As `key`.
-        attention_mask: Added to the scores, broadcast to `(batch, heads, seq, seq)`.
-        scaling: Factor of the scores; `head_dim ** -0.5` if not given.
-        dropout: Probability, in training only.
+        key: The same, with another `seq` in cross-attention and with a cache.
+        value: Shape of `key`.
+        attention_mask: Added to the scores. Broadcasts to `(batch, heads, seq, seq)`.
+        scaling: Factor of the scores. `None` is `head_dim ** -0.5`.
+        dropout: Probability, only used in training.
 
     Returns:
         Context `(batch, seq, heads, head_dim)` and probabilities `(batch, heads, seq, seq)`.
 
-    Source: transformers 5's attention interface; QDQBERT's order: the products' inputs are
-    quantized after softmax and dropout, scores are scaled after the product.
+    Source: transformers 5's attention interface. The order is QDQBERT's: inputs of matmuls are
+    quantized after softmax and dropout, and scores are scaled after the matmul.
     """
     quantizers: Any = module
     query = quantizers.matmul_q_input_quantizer(query)

@@ -1,10 +1,10 @@
-"""A model with a quantizer at every site of its family, and the ways to run it.
+"""Insert quantizers at the sites of a model, and run the model in different ways.
 
     with observing(sited, observe): ...                     # calibration
-    with quantizing(sited, specs, ranges, scales): ...      # what INT8 will compute
+    with quantizing(sited, specs, ranges, scales): ...      # compute what INT8 will compute
     with marking(sited): ...                                # export: sites become nodes
 
-Outside of these the model computes exactly what the float one did.
+Outside of these the model computes exactly the same as the float model.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from qdqbert.spec import Range, Site, SiteGroup, TensorSpec, input_site_of, is_r
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SitedModel:
-    """A transformers model whose sites carry quantizers.
+    """A transformers model with quantizers at its sites.
 
     Attributes:
-        model: The model, in evaluation mode, changed in place.
-        quantizers: By name of site, in the order of the forward pass's modules.
+        model: The model, changed in place.
+        quantizers: Quantizers by site name, in the order of the model's modules.
     """
 
     model: nn.Module
@@ -70,31 +70,33 @@ def insert_quantizers_(
     *,
     factory: QuantizerFactory = PLAIN,
 ) -> SitedModel:
-    """Puts a quantizer at every site of a family's layers; changes `model` in place.
+    """Insert a quantizer at every site of a family's layers. Changes `model` in place.
 
-    In a layer of BERT: 6 linears x (input, weight) + 4 inputs of the attention products + 2
-    residual adds x 2 = 20, as QDQBERT; other families: `qdqbert.checkpoint.families`. And one for
-    each embedding table. Names of parameters stay. All quantizers are disabled.
+    A layer of BERT gets 20 quantizers, as in QDQBERT: 6 linear layers x (input, weight), 4 inputs
+    of the attention matmuls, and 2 inputs at each of 2 residual adds. For other families see
+    `qdqbert.checkpoint.families`. Each embedding table gets one. Parameters keep their names. All
+    quantizers are disabled.
 
     Args:
         model: A transformers model.
-        family: Where its sites stand.
+        family: Layout of its layers.
         groups: Groups of sites that get quantizers, as `Recipe.groups`.
         factory: Makes the quantizers of layers.
 
     Raises:
-        CheckpointError: The model holds no encoder layer of this family, or a group of sites is
-            not known for it.
+        CheckpointError: The model has no encoder layer of this family, or a group of sites is not
+            known for the family.
     """
     layers = encoder_layers(model, family)
     if not layers:
         raise CheckpointError(
-            f"The model ({type(model).__name__}) holds no encoder layer of family "
+            f"The model ({type(model).__name__}) has no encoder layer of family "
             f"`{family.model_type}`; expected modules named like `{family.layer_example}`."
         )
     register_attention()
     model.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
-    if not sited_model(model).quantizers:  # a QDQBERT model has its own
+    # A QDQBERT model has quantizers already.
+    if not sited_model(model).quantizers:
         if "output" in groups:
             check_outputs(family)
         for name in layers:
@@ -115,13 +117,13 @@ def insert_quantizers_(
 
 
 def site_of(quantizer: Quantizer) -> Site:
-    """Where a quantizer of a sited model stands."""
+    """Return the site of a quantizer that was inserted."""
     assert quantizer.site is not None
     return quantizer.site
 
 
 def sited_model(model: nn.Module) -> SitedModel:
-    """A model that carries quantizers already."""
+    """Find the quantizers that a model already has."""
     return SitedModel(
         model=model,
         quantizers={
@@ -133,7 +135,7 @@ def sited_model(model: nn.Module) -> SitedModel:
 
 
 def encoder_layers(model: nn.Module, family: Family) -> list[str]:
-    """Paths of the encoder layers, in order."""
+    """Return the paths of the encoder layers, in order."""
     return [name for name, _ in model.named_modules() if family.is_layer(name)]
 
 
@@ -185,17 +187,17 @@ def observing(
     observe: Callable[[Site, Tensor], None],
     scales: Mapping[str, Tensor] | None = None,
 ) -> Iterator[None]:
-    """Shows every activation to `observe`, as it will be quantized; the model computes in float.
+    """Show every activation to `observe`. The model computes in float.
 
     Args:
         sited: The model.
-        observe: Called with each activation's site and value.
-        scales: `pre_quant_scale` of the sites that have one, by name, `(channels,)`.
+        observe: Called with the site and value of each activation, multiplied by its scale.
+        scales: `pre_quant_scale` of the sites that have one, by name. Shape `(channels,)`.
     """
     last: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def rescaled(x: Tensor, scale: Tensor) -> Tensor:
-        # Query, key and value read one tensor by one scale: `observe` is given one object too.
+        # Query, key and value read the same tensor with the same scale: `observe` gets one object.
         if not (last and last[0][0] is x and last[0][1] is scale):
             last[:] = [(x, scale, x * scale)]
         return last[0][2]
@@ -224,15 +226,16 @@ def quantizing(
     scales: Mapping[str, Tensor] | None = None,
     weight_amax: Mapping[str, Tensor] | None = None,
 ) -> Iterator[None]:
-    """Fake-quantizes every site that has a spec.
+    """Fake-quantize every site that has a spec.
 
     Args:
         sited: The model.
-        specs: By site name, for every site.
-        ranges: By site name, for every activation with a spec that is not dynamic.
-        scales: `pre_quant_scale` by site name, `(channels,)`; weights, and inputs of residual
-            adds after rounding, are divided by them.
-        weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
+        specs: Specs of all sites, by name.
+        ranges: Range of each activation whose spec is not dynamic, by site name.
+        scales: `pre_quant_scale` by site name, `(channels,)`. Weights are divided by it, and so
+            are inputs of residual adds after rounding.
+        weight_amax: Ranges of weights that do not use their own, by site name. Shape `()` or
+            `(channels,)`.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
@@ -242,7 +245,7 @@ def quantizing(
     for site in sited.sites:
         spec = specs[site.name]
         scaled = input_site_of(site.name) if site.kind == "weight" else site.name
-        # A weight is divided where its input is multiplied, whether or not it is quantized itself.
+        # A weight is divided if its input is multiplied, whether or not the weight is quantized.
         scale = scales.get(scaled) if specs.get(scaled) is not None else None
         if spec is None and scale is None:
             continue
@@ -271,7 +274,7 @@ def quantizing(
 
 @contextlib.contextmanager
 def marking(sited: SitedModel) -> Iterator[None]:
-    """Turns every site into a `qdqbert::Site` node of a graph that is being exported."""
+    """Turn every site into a `qdqbert::Site` node of the graph that is being exported."""
     with _acting(
         sited, {site.name: functools.partial(mark, name=site.name) for site in sited.sites}
     ):
@@ -291,7 +294,7 @@ def _acting(sited: SitedModel, actions: Mapping[str, Action]) -> Iterator[None]:
 
 
 def linear_weights(sited: SitedModel) -> dict[str, Tensor]:
-    """Weight `(out, in)` of each linear, by the name of its input's site."""
+    """Return the weight `(out, in)` of each linear layer, by the name of its input's site."""
     return {
         name: weight_of(sited.model, name)
         for name in sited.quantizers
@@ -300,7 +303,7 @@ def linear_weights(sited: SitedModel) -> dict[str, Tensor]:
 
 
 def weight_of(model: nn.Module, site_name: str) -> Tensor:
-    """The weight of the module that a site of a linear or an embedding belongs to."""
+    """Return the weight of the linear layer or embedding that a site belongs to."""
     weight = model.get_submodule(site_name.rpartition(".")[0]).weight
     assert isinstance(weight, Tensor)
     return weight.detach()
@@ -309,9 +312,9 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
 def _prepared_weight(
     model: nn.Module, site: Site, spec: TensorSpec | None, scale: Tensor | None, amax: Tensor | None
 ) -> Tensor:
-    # The range of a constant is the constant's own, now: it cannot be stale.
+    # The range comes from the current values, so it cannot be out of date.
     weight = weight_of(model, site.name)
-    # As a quantizer with the inverse as its `pre_quant_scale`, to the last bit.
+    # Bit for bit what a quantizer does whose `pre_quant_scale` is the inverse.
     weight = weight if scale is None else weight * (1 / scale)
     if spec is None:
         return weight
@@ -343,5 +346,5 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _constant(value: Tensor) -> Action:
-    # Rounded once: doing it in every forward pass costs more than the pass of a small model.
+    # Rounded once: for a small model, rounding takes longer than the rest of a forward pass.
     return lambda _: value

@@ -1,6 +1,6 @@
 """The QDQBERT family of transformers 4.40, on transformers 5's own BERT.
 
-Importing this makes it known to `AutoModel`, `AutoModelFor...`, `AutoConfig` and `pipeline`.
+Importing this module registers it with `AutoModel`, `AutoModelFor...`, `AutoConfig` and `pipeline`.
 """
 
 from qdqbert.models.configuration import QDQBertConfig

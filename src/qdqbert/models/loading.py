@@ -1,4 +1,4 @@
-"""Loads any checkpoint as what its config says that it is: float, or with quantizers."""
+"""Load a checkpoint, with quantizers if its config describes some."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def load_model(
     new_head: Sequence[str] | None = None,
     pooling: str | None = None,
 ) -> Checkpoint:
-    """As `load_checkpoint`, for checkpoints with quantizers too."""
+    """Load a checkpoint. See `load_checkpoint`. Quantizers are loaded too."""
     register()
     return load_checkpoint(name, task=task, class_for=class_for, new_head=new_head, pooling=pooling)

@@ -1,9 +1,9 @@
-"""The QDQBERT classes: transformers' own BERT with quantizers put in.
+"""The QDQBERT classes: transformers' own BERT with quantizers.
 
-Nothing of BERT is copied: each class is built as its float one, then its linears and outputs are
-swapped and its attention is called through transformers' attention interface. Per layer stand 20
-quantizers under QDQBERT's names (34 with cross-attention); embeddings, LayerNorms, softmax, GELU,
-pooler and heads stay float.
+No code of BERT is copied. Each class is built like its float class; then its linear layers and
+outputs are replaced, and its attention goes through transformers' attention interface. Each layer
+has 20 quantizers with QDQBERT's names (34 with cross-attention). Embeddings, LayerNorms, softmax,
+GELU, pooler and heads stay in float.
 
 Source: transformers 4.40's `modeling_qdqbert.py`; Wu et al. 2020, arXiv:2004.09602.
 """
@@ -18,7 +18,7 @@ from qdqbert.models.quantized import QuantizedModel
 
 
 class QDQBertPreTrainedModel(QuantizedModel, transformers.BertPreTrainedModel):  # type: ignore[misc]
-    """What the QDQBERT classes share; comes before a class of BERT in the list of bases."""
+    """Base class of the QDQBERT classes. It precedes the class of BERT in the list of bases."""
 
     config_class = QDQBertConfig
     base_model_prefix = "bert"
@@ -31,7 +31,7 @@ class QDQBertModel(QDQBertPreTrainedModel, transformers.BertModel):  # type: ign
 
 
 class QDQBertLMHeadModel(QDQBertPreTrainedModel, transformers.BertLMHeadModel):  # type: ignore[misc]
-    """`BertLMHeadModel` with quantizers: causal language modelling, with `is_decoder=True`."""
+    """`BertLMHeadModel` with quantizers, for causal language modelling with `is_decoder=True`."""
 
 
 class QDQBertForMaskedLM(QDQBertPreTrainedModel, transformers.BertForMaskedLM):  # type: ignore[misc]
@@ -80,11 +80,11 @@ AUTO_CLASSES: dict[str, type[QDQBertPreTrainedModel]] = {
     "AutoModelForTokenClassification": QDQBertForTokenClassification,
     "AutoModelForQuestionAnswering": QDQBertForQuestionAnswering,
 }
-"""transformers' auto classes and what each loads for a `qdqbert` config."""
+"""What each of transformers' auto classes loads for a `qdqbert` config."""
 
 
 def register() -> None:
-    """Makes the classes known to transformers' auto classes and pipelines; harmless to repeat."""
+    """Register the classes with transformers' auto classes and pipelines. Can be repeated."""
     transformers.AutoConfig.register(QDQBertConfig.model_type, QDQBertConfig, exist_ok=True)
     for name, model in AUTO_CLASSES.items():
         getattr(transformers, name).register(QDQBertConfig, model, exist_ok=True)

@@ -32,7 +32,7 @@ _RANGES = ("_quantizer._amax", "_quantizer._range", "_quantizer._pre_quant_scale
 
 
 class QuantizedModel:
-    """What makes a class of transformers one with quantizers; comes first in the list of bases."""
+    """Adds quantizers to a class of transformers. It is first in the list of bases."""
 
     _keep_in_fp32_modules_strict = ("_quantizer",)
     _quantizer_factory: ClassVar[QuantizerFactory] = PLAIN
@@ -51,7 +51,7 @@ class QuantizedModel:
             model_class.forward = _by_keyword(model_class.forward, names)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        """Builds the float model and puts quantizers in.
+        """Build the float model and insert quantizers.
 
         Args:
             config: Config of the float class. Its `recipe` names a recipe, and its
@@ -83,41 +83,43 @@ class QuantizedModel:
         set_options_(model, options)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """As transformers, but only for the attention that has quantizers in it.
+        """Set the attention. Only the one with quantizers is accepted.
 
         Raises:
-            UserInputError: Another one is asked for.
+            UserInputError: Another attention is asked for.
         """
         if attn_implementation != ATTENTION:
             raise UserInputError(
                 f"`attn_implementation={attn_implementation!r}` has no place for the quantizers of "
-                f"the attention products; QDQBERT models keep to {ATTENTION!r}."
+                f"the attention matmuls. Models with quantizers need {ATTENTION!r}.",
+                argument="attn_implementation",
             )
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As transformers: safetensors, and config.json with what quantizers need."""
+        """Save weights and ranges as safetensors, and config.json with the quantizers' state."""
         model: Any = self
         model.config.quantizers = stored_state(sited_model(model))
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As transformers, for a float checkpoint and for those that were saved by these classes.
+        """Load a float checkpoint, or one that a model with quantizers saved.
 
         Raises:
-            CheckpointError: The checkpoint is of another family, or its ranges are not complete.
+            CheckpointError: The checkpoint belongs to another family, or its ranges are not
+                complete.
         """
         model, info = super().from_pretrained(  # type: ignore[misc]
             *args, output_loading_info=True, **kwargs
         )
-        # transformers fills what is missing with whatever lies in memory, and drops what is left.
-        for keys, what in (("missing_keys", "lack"), ("unexpected_keys", "hold, unannounced")):
+        # transformers leaves missing tensors uninitialized, and drops unexpected ones.
+        for keys, what in (("missing_keys", "lack"), ("unexpected_keys", "have unexpected")):
             ranges = sorted(key for key in info[keys] if key.endswith(_RANGES))
             if ranges:
                 raise CheckpointError(
-                    f"The checkpoint's weights {what} {len(ranges)} ranges, among them "
-                    f"`{ranges[0]}`; its config.json says otherwise. Save it again with "
-                    "`save_pretrained`, or calibrate anew from the float checkpoint."
+                    f"The checkpoint's weights {what} {len(ranges)} ranges, such as "
+                    f"`{ranges[0]}`, which contradicts config.json. Save the model again with "
+                    "`save_pretrained`, or calibrate the float checkpoint again."
                 )
         if model.config.quantizers is None:
             factory_of(model).finish_loading(sited_model(model).quantizers.values())
@@ -141,7 +143,7 @@ def _by_keyword(forward: Callable[..., Any], names: Sequence[str]) -> Callable[.
 
 
 def put_quantizers_in_(model: Any) -> None:
-    """Puts quantizers in, as the model's config says; they quantize from here on."""
+    """Insert quantizers as the model's config describes them. They quantize from now on."""
     config, training = model.config, model.training
     upgrade_(config)
     recipe = recipe_of(config)
@@ -192,7 +194,7 @@ def factory_of(model: Any) -> QuantizerFactory:
 
 @functools.cache
 def quantized_class(float_class: Any) -> Any:
-    """The class with quantizers of a class of transformers; it has the same name."""
+    """Return the class with quantizers for a class of transformers. It has the same name."""
     if issubclass(float_class, QuantizedModel):
         return float_class
     return type(
@@ -203,7 +205,7 @@ def quantized_class(float_class: Any) -> Any:
 
 
 def class_for(float_class: Any, config: Any) -> Any:
-    """The class that loads a checkpoint: with quantizers if its config tells of some."""
+    """Return the class that loads a checkpoint: with quantizers if its config describes some."""
     if getattr(config, "quantizers", None) is None:
         return float_class
     return quantized_class(float_class)

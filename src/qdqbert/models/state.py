@@ -1,4 +1,4 @@
-"""The state of a model's quantizers: made from switches, written to a config, read back."""
+"""The state of a model's quantizers: configure it, write it to a config, read it back."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _FLAGS = {
 _BUFFERS = ("amax", "range", "pre_quant_scale")
 
 MOVING = 0.01
-"""Share of a batch in moving ranges, that of torch's observers."""
+"""Share of a batch in moving ranges, as in torch's observers."""
 
 
 def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
-    """Sets bits, axes and switches of all quantizers, and gives them the calibrator asked for.
+    """Set bits and axes of all quantizers, and disable those that the options disable.
 
-    What calibration gave is kept where it still fits.
+    Ranges that still fit are kept.
 
     Raises:
-        UnmatchedRuleError: A pattern finds nothing.
+        UnmatchedRuleError: A pattern matches no quantizer.
     """
     base: dict[str, TensorSpec | None] = {
         site.name: TensorSpec(axis=site.channel_axis if site.kind == "weight" else None)
@@ -63,19 +63,19 @@ def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
 def place_(
     sited: SitedModel, recipe: str, quantizer_options: QuantizerOptions, exclude: Sequence[str] = ()
 ) -> None:
-    """Makes quantizers those of a named recipe; sites that it leaves in float are disabled.
+    """Configure quantizers as a recipe specifies. Sites that it leaves in float are disabled.
 
     Args:
-        sited: Any.
-        recipe: Its name.
-        quantizer_options: What is changed of it.
-        exclude: Regular expressions: sites whose name they find are left in float.
+        sited: A model with quantizers.
+        recipe: Name of the recipe.
+        quantizer_options: Changes to the recipe.
+        exclude: Regular expressions. Sites that one of them finds stay in float.
 
     Raises:
         UserInputError: The recipe is unknown.
-        UnmatchedRuleError: A pattern finds nothing.
+        UnmatchedRuleError: A pattern matches no quantizer.
     """
-    # Tables are quantized when a graph is written; no quantizer of training stands on them.
+    # Tables are quantized when a graph is written. They have no quantizer in training.
     rules = build_recipe(recipe, embeddings=None).rules
     specs = quantizer_options.apply(resolve(rules, sited.sites), sited.sites)
     for name, quantizer in sited.quantizers.items():
@@ -159,12 +159,12 @@ def _amax_of(quantizer: Quantizer) -> Tensor:
 
 
 def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"]) -> None:
-    """Says what training does with calibrated ranges.
+    """Set what training does with calibrated ranges.
 
     Args:
         sited: A calibrated model.
-        how: `fixed` keeps them, as the toolkit's guide says; `learned` makes those of activations
-            parameters; `moving` moves all of them towards those of each batch.
+        how: `fixed` keeps them, as the toolkit's guide recommends. `learned` makes the ranges of
+            activations parameters. `moving` moves all ranges towards those of each batch.
     """
     for quantizer in sited.quantizers.values():
         if not quantizer.is_enabled:
@@ -176,17 +176,17 @@ def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"])
 
 
 def fix_ranges_(sited: SitedModel) -> None:
-    """Ends what `learn_ranges_` began."""
+    """Stop learning and moving ranges. They stay as they are now."""
     for quantizer in sited.quantizers.values():
         quantizer.fix_range()
 
 
 def stored_state(sited: SitedModel) -> dict[str, Any]:
-    """What `restore_` needs beside the tensors: shapes of ranges, and all that is not the default.
+    """Return what `restore_` needs besides tensors: shapes, and what differs from the defaults.
 
     Returns:
-        Plain values: `amax`, `range` and `pre_quant_scale` map names to shapes such as `"768,1"`;
-        `changed` maps names to attributes.
+        Plain values. `amax`, `range` and `pre_quant_scale` map names of quantizers to shapes such
+        as `"768,1"`, and `changed` maps names to attributes.
     """
     base = _base_of(sited)
     changed: dict[str, dict[str, Any]] = {}
@@ -206,26 +206,26 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
 
 
 def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
-    """Makes the quantizers of a new model those of a stored one; their ranges are still to load.
+    """Give the quantizers of a new model a stored state. Their ranges are loaded later.
 
     Raises:
-        CheckpointError: The state is of another version, or names a quantizer that is not there.
+        CheckpointError: The state has another version, or names a quantizer that the model lacks.
     """
     if stored.get("version") != _VERSION:
         raise CheckpointError(
-            f"`quantizers` of config.json has version {stored.get('version')!r}; this version of "
-            f"qdqbert reads {_VERSION}. Save the checkpoint again, or update."
+            f"`quantizers` in config.json has version {stored.get('version')!r}, and this version "
+            f"of qdqbert reads version {_VERSION}. Install the version that wrote the checkpoint."
         )
     named = {name for part in (*_BUFFERS, "changed") for name in stored.get(part, ())}
     base = _base_of(sited)
     unknown = sorted(named - {path.removeprefix(base) for path in sited.quantizers})
     if unknown:
         raise CheckpointError(
-            f"config.json tells of {len(unknown)} quantizers that the model has not, among them "
-            f"`{unknown[0]}`."
+            f"config.json describes {len(unknown)} quantizers that the model does not have, such "
+            f"as `{unknown[0]}`."
         )
-    # transformers builds a model on the meta device when it is going to load it. A model that is
-    # built from a config alone has nothing to load: it is not calibrated.
+    # transformers builds a model on the meta device before it loads weights. A model that is built
+    # from a config alone loads no ranges, so it is not calibrated.
     is_loading = torch.empty(0).is_meta
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
@@ -239,16 +239,16 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
 
 
 def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
-    """How each quantizer quantizes, as the pipeline says it; `None` for one that is disabled.
+    """Return the spec of each quantizer, by site name. `None` if it is disabled.
 
     Raises:
-        CheckpointError: A quantizer does what no int8 graph can.
+        CheckpointError: An int8 graph cannot do what a quantizer does.
     """
     return {name: _spec_of(name, each) for name, each in sited.quantizers.items()}
 
 
 def stored_calibration(sited: SitedModel) -> Calibration:
-    """The ranges that a model was calibrated, or trained, with."""
+    """Return the ranges that a model was calibrated or trained with."""
     ranges: dict[str, Range] = {}
     scales: dict[str, Tensor] = {}
     weight_amax: dict[str, Tensor] = {}
@@ -285,5 +285,5 @@ def _spec_of(name: str, quantizer: Quantizer) -> TensorSpec | None:
 
 
 def _base_of(sited: SitedModel) -> str:
-    """Heads have the encoder under this path, which is not stored: ranges are the encoder's."""
+    """Return the path of the encoder in a model with a head. It is not stored with ranges."""
     return f"{sited.model.base_model_prefix}."

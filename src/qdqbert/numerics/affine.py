@@ -31,17 +31,17 @@ class QuantizationParameters:
 
 
 def symmetric_parameters(amax: Tensor, spec: TensorSpec) -> QuantizationParameters:
-    """Turns the largest magnitude into a scale with zero point 0.
+    """Return the scale that covers `amax`, with zero point 0.
 
     Args:
         amax: Largest magnitude to cover, real units, at least 0. Shape `()` or `(channels,)`.
-        spec: Where the codes come from; must be symmetric.
+        spec: Spec of the tensor, symmetric.
 
     Raises:
         ValueError: `amax` is negative or not finite, or `spec` is affine.
 
     Source: Wu et al. 2020, arXiv:2004.09602, section 3.1.2. pytorch-quantization multiplies by
-    `127 / amax`; ONNX divides by `amax / 127`, and so do we, so that ties fall the same way.
+    `127 / amax`. This divides by `amax / 127`, as ONNX does, so that ties round in the same way.
     """
     if not spec.symmetric:
         raise ValueError(f"A symmetric spec is needed, got {spec}.")
@@ -56,16 +56,16 @@ def symmetric_parameters(amax: Tensor, spec: TensorSpec) -> QuantizationParamete
 def affine_parameters(
     low: Tensor, high: Tensor, spec: TensorSpec, *, check: bool = True
 ) -> QuantizationParameters:
-    """Turns the ends of a range into a scale and a zero point that keeps real 0 exact.
+    """Return the scale of a range and a zero point that keeps real 0 exact.
 
     Args:
         low: Smallest value to cover, real units, at most 0. Shape `()` or `(channels,)`.
         high: Largest value to cover, real units, at least 0. Shape of `low`.
-        spec: Where the codes come from; must be affine.
-        check: Whether to look at the values, for which a GPU has to be waited for.
+        spec: Spec of the tensor, affine.
+        check: Check the values, for which a GPU has to wait.
 
     Raises:
-        ValueError: The range is not finite or does not hold 0, or `spec` is symmetric.
+        ValueError: The range is not finite or does not contain 0, or `spec` is symmetric.
 
     Source: Jacob et al. 2018, arXiv:1712.05877, section 3; ONNX QuantizeLinear.
     """
@@ -74,7 +74,7 @@ def affine_parameters(
     if check and not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
         raise ValueError(f"The range must be finite, got {low.tolist()} .. {high.tolist()}.")
     if check and (bool((low > 0).any()) or bool((high < 0).any())):
-        raise ValueError(f"The range must hold 0, got {low.tolist()} .. {high.tolist()}.")
+        raise ValueError(f"The range must contain 0, got {low.tolist()} .. {high.tolist()}.")
     low, high = low.to(torch.float32), high.to(torch.float32)
     scale = _usable((high - low) / (spec.qmax - spec.qmin))
     zero_point = (spec.qmin - torch.round(low / scale)).clamp(spec.qmin, spec.qmax)
@@ -82,7 +82,7 @@ def affine_parameters(
 
 
 def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
-    """Scale and zero point of a calibrated activation, whichever kind `spec` asks for."""
+    """Return scale and zero point of a calibrated activation, symmetric or affine."""
     if spec.symmetric:
         return symmetric_parameters(torch.tensor(chosen.amax, dtype=torch.float32), spec)
     low, high = (torch.tensor(end, dtype=torch.float32) for end in (chosen.low, chosen.high))
@@ -90,7 +90,7 @@ def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
 
 
 def dynamic_parameters(x: Tensor, spec: TensorSpec) -> QuantizationParameters:
-    """Scale and zero point of a tensor of any shape from its own ends, 0 included.
+    """Return scale and zero point of a tensor of any shape, from its own range.
 
     Source: ONNX DynamicQuantizeLinear.
     """
@@ -101,7 +101,7 @@ def dynamic_parameters(x: Tensor, spec: TensorSpec) -> QuantizationParameters:
 def weight_parameters(
     weight: Tensor, spec: TensorSpec, *, amax: Tensor | None = None
 ) -> QuantizationParameters:
-    """Scale and zero point of a constant, from its own largest magnitudes ("max" calibration).
+    """Return scale and zero point of a weight, from its largest magnitudes ("max" calibration).
 
     With a `adjacent_sum_limit` the scale of a channel is enlarged until no two codes that meet
     neighbouring inputs sum to more. Halving all weights, as 7-bit codes do, is safe as well, and
@@ -144,26 +144,26 @@ def clipped(weight: Tensor, amax: Tensor | None, axis: int | None) -> Tensor:
 
 
 def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
-    """Codes of `x`, as floats of its shape: rounds half to even, adds the zero point, saturates."""
+    """Return the codes of `x` as floats: round half to even, add the zero point, saturate."""
     scale, zero_point = _along(parameters, x, spec.axis)
     return (torch.round(x / scale) + zero_point).clamp(spec.qmin, spec.qmax)
 
 
 def dequantize(codes: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
-    """Real values of codes, shape of `codes`."""
+    """Return the real values of codes. Keeps their shape."""
     scale, zero_point = _along(parameters, codes, spec.axis)
     return (codes - zero_point) * scale
 
 
 def fake_quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
-    """The real values that the codes of `x` stand for, differentiable straight through.
+    """Quantize and dequantize a tensor, with a straight-through gradient.
 
-    The gradient is 1 where the code did not saturate and 0 elsewhere.
+    The gradient is 1 where the code does not saturate, and 0 elsewhere.
 
     Args:
-        x: Any shape, floating point. Half precisions are computed in float32 and cast back.
-        parameters: Of the same tensor.
-        spec: Of the same tensor.
+        x: Any shape, floating point. Half precision is computed in float32 and cast back.
+        parameters: Scale and zero point of the tensor.
+        spec: Spec of the tensor.
 
     Source: straight-through estimator with clipping, Bengio et al. 2013, arXiv:1308.3432.
     """
@@ -183,23 +183,23 @@ def round_trip(
     low: Tensor | None = None,
     high: Tensor | None = None,
 ) -> Tensor:
-    """Quantizes and dequantizes: `(clamp(round(x / scale) + zero_point) - zero_point) * scale`.
+    """Compute `(clamp(round(x / scale) + zero_point) - zero_point) * scale`.
 
-    Every fake quantization of this package ends here, so all round alike: to even, after a
-    division, as ONNX's QuantizeLinear. In place on one buffer: that costs a training step less
-    than torch's own fake-quantize kernels do (`benchmarks/fake_quant.py`).
+    Every fake quantization of this package uses this function, so all round in the same way: to
+    even, after a division, as ONNX's QuantizeLinear. It works in place on one buffer, which makes a
+    training step faster than torch's own fake-quantize kernels do (`benchmarks/fake_quant.py`).
 
     Args:
-        x: Any shape, floating point. Half precisions are computed in float32 and cast back.
+        x: Any shape, floating point. Half precision is computed in float32 and cast back.
         scale: Real value of a step, above 0, broadcasts to `x`.
         qmin: Lowest code.
         qmax: Highest code.
-        zero_point: Code of real 0, broadcasts to `x`; 0 if `None`.
-        inverse: Codes are divided by it instead of multiplied by `scale`: pytorch-quantization's
-            way to go back, which differs in the last bit.
-        low: Smallest value whose gradient passes, broadcasts to `x`; `-high` if `None`.
-        high: Largest value whose gradient passes. Without it the gradient passes wherever the
-            code did not saturate.
+        zero_point: Code of real 0, broadcasts to `x`. 0 if `None`.
+        inverse: Divide codes by it instead of multiplying them by `scale`, as pytorch-quantization
+            does. The result differs in the last bit.
+        low: Smallest value whose gradient passes, broadcasts to `x`. `-high` if `None`.
+        high: Largest value whose gradient passes. If it is `None`, the gradient passes wherever the
+            code does not saturate.
     """
     result: Tensor = _RoundTrip.apply(  # type: ignore[no-untyped-call]
         x, scale, qmin, qmax, zero_point, inverse, low, high
@@ -208,7 +208,7 @@ def round_trip(
 
 
 class _RoundTrip(torch.autograd.Function):
-    """Quantize then dequantize, with a straight-through gradient inside of the range."""
+    """Quantize and dequantize, with a straight-through gradient inside the range."""
 
     @staticmethod
     def forward(
@@ -249,19 +249,19 @@ class _RoundTrip(torch.autograd.Function):
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x` in at least float32, in which half precisions are quantized."""
+    """Return `x` in at least float32, in which half precision is quantized."""
     return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def reduce_amax(
     input: Tensor, axis: int | Collection[int] | None = None, keepdims: bool = True
 ) -> Tensor:
-    """Largest magnitude over some axes, without a gradient.
+    """Return the largest magnitude over some axes, without a gradient.
 
     Args:
         input: Any shape.
-        axis: Axes that are reduced; all of them if `None`.
-        keepdims: Keep reduced axes with size 1, unless one value is left, which is a scalar.
+        axis: Axes that are reduced. `None` reduces all.
+        keepdims: Keep reduced axes with size 1. A single value is always a scalar.
 
     Raises:
         ValueError: More axes are named than `input` has.
@@ -274,33 +274,33 @@ def reduce_amax(
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
         if len(axes) > input.dim():
             raise ValueError("Cannot reduce more axes than tensor's dim.")
-        # torch takes no axes for all axes
+        # torch would treat no axes as all axes.
         amax = torch.amax(input.abs(), dim=axes, keepdim=keepdims) if axes else input.abs()
         return amax.squeeze() if amax.numel() == 1 else amax
 
 
 def _rows(weight: Tensor, axis: int) -> Tensor:
-    """One row a channel. Shape `(channels, rest)`."""
+    """Return one row per channel. Shape `(channels, rest)`."""
     return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
 
 
 def _adjacent_sums(rows: Tensor) -> Tensor:
-    """Magnitudes of sums of neighbours 0 and 1, 2 and 3, ... Shape `(channels, pairs)`."""
+    """Return magnitudes of the sums of weights 0 and 1, 2 and 3, ... Shape `(channels, pairs)`."""
     if rows.shape[1] % 2:
         rows = torch.nn.functional.pad(rows, (0, 1))
     return rows.view(rows.shape[0], -1, 2).sum(dim=2).abs()
 
 
 def _usable(scale: Tensor) -> Tensor:
-    # An all-zero or denormal range has no usable step. Any positive one maps it to the zero
-    # point; 1 keeps the exported graph readable and its reciprocal finite.
+    # An all-zero or denormal range has no usable step. Any positive step maps it to the zero point.
+    # 1 keeps the exported graph readable and its reciprocal finite.
     return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
 
 
 def _along(
     parameters: QuantizationParameters, x: Tensor, axis: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Views `(channels,)` parameters so that they broadcast along `axis` of `x`."""
+    """Return parameters of shape `(channels,)` so that they broadcast along `axis` of `x`."""
     if axis is None:
         return parameters.scale, parameters.zero_point
     shape = [1] * x.ndim

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 
 class ClipFunction(torch.autograd.Function):
-    """Clips, with gradients for learned ends."""
+    """Clip values, with gradients for learned ends."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Shape of `x`; the ends broadcast."""
+        """Clip `x`. The ends broadcast to it."""
         ctx.save_for_backward(x, low, high)
         return torch.minimum(torch.maximum(x, low.to(x.dtype)), high.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Passes inside of the ends; theirs are the sums of what lies outside."""
+        """Pass gradients of values inside the ends, and sum those outside for the ends."""
         x, low, high = ctx.saved_tensors
         if low.numel() != 1 or high.numel() != 1:
             raise ValueError(
@@ -35,15 +35,15 @@ class ClipFunction(torch.autograd.Function):
 
 
 def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor | float) -> Tensor:
-    """Limits values to a range whose ends can be learned.
+    """Limit values to a range whose ends can be learned.
 
     Args:
         input: Any shape.
-        clip_value_min: Lowest value; broadcasts. Its gradient is the sum of those below it.
-        clip_value_max: Highest value; broadcasts.
+        clip_value_min: Lowest value, broadcasts. Its gradient is the sum of those of lower values.
+        clip_value_max: Highest value, broadcasts.
 
     Raises:
-        ValueError: In backward, an end is not a scalar.
+        ValueError: In the backward pass, if an end is not a scalar.
 
     Source: pytorch-quantization's `nn.functional.clip`; PACT, Choi et al. 2018, arXiv:1805.06085.
     """
@@ -61,8 +61,8 @@ class Clip(nn.Module):
     """Limit values to `[clip_value_min, clip_value_max]`.
 
     Attributes:
-        clip_value_min: Lowest value; a parameter if it is learned.
-        clip_value_max: Highest value; a parameter if it is learned.
+        clip_value_min: Lowest value. A parameter if it is learned.
+        clip_value_max: Highest value. A parameter if it is learned.
 
     Source: pytorch-quantization's `nn.Clip`.
     """
@@ -74,16 +74,16 @@ class Clip(nn.Module):
         learn_min: bool = False,
         learn_max: bool = False,
     ) -> None:
-        """Makes a clip.
+        """Create a clip.
 
         Args:
-            clip_value_min: Lowest value; a number if it is learned.
-            clip_value_max: Highest value; a number if it is learned.
+            clip_value_min: Lowest value. A number if it is learned.
+            clip_value_max: Highest value. A number if it is learned.
             learn_min: Make the lowest value a parameter.
             learn_max: Make the highest value a parameter.
 
         Raises:
-            ValueError: A learned end is no scalar.
+            ValueError: A learned end is not a scalar.
         """
         super().__init__()
         self.clip_value_min = _end("clip_value_min", clip_value_min, learn_min)
@@ -105,7 +105,7 @@ class Clip(nn.Module):
 def _end(name: str, value: float | Tensor, learn: bool) -> nn.Parameter | float | Tensor:
     if not learn:
         return value
-    # A tensor could be anything's output: a parameter starts from a number, as upstream.
+    # A tensor could be the output of an operation. As upstream, a parameter starts at a number.
     if isinstance(value, Tensor) or np.size(value) != 1:
         raise ValueError(f"{name} must be scalar for initilizing learnable range.")
     return nn.Parameter(torch.tensor(float(np.asarray(value).item())))

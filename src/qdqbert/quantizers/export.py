@@ -1,7 +1,7 @@
-"""Nodes that quantizers leave in a graph that is being exported.
+"""Nodes that quantizers write into a graph that is being exported.
 
-Both exporters of `torch.onnx.export` are served: dynamo's by `torch.onnx.ops.symbolic`,
-TorchScript's by an autograd function with a `symbolic`.
+Both exporters of `torch.onnx.export` are supported: dynamo's through `torch.onnx.ops.symbolic`,
+TorchScript's through an autograd function with a `symbolic` method.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ CODE_TYPES = {True: torch.uint8, False: torch.int8}
 
 
 def is_exporting() -> bool:
-    """Whether a call is being turned into an ONNX graph."""
-    # When a first attempt fails, torch tries again in a way that takes its own function for False;
-    # a refusal of ours would then become a graph without Q/DQ.
+    """Return whether the current call is being exported to ONNX."""
+    # When torch's first attempt fails, `is_in_onnx_export` is False in the second one. A quantizer
+    # that refused to be exported would then become a graph without Q/DQ nodes.
     return torch.onnx.is_in_onnx_export() or _flags._is_onnx_exporting
 
 
 def is_tracing() -> bool:
-    """Whether TorchScript's tracer records, as opposed to dynamo's."""
+    """Return whether TorchScript's tracer is recording, as opposed to dynamo's."""
     return torch._C._get_tracing_state() is not None
 
 
 def mark(x: Tensor, name: str) -> Tensor:
-    """Passes `x` on; in an exported graph, a `qdqbert::Site` node stands there and tells the name.
+    """Return `x`, and write a `qdqbert::Site` node with the site's name into the exported graph.
 
     Only for use under `torch.onnx.export(dynamo=True)`.
     """
@@ -53,14 +53,14 @@ def mark(x: Tensor, name: str) -> Tensor:
 
 @contextlib.contextmanager
 def on_real_tensors() -> Iterator[None]:
-    """Computes now, on values, though a call is being exported."""
+    """Compute real values while a call is being exported."""
     with _disable_current_modes(), torch.no_grad(), quiet_tracer():
         yield
 
 
 @contextlib.contextmanager
 def quiet_tracer() -> Iterator[None]:
-    """Where values are meant to become constants, TorchScript's tracer need not warn of it."""
+    """Silence TorchScript's tracer where values are meant to become constants."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TracerWarning)
         yield
@@ -76,23 +76,24 @@ def quantize_dequantize(
     axis: int | None,
     clip: bool,
 ) -> Tensor:
-    """`DequantizeLinear(QuantizeLinear(x))`, in float32 whatever the dtype of `x`.
+    """Write `DequantizeLinear(QuantizeLinear(x))` in float32.
 
-    Scales of half precision need opset 19, so half precisions are cast and cast back.
+    Scales in half precision need opset 19, so a tensor in half precision is cast to float32 and
+    back.
 
     Args:
         x: Any shape.
-        amax: Largest magnitude of the codes, with one value or one per index of `axis`.
+        amax: Largest magnitude to cover: one value, or one per index of `axis`.
         qmin: Lowest code.
         qmax: Highest code.
-        unsigned: uint8 codes instead of int8.
-        axis: Axis of the scales; `None` for one scale.
-        clip: Clip to what `qmin` and `qmax` stand for first, since QuantizeLinear keeps to the
-            limits of its type: for fewer than 8 bits, or a narrow range that can be exceeded.
+        unsigned: Use uint8 codes instead of int8.
+        axis: Axis of the scales. `None` for one scale.
+        clip: First clip to the values of `qmin` and `qmax`. QuantizeLinear only saturates at the
+            limits of its type, so fewer than 8 bits or a narrow range need this.
     """
     real = widened(x)
     bound = widened(amax.detach())
-    # A dead range becomes a step so small that all of it is 0 but for 6e-8, and still readable.
+    # A range of 0 gets a step so small that all values become 0 to within 6e-8.
     scale = bound.clamp_min(DEAD_AMAX) / qmax
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
     if clip:
@@ -103,7 +104,7 @@ def quantize_dequantize(
 
 def _clipped(x: Tensor, low: Tensor, high: Tensor, axis: int | None) -> Tensor:
     if axis is None and not is_tracing():
-        # Torch's exporter names the ends after `x`, and several quantizers can read one tensor.
+        # torch's exporter names the ends after `x`, but several quantizers can read one tensor.
         clipped = torch.onnx.ops.symbolic("Clip", (x, low, high), dtype=x.dtype, shape=x.shape)
         assert isinstance(clipped, Tensor)
         return clipped
@@ -112,10 +113,10 @@ def _clipped(x: Tensor, low: Tensor, high: Tensor, axis: int | None) -> Tensor:
 
 
 def quantize_dequantize_e4m3(x: Tensor, scale: Tensor) -> Tensor:
-    """The same with float8 codes. `scale` has one value: `amax / 448`.
+    """Write the same nodes with float8 codes. `scale` has one value: `amax / 448`.
 
-    Dynamo's graph has ONNX's own nodes, of opset 19; TorchScript's, which knows no float8, has
-    TensorRT's `trt::TRT_FP8QuantizeLinear`, as upstream.
+    Dynamo's graph has ONNX's own nodes, of opset 19. TorchScript's exporter does not support
+    float8, so its graph has TensorRT's `trt::TRT_FP8QuantizeLinear`, as upstream.
     """
     limit = widened(scale.detach()).reshape(())
     return _pair(widened(x), limit, torch.zeros((), dtype=torch.float8_e4m3fn), None, x.dtype)
@@ -125,7 +126,7 @@ def _pair(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, dtype: torch.dtype
 ) -> Tensor:
     if is_tracing():
-        # The tracer would record how the scale came about; engines want it constant.
+        # The tracer would record how the scale was computed, but engines need a constant.
         with quiet_tracer():
             constants = scale.cpu().numpy(), zero_point.dtype
         reals = _TorchScriptPair.apply(x, *constants, axis)  # type: ignore[no-untyped-call]
@@ -146,7 +147,7 @@ def _pair(
 
 
 class _TorchScriptPair(torch.autograd.Function):
-    """The pair for the TorchScript exporter, which asks `symbolic` for nodes."""
+    """The Q/DQ pair for TorchScript's exporter, which calls `symbolic` for nodes."""
 
     @staticmethod
     def forward(

@@ -104,7 +104,7 @@ def test_a_new_head_has_the_classes_of_the_teacher_or_of_the_data(options, load)
 
 def test_evaluation_data_that_equal_the_training_data_are_refused(options) -> None:
     requested = options(eval_data=options().train_data)
-    with pytest.raises(UserInputError, match=r"10 examples of .*eval.data.* in .*train.data"):
+    with pytest.raises(UserInputError, match=r"All examples of .*eval.data.*10.* in .*train.data"):
         read_examples(CLASSIFICATION, requested, progress=Silent())
 
 
@@ -219,7 +219,7 @@ def test_questions_without_an_answer_in_the_context_are_counted_and_left_out(
     requested = options(train_data=data, doc_stride=16)
     examples = read_examples(TASKS["question-answering"], requested, progress=Silent())
     (notice,) = examples.notices
-    assert notice.startswith("4 of 16 questions")
+    assert notice.startswith("In 4 of 16 questions")
     assert len(encoded(requested, "QuestionAnswering").rows) == 12
 
 

@@ -1,4 +1,4 @@
-"""Quantized modules of the toolkit, under their own names and torch's."""
+"""Quantized modules of the toolkit, under their own names and under torch's."""
 
 from qdqbert.compat.nn.conv import (
     QuantConv1d,

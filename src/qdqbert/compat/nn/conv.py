@@ -21,10 +21,10 @@ from qdqbert.compat.tensor_quant import (
 
 
 class _QuantConvNd(QuantMixin, _ConvNd):
-    """What the convolutions share; comes before a convolution of torch in the list of bases.
+    """Base class of the convolutions. It precedes a convolution of torch in the list of bases.
 
-    Source: pytorch-quantization's `_QuantConvNd`. Mended: every `padding_mode` and `padding="same"`
-    do what torch does.
+    Source: pytorch-quantization's `_QuantConvNd`. Differs from upstream: every `padding_mode`
+    and `padding="same"` work as in torch.
     """
 
     weight: Tensor
@@ -37,11 +37,11 @@ class _QuantConvNd(QuantMixin, _ConvNd):
         self.init_quantizer(quant_desc_input, quant_desc_weight)
 
     def _quant(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Input and weight as their quantizers leave them."""
+        """Return the quantized input and weight."""
         return self._input_quantizer(input), self._weight_quantizer(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As the convolution of torch."""
+        """Compute the convolution with quantized input and weight."""
         quant_input, quant_weight = self._quant(input)
         result: Tensor = self._conv_forward(quant_input, quant_weight, self.bias)
         return result
@@ -66,10 +66,10 @@ class QuantConv3d(_QuantConvNd, nn.Conv3d):
 
 
 class _QuantConvTransposeNd(_QuantConvNd):
-    """What the transposed convolutions share."""
+    """Base class of the transposed convolutions."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """As the transposed convolution of torch."""
+        """Compute the transposed convolution with quantized input and weight."""
         dims = len(self.kernel_size)
         if self.padding_mode != "zeros":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The quantized linear."""
+"""The quantized linear layer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from qdqbert.compat.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, Q
 
 
 class QuantLinear(QuantMixin, nn.Linear):
-    """A linear with a quantizer on its input and one on its weight.
+    """A linear layer with a quantizer on its input and one on its weight.
 
     Attributes:
-        _input_quantizer: Sees the input, `(..., in)`.
-        _weight_quantizer: Sees the weight, `(out, in)`.
+        _input_quantizer: Quantizer of the input, `(..., in)`.
+        _weight_quantizer: Quantizer of the weight, `(out, in)`.
 
     Source: pytorch-quantization's `QuantLinear`.
     """
@@ -26,7 +26,7 @@ class QuantLinear(QuantMixin, nn.Linear):
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, **kwargs: Any
     ) -> None:
-        """As `torch.nn.Linear`, with `quant_desc_input` and `quant_desc_weight`."""
+        """Accept the arguments of `torch.nn.Linear`, `quant_desc_input` and `quant_desc_weight`."""
         factory = {key: kwargs.pop(key) for key in ("device", "dtype") if key in kwargs}
         quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **kwargs)
         super().__init__(in_features, out_features, bias, **factory)
@@ -34,7 +34,7 @@ class QuantLinear(QuantMixin, nn.Linear):
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> Self:
-        """A quantized linear that shares the parameters of `linear`."""
+        """Return a quantized layer that shares the parameters of `linear`."""
         new = cls(
             linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
         )
@@ -42,7 +42,7 @@ class QuantLinear(QuantMixin, nn.Linear):
         return new.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(..., in)` to `(..., out)`."""
+        """Map `(..., in)` to `(..., out)`."""
         quant_input = self._input_quantizer(input)
         quant_weight = self._weight_quantizer(self.weight)
         return functional.linear(quant_input, quant_weight, self.bias)

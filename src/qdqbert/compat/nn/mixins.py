@@ -1,7 +1,7 @@
-"""What quantized modules share: their quantizers, and the defaults these are made from.
+"""Base classes of quantized modules: their quantizers, and the default descriptors.
 
-`default_quant_desc_input` and `default_quant_desc_weight` are set per class, before models are
-built, as QDQBERT's model card shows; no module changes when they do.
+`default_quant_desc_input` and `default_quant_desc_weight` are set on a class before a model is
+built, as QDQBERT's model card shows. Existing modules do not change.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from qdqbert.compat.tensor_quant import QUANT_DESC_8BIT_PER_TENSOR, QuantDescrip
 
 
 class _WithInputQuantizer:
-    """What both mixins have: an input's quantizer and its default descriptor."""
+    """A module with a quantizer on its input, and the default descriptor of that quantizer."""
 
     default_quant_desc_input: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
     _input_quantizer: TensorQuantizer
 
     @classmethod
     def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
-        """Sets how inputs of modules of this class, built from now on, are quantized.
+        """Set how inputs are quantized by modules of this class that are built from now on.
 
         Raises:
-            ValueError: The value is no `QuantDescriptor`.
+            ValueError: The value is not a `QuantDescriptor`.
         """
         cls.default_quant_desc_input = _descriptor(value)
 
@@ -44,10 +44,10 @@ class QuantInputMixin(_WithInputQuantizer):
     """
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
-        """Makes the quantizer; to be called by `__init__`.
+        """Create the quantizer. Only `__init__` may call this.
 
         Raises:
-            TypeError: It is called from elsewhere.
+            TypeError: It is called by another function.
             ValueError: The descriptor asks for real quantization.
         """
         _check_caller()
@@ -59,7 +59,7 @@ class QuantInputMixin(_WithInputQuantizer):
 class QuantMixin(_WithInputQuantizer):
     """A module with quantizers on its input and on its weight.
 
-    No `QuantInputMixin`: code written for the toolkit tells the two apart by `isinstance`.
+    It is not a `QuantInputMixin`, since code for the toolkit distinguishes them by `isinstance`.
 
     Source: pytorch-quantization's `_utils.QuantMixin`.
     """
@@ -68,10 +68,10 @@ class QuantMixin(_WithInputQuantizer):
 
     @classmethod
     def set_default_quant_desc_weight(cls, value: QuantDescriptor) -> None:
-        """Sets how weights of modules of this class, built from now on, are quantized.
+        """Set how weights are quantized by modules of this class that are built from now on.
 
         Raises:
-            ValueError: The value is no `QuantDescriptor`.
+            ValueError: The value is not a `QuantDescriptor`.
         """
         cls.default_quant_desc_weight = _descriptor(value)
 
@@ -81,10 +81,10 @@ class QuantMixin(_WithInputQuantizer):
         quant_desc_weight: QuantDescriptor,
         num_layers: int | None = None,
     ) -> None:
-        """Makes the quantizers, or `num_layers` of each; to be called by `__init__`.
+        """Create the quantizers, or `num_layers` of each. Only `__init__` may call this.
 
         Raises:
-            TypeError: It is called from elsewhere.
+            TypeError: It is called by another function.
             ValueError: A descriptor asks for real quantization.
         """
         _check_caller()
@@ -107,10 +107,10 @@ class QuantMixin(_WithInputQuantizer):
         """The quantizer of the weight."""
         return self._weight_quantizer
 
-    # The weight's quantizer is told of each new weight, so that an export can read its values.
+    # The weight quantizer gets each new weight, so that an export can read its values.
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As `torch.nn.Module`; also called when a parameter is assigned."""
+        """Register a parameter. torch calls this when one is assigned, too."""
         super().register_parameter(name, param)  # type: ignore[misc]
         if name == "weight":
             self._follow_weight()
@@ -128,10 +128,13 @@ class QuantMixin(_WithInputQuantizer):
 
 
 def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs: Any) -> Any:
-    """The descriptors in `kwargs`, or the class's defaults: input and weight, or input alone.
+    """Return the descriptors in `kwargs`, or the defaults of the class.
+
+    Returns:
+        The descriptors of input and weight, or only that of the input.
 
     Raises:
-        TypeError: Other arguments are left.
+        TypeError: There are other arguments.
     """
     quant_desc_input = kwargs.pop("quant_desc_input", quant_cls.default_quant_desc_input)
     if not input_only:
@@ -142,7 +145,7 @@ def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs:
 
 
 def split_kwargs(cls: type, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What torch's own class in the bases of `cls` takes, and all that is left."""
+    """Split arguments into those of the torch class that `cls` derives from, and the rest."""
     torch_class = next(
         base
         for base in cls.__mro__

@@ -1,4 +1,4 @@
-"""Pooling and instance normalisation with a quantizer on the input."""
+"""Pooling and instance normalization with a quantizer on the input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqbert.compat.nn.mixins import QuantInputMixin, pop_quant_desc_in_kwargs, 
 
 
 class _QuantInput(QuantInputMixin):
-    """What these modules share; comes before a module of torch in the list of bases."""
+    """Base class of these modules. It precedes a module of torch in the list of bases."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         theirs, mine = split_kwargs(type(self), kwargs)
@@ -19,7 +19,7 @@ class _QuantInput(QuantInputMixin):
         self.init_quantizer(quant_desc_input)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As the module of torch, on the quantized input."""
+        """Apply the module of torch to the quantized input."""
         result: Tensor = super().forward(self._input_quantizer(input))  # type: ignore[misc]
         return result
 

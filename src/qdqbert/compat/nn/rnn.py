@@ -1,4 +1,4 @@
-"""The quantized LSTM and its cell, step by step in plain PyTorch."""
+"""The quantized LSTM and its cell, computed step by step in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def quantized_lstm_step(
     bias: Tensor | None,
     input_quantizer: TensorQuantizer,
 ) -> State:
-    """One step: `[input, hidden]` is quantized as one tensor, the cell's state not at all.
+    """Compute one step. `[input, hidden]` is quantized as one tensor, and the cell state is not.
 
     Args:
         input: `(batch, input_size)`.
         state: Hidden and cell state, each `(batch, hidden_size)`.
         weight: Quantized `[w_ih, w_hh]`, `(4 * hidden_size, input_size + hidden_size)`.
         bias: `b_ih + b_hh`, `(4 * hidden_size,)`.
-        input_quantizer: Of `[input, hidden]`.
+        input_quantizer: Quantizer of `[input, hidden]`.
 
     Source: pytorch-quantization's `_functions.quant_rnn.LSTMCell`.
     """
@@ -42,11 +42,11 @@ def quantized_lstm_step(
 
 
 class QuantLSTM(QuantMixin, nn.LSTM):
-    """`torch.nn.LSTM` with a quantizer pair for each layer and direction.
+    """`torch.nn.LSTM` with two quantizers for each layer and direction.
 
     Attributes:
         _input_quantizers: One for each layer and direction, of `[input, hidden]`.
-        _weight_quantizers: One for each, of `[w_ih, w_hh]`: a row's range spans both.
+        _weight_quantizers: One for each, of `[w_ih, w_hh]`. The range of a row covers both.
 
     Source: pytorch-quantization's `QuantLSTM`.
     """
@@ -65,10 +65,10 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         proj_size: int = 0,
         **kwargs: Any,
     ) -> None:
-        """As `torch.nn.LSTM`, with `quant_desc_input` and `quant_desc_weight`.
+        """Accept the arguments of `torch.nn.LSTM`, `quant_desc_input` and `quant_desc_weight`.
 
         Raises:
-            ValueError: Projections are asked for, or as torch.
+            ValueError: `proj_size` is not 0, or torch raises it.
         """
         quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **kwargs)
         if proj_size < 0:
@@ -92,7 +92,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
     def forward(  # type: ignore[override]
         self, input: Tensor | PackedSequence, hx: State | None = None
     ) -> tuple[Tensor | PackedSequence, State]:
-        """As `torch.nn.LSTM`: sequence or packed sequence in, the same and the last states out."""
+        """Map a sequence or packed sequence to one of the same kind and the last states."""
         packed = input if isinstance(input, PackedSequence) else None
         batched = True
         if packed is not None:
@@ -164,7 +164,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
     def _run(
         self, index: int, data: Tensor, sizes: list[int], state: State, *, backward: bool
     ) -> tuple[Tensor, State]:
-        """One layer in one direction; `sizes` tells how many sequences still run at each step."""
+        """Run one layer in one direction. `sizes` are the numbers of active sequences by step."""
         w_ih, w_hh, *biases = self.all_weights[index]
         weight = self._weight_quantizers[index](torch.cat([w_ih, w_hh], dim=1))
         bias = biases[0] + biases[1] if biases else None
@@ -192,13 +192,13 @@ class QuantLSTMCell(QuantMixin, nn.LSTMCell):
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, **kwargs: Any) -> None:
-        """As `torch.nn.LSTMCell`, with `quant_desc_input` and `quant_desc_weight`."""
+        """Accept the arguments of `torch.nn.LSTMCell` and two descriptors."""
         descriptors = pop_quant_desc_in_kwargs(type(self), **kwargs)
         super().__init__(input_size, hidden_size, bias=bias)
         self.init_quantizer(*descriptors)
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
-        """`(batch, input_size)` and states `(batch, hidden_size)` to the next states."""
+        """Map `(batch, input_size)` and states `(batch, hidden_size)` to the next states."""
         if input.size(1) != self.input_size:
             raise RuntimeError(
                 f"input has inconsistent input_size: got {input.size(1)}, "

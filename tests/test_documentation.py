@@ -1,0 +1,294 @@
+"""Run every command and every Python snippet of the README and the guides, and check their links.
+
+A document runs from top to bottom in a folder that holds what a reader is assumed to have: models
+under the documents' names, and data. Commands and calls that occur in several documents run once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import itertools
+import random
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import qdqbert
+import qdqbert.compat
+import qdqbert.verbs.benchmark.run
+import qdqbert.verbs.quantize.run
+import qdqbert.verbs.train.run
+from qdqbert.cli.app import _COMMANDS, main
+from qdqbert.options import declared_options
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [path for path in ROOT.rglob("*.md") if not {".venv", ".git"} & set(path.parts)]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
+LABELS = ("dull", "fine")
+# Options of other programs: torchrun and the scripts in `benchmarks/`.
+FOREIGN = {"--nproc-per-node", "--test"}
+
+
+@pytest.fixture(scope="module")
+def reader_files(save_tiny, tmp_path_factory) -> Path:
+    """Return a folder with the models and data that the documents take for granted."""
+    folder = Path(tmp_path_factory.mktemp("reader"))
+    auto_class = transformers.AutoModelForSequenceClassification
+    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {"dull": 0, "fine": 1}}
+    # As long as the longest input that is benchmarked.
+    classifier = save_tiny(
+        folder / "my-classifier", "bert", auto_class, max_position_embeddings=128, **labels
+    )
+    save_tiny(folder / "my-encoder", "bert", transformers.AutoModel, max_position_embeddings=128)
+    add_sentence_files(save_tiny(folder / "my-embedder", "bert", transformers.AutoModel))
+    export(classifier, folder / "my-classifier.onnx")
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(WORDS, k=12)) for _ in range(400)]
+    labeled = [(text, rng.choice(LABELS)) for text in texts]
+    write_rows(folder / "train.csv", [("text", "label"), *labeled])
+    held = [(" ".join(rng.choices(WORDS, k=11)), rng.choice(LABELS)) for _ in range(40)]
+    write_rows(folder / "dev.csv", [("text", "label"), *held])
+    write_rows(
+        folder / "reviews.tsv", [("id", "review", "verdict"), *(("1", *row) for row in held)]
+    )
+    pairs = [
+        (first, second, rng.randint(0, 5)) for (first, _), (second, _) in itertools.pairwise(held)
+    ]
+    write_rows(folder / "sts.csv", [("sentence1", "sentence2", "score"), *pairs])
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return folder
+
+
+def add_sentence_files(folder: Path) -> None:
+    """Turn a checkpoint into a sentence-transformers folder with mean pooling."""
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    types = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    modules = ", ".join(
+        f'{{"idx": {index}, "name": "{index}", "path": "{path}", '
+        f'"type": "sentence_transformers.models.{name}"}}'
+        for index, (path, name) in enumerate(types)
+    )
+    (folder / "modules.json").write_text(f"[{modules}]")
+
+
+def export(checkpoint: Path, path: Path) -> None:
+    """Export a classifier with PyTorch's TorchScript exporter."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    model.config.return_dict = False
+    ids = torch.full((2, 8), 5)
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    torch.onnx.export(
+        model.eval(),
+        (ids, torch.ones_like(ids), torch.zeros_like(ids)),
+        path,
+        input_names=names,
+        output_names=["logits"],
+        dynamic_axes={name: {0: "batch", 1: "sequence"} for name in names},
+        opset_version=17,
+        dynamo=False,
+    )
+
+
+def write_rows(path: Path, rows: list[tuple[Any, ...]]) -> None:
+    separator = "\t" if path.suffix == ".tsv" else ","
+    path.write_text("\n".join(separator.join(map(str, row)) for row in rows))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> tuple[Path, dict[str, tuple[Path, Any]]]:
+    """Return where results of `quantize` and `train` are kept, and what is there, by options."""
+    return Path(tmp_path_factory.mktemp("results")), {}
+
+
+@pytest.fixture
+def cheap_calls(monkeypatch, results) -> None:
+    """Make calls cheap: few examples, no timing, and equal calls run once per test session."""
+    store, known = results
+    cheaper: Mapping[Any, Mapping[str, Any]] = {
+        qdqbert.verbs.quantize.run: {"benchmark": False, "calibration_samples": 24},
+        qdqbert.verbs.train.run: {"calibration_samples": 24},
+    }
+
+    def once(run: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[..., Any]:
+        def call(options: Any, progress: Any) -> Any:
+            # Options that calibrate are refused together with ranges of an earlier call.
+            if getattr(options, "ranges_from", None) is None:
+                options = dataclasses.replace(options, **changes)
+            output = Path(options.output)
+            if output.exists() and not options.overwrite:
+                return run(options, progress)
+            key = repr(dataclasses.replace(options, overwrite=False))
+            if key not in known:
+                kept = store / str(len(known))
+                known[key] = kept, run(options, progress)
+                shutil.copytree(output, kept)
+            else:
+                shutil.rmtree(output, ignore_errors=True)
+                shutil.copytree(known[key][0], output)
+            return known[key][1]
+
+        return call
+
+    for module, changes in cheaper.items():
+        monkeypatch.setattr(module, "run", once(module.run, changes))
+    timed = qdqbert.verbs.benchmark.run.run
+    monkeypatch.setattr(
+        qdqbert.verbs.benchmark.run,
+        "run",
+        lambda options, progress: timed(
+            dataclasses.replace(
+                options, rounds=1, seconds=0.01, batches=(1,), engines=("onnxruntime",)
+            ),
+            progress,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def compat_uninstalled() -> Iterator[None]:
+    """Undo `qdqbert.compat.install()` on exit."""
+    try:
+        yield
+    finally:
+        qdqbert.compat.uninstall()
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda path: path.stem)
+def test_page_runs_from_top_to_bottom(
+    page, reader_files, cheap_calls, tmp_path, monkeypatch
+) -> None:
+    pytest.importorskip("accelerate", reason="training needs accelerate")
+    folder = tmp_path / "reader"
+    shutil.copytree(reader_files, folder)
+    monkeypatch.chdir(folder)
+    # Snippets set it, which must not outlive them.
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
+    text = page.read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == text.count("\n```") / 2 > 0
+    with compat_uninstalled():
+        for number, (language, block) in enumerate(blocks, start=1):
+            if language == "bash":
+                run_commands(block)
+            else:
+                assert language == "python"
+                code = compile(block, f"{page.name}, block {number}", "exec")
+                # A reader may run it again.
+                for _ in range(2):
+                    exec(code, {"__name__": f"block_{number}"})
+
+
+def run_commands(block: str) -> None:
+    for line in block.replace("\\\n", " ").strip().splitlines():
+        program, *arguments = shlex.split(line)
+        if program == "pip":
+            check_extras(arguments[-1])
+            continue
+        assert program == "qdqbert", line
+        printed = io.StringIO()
+        code: Any = 0
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            try:
+                main(arguments)
+            except SystemExit as stop:
+                code = stop.code
+        assert not code, f"{line}\n{printed.getvalue()}"
+
+
+def check_extras(requirement: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    name, _, extras = requirement.removesuffix("]").partition("[")
+    assert name == "qdqbert"
+    assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"])
+
+
+def known_options() -> set[str]:
+    declared = [each for command in _COMMANDS for each in declared_options(command.options)]
+    flags = {f"--{each.flag}" for each in declared}
+    negated = {f"--no-{each.flag}" for each in declared if each.default is True}
+    return flags | negated | {"--json", "--help", "--version"}
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
+
+
+@pytest.mark.parametrize(
+    "page", [README, *GUIDES, ROOT / "docs" / "glossary.md"], ids=lambda path: path.stem
+)
+def test_options_and_names_in_page_exist(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert options_in(text) - FOREIGN <= known_options()
+    names = set(re.findall(r"\bqdqbert\.([A-Za-z_]\w*)", text))
+    missing = [
+        name
+        for name in names
+        if not hasattr(qdqbert, name) and importlib.util.find_spec(f"qdqbert.{name}") is None
+    ]
+    assert not missing
+
+
+def test_every_option_is_described_in_a_guide() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in GUIDES)
+    described = options_in(text)
+    declared = {
+        f"--no-{each.flag}" if each.default is True else f"--{each.flag}"
+        for command in _COMMANDS
+        for each in declared_options(command.options)
+        if each.name not in command.positional
+    }
+    assert declared - described == set()
+
+
+def test_benchmark_commands_name_scripts_and_options_that_exist() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    text += README.read_text(encoding="utf-8")
+    commands = re.findall(
+        r"^    (python benchmarks/.*(?:\\\n.*)*)$", text.replace("\\\n", " "), re.MULTILINE
+    )
+    assert len(commands) > 10
+    for command in commands:
+        _, script, *arguments = shlex.split(command)
+        source = (ROOT / script).read_text(encoding="utf-8")
+        for option in arguments:
+            if option.startswith("--"):
+                assert f'"{option}"' in source, command
+    stray = [
+        (line, options_in(line) - known_options())
+        for line in re.findall(r"^    (qdqbert .*)$", text, re.MULTILINE)
+    ]
+    assert not [each for each in stray if each[1]]
+
+
+def anchors_of(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors_of(target), link
