@@ -198,12 +198,12 @@ def test_inputs_with_other_names_can_be_named(float_graph, options, tmp_path) ->
 
 # Options that replace some of the usual ones, and words of the message.
 REFUSALS = {
-    "no-task": ({"task": None}, "task` is missing"),
+    "no-task": ({"task": None, "tokenizer": None}, "`task` is missing, and cannot be inferred"),
     "other-output": ({"task": "token-classification"}, "2 dimensions"),
     "too-few-outputs": ({"task": "question-answering"}, "logits"),
     "no-tokenizer": ({"tokenizer": None}, "tokenizer .*(cannot be loaded|vocab)"),
     "not-a-tokenizer": ({"tokenizer": "/nowhere"}, "/nowhere.* cannot be loaded"),
-    "qordered": ({"recipe": "qordered"}, "Recipe 'qordered' requires a checkpoint"),
+    "qordered": ({"recipe": "qordered"}, "The recipe requires a checkpoint"),
     "input-names": ({"input_names": {"input_ids": "x"}}, "input.names.*input_ids.*x"),
 }
 
