@@ -11,7 +11,7 @@ import transformers
 from qdqbert.calibration.calibrate import calibrate, run_passes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch
 from qdqbert.graph.export import GraphBody
 from qdqbert.graph.imported import observed_graph
@@ -56,20 +56,17 @@ def graph(exported) -> SitedGraph:
 
 
 @pytest.fixture(scope="module")
-def ours(make_model, checkpoints, tmp_path_factory):
+def ours(make_model):
     """Return the same model in PyTorch, with quantizers."""
-    folder = tmp_path_factory.mktemp("checkpoint")
     model = make_model(
         "bert",
         transformers.AutoModelForSequenceClassification,
         num_hidden_layers=2,
         vocab_size=128,
     )
-    model.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(checkpoints("bert")).save_pretrained(folder)
-    checkpoint = load_checkpoint(str(folder))
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    return sited, GraphBody.of(checkpoint)
+    family = family_of("bert")
+    sited = insert_quantizers_(model, family)
+    return sited, GraphBody(model, task="text-classification", head=None, mask=family.mask)
 
 
 def by_pytorch(

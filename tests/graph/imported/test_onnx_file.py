@@ -261,9 +261,7 @@ def test_external_data_is_mapped_and_read(write, opset) -> None:
     assert [value.name for value in read.graph.inputs] == ["x"]
 
 
-def test_a_graph_with_external_data_can_be_written_elsewhere(
-    write, tmp_path, run_plainly
-) -> None:
+def test_a_graph_with_external_data_can_be_written_elsewhere(write, tmp_path, run_plainly) -> None:
     path = write(external(linear_model(), location="weights.bin"))
     (path.parent / "weights.bin").write_bytes(WEIGHT.tobytes())
     made = run_plainly(read_graph(path), {"x": X})["y"]

@@ -187,7 +187,9 @@ def test_an_attention_without_a_feed_forward_block_is_refused(graph_of) -> None:
             x = self.table(ids)
             return self.one(x + self.attend(x, mask))
 
-    with pytest.raises(UserInputError, match="first linear layer of the feed-forward block") as caught:
+    with pytest.raises(
+        UserInputError, match="first linear layer of the feed-forward block"
+    ) as caught:
         find_roles(graph_of(Half()))
     assert "\n" not in str(caught.value)
 
