@@ -148,7 +148,7 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     model = to_canonical_form(read_graph(graph))
     sited = mark_sites(model, find_roles(model))
     names = [site.name for site in sited.sites if site.kind == "activation"]
-    observed = ObservedGraph(sited, graph.with_name("watched.onnx"), sites=names)
+    observed = ObservedGraph(sited, graph.with_name("observed.onnx"), sites=names)
     loaded = time.perf_counter()
     collector, sums = HistogramObserver(names), ResidualErrorObserver(names)
     batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]

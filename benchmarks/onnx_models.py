@@ -208,7 +208,7 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
         plans = [make_plan(TARGETS[name], sites, embeddings="int8") for name in targets]
         wanted = frozenset().union(*(plan.activations for plan in plans))
         batches = tokens(opened.input_names, 4)
-        observed = ObservedGraph(opened.sited, scratch / "watched.onnx", sites=wanted)
+        observed = ObservedGraph(opened.sited, scratch / "observed.onnx", sites=wanted)
         plan = CalibrationPlan(
             sites=[site for site in sites if site.name in wanted],
             all_sites=sites,

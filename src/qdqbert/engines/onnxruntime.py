@@ -27,6 +27,7 @@ class OnnxRuntimeRunner:
         exact: bool = False,
         literal: bool = False,
         provider: str = "cpu",
+        low_memory: bool = False,
     ) -> None:
         """Load a graph.
 
@@ -36,6 +37,7 @@ class OnnxRuntimeRunner:
             exact: Use integer arithmetic that cannot saturate.
             literal: Compute each operator as it is, without fusions.
             provider: The execution provider, a key of `engines.providers.PROVIDERS`.
+            low_memory: Free memory after each run, which is slower. `literal` does so, too.
 
         Raises:
             UserInputError: The provider is unknown or did not start.
@@ -45,10 +47,10 @@ class OnnxRuntimeRunner:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
+        # The arena keeps up to twice the memory of the largest run.
+        options.enable_cpu_mem_arena = not (low_memory or literal)
         if literal:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            # The arena keeps up to twice the largest tensors, and nothing is run often here.
-            options.enable_cpu_mem_arena = False
         if exact:
             # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
             # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.

@@ -82,6 +82,7 @@ def open_runner(
     precision: str | None = None,
     exact: bool = False,
     provider: str | None = None,
+    low_memory: bool = False,
 ) -> Runner:
     """Load a graph into an engine.
 
@@ -93,6 +94,7 @@ def open_runner(
         exact: Use integer arithmetic that cannot saturate, if the engine has it. It is slower on
             CPUs without VNNI and gives the same numbers on every CPU.
         provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
+        low_memory: Free memory after each run, for engines that would keep it. Runs are slower.
 
     Raises:
         UserInputError: The engine is unknown, or has no execution providers.
@@ -108,7 +110,13 @@ def open_runner(
     if engine == "onnxruntime":
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 
-        return OnnxRuntimeRunner(model, threads=threads, exact=exact, provider=provider or "cpu")
+        return OnnxRuntimeRunner(
+            model,
+            threads=threads,
+            exact=exact,
+            provider=provider or "cpu",
+            low_memory=low_memory,
+        )
     from qdqbert.engines.openvino import OpenVinoRunner
 
     return OpenVinoRunner(model, threads=threads, precision=precision)

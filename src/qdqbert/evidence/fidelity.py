@@ -82,9 +82,17 @@ def compare(
 
 def sqnr_db(reference: ArrayLike, candidate: ArrayLike) -> float:
     """Return `10 log10(sum reference^2 / sum (candidate - reference)^2)`; `inf` if equal."""
+    return to_decibels(*signal_and_noise(reference, candidate))
+
+
+def signal_and_noise(reference: ArrayLike, candidate: ArrayLike) -> tuple[float, float]:
+    """Return `sum reference^2` and `sum (candidate - reference)^2`."""
     a, b = _float64(reference), _float64(candidate)
-    noise = float(((b - a) ** 2).sum())
-    signal = float((a**2).sum())
+    return float((a**2).sum()), float(((b - a) ** 2).sum())
+
+
+def to_decibels(signal: float, noise: float) -> float:
+    """Return `10 log10(signal / noise)`; `inf` without noise."""
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf

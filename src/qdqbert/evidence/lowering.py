@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner, open_runner
-from qdqbert.evidence.fidelity import sqnr_db
+from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
 from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
 from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
@@ -249,9 +250,10 @@ def check_lowering(
         layers, whole = Path(folder) / "layers.onnx", Path(folder) / "whole.onnx"
         save_graph(forced, layers)
         save_graph(model, whole)
-        exact = _layer_sqnr(open_runner(engine, layers, exact=True, precision="f32"), references)
-        native = _layer_sqnr(open_runner(engine, layers, precision="f32"), references)
-        end_to_end = _end_to_end(open_runner(engine, whole, precision="f32"), references)
+        open_ = functools.partial(open_runner, engine, precision="f32", low_memory=True)
+        exact = _layer_sqnr(open_(layers, exact=True), references)
+        native = _layer_sqnr(open_(layers), references)
+        end_to_end = _end_to_end(open_(whole), references)
     worst = min(exact, key=lambda name: exact[name])
     return LoweringCheck(
         engine=engine,
@@ -266,19 +268,20 @@ def check_lowering(
 
 def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, float]:
     """Return the SQNR of each layer's output, given PyTorch's layer inputs, dB."""
-    expected: dict[str, list[NDArray[np.float32]]] = {}
-    actual: dict[str, list[NDArray[np.float32]]] = {}
+    # Sums of squares, since the values of all layers take hundreds of MB.
+    signal: dict[str, float] = {}
+    noise: dict[str, float] = {}
     for reference in references:
         given = {f"{name}.forced": state for name, state in reference.states.items()}
         known: dict[str, NDArray[Any]] = {**reference.inputs, **given}
         outputs = runner.run({name: known[name] for name in runner.input_names})
         for name, state in {**reference.outputs, **reference.states}.items():
-            expected.setdefault(name, []).append(_text_only(name, state, reference))
-            actual.setdefault(name, []).append(_text_only(name, outputs[name], reference))
-    return {
-        name: sqnr_db(np.concatenate(expected[name]), np.concatenate(actual[name]))
-        for name in expected
-    }
+            more = signal_and_noise(
+                _text_only(name, state, reference), _text_only(name, outputs[name], reference)
+            )
+            signal[name] = signal.get(name, 0.0) + more[0]
+            noise[name] = noise.get(name, 0.0) + more[1]
+    return {name: to_decibels(signal[name], noise[name]) for name in signal}
 
 
 def _ties_sqnr(references: Sequence[Reference], name: str) -> float:

@@ -14,15 +14,16 @@ from qdqbert.graph.imported.roles import find_roles
 from qdqbert.graph.imported.sites import mark_sites
 from qdqbert.graph.qdq import float_graph
 
+# Each family, opset, kind of attention and exporter.
 EXPORTS = [
-    *((family, "eager", opset, False) for family in ("bert", "roberta") for opset in (11, 14, 17)),
-    *(
-        (family, "eager", opset, False)
-        for family in ("distilbert", "electra")
-        for opset in (11, 17)
-    ),
-    *((family, "sdpa", 14, False) for family in ("bert", "roberta", "distilbert", "electra")),
+    ("bert", "eager", 11, False),
+    ("bert", "eager", 17, False),
+    ("bert", "sdpa", 14, False),
     ("bert", "eager", 18, True),
+    ("roberta", "eager", 14, False),
+    ("distilbert", "sdpa", 14, False),
+    ("electra", "eager", 11, False),
+    ("electra", "sdpa", 14, False),
 ]
 IDS = ["-".join(map(str, each)) for each in EXPORTS]
 X = np.array([[1, -2, 3], [0.5, 0, -4]], np.float32)
@@ -39,8 +40,8 @@ def model_of(body: str, *, held: str = "", outputs: str = "float[a, b] y", kind:
     )
 
 
-def normal(before: ir.Model, run, x: np.ndarray = X, *, atol: float = 1e-6) -> ir.Model:
-    """The graph in normal form, which answers as before."""
+def canonical(before: ir.Model, run, x: np.ndarray = X, *, atol: float = 1e-6) -> ir.Model:
+    """Return the graph in canonical form, which returns the same values as before."""
     expected = run(before, {"x": x})
     after = to_canonical_form(before)
     result = run(after, {"x": x.astype(np.float32)})
@@ -50,20 +51,20 @@ def normal(before: ir.Model, run, x: np.ndarray = X, *, atol: float = 1e-6) -> i
 
 
 @pytest.mark.parametrize("which", EXPORTS, ids=IDS)
-def test_an_exported_model_is_in_normal_form_and_answers_as_before(
+def test_the_canonical_form_of_an_export_returns_the_same_values(
     exported, padded_inputs, run_plainly, which
 ) -> None:
     path = exported(*which)
-    normal_form = to_canonical_form(read_graph(path))
-    counts = ops(normal_form)
+    canonical_form = to_canonical_form(read_graph(path))
+    counts = ops(canonical_form)
     # Two a layer, and that of the embeddings; a GELU a layer.
     assert counts["LayerNormalization"] == 2 * 2 + 1
     assert counts["Gelu"] == 2 + (which[0] == "electra")
     assert counts["Softmax"] == 2
     for gone in ("Erf", "Gemm", "Constant", "Identity", "Dropout", "ReduceMean", "Attention"):
         assert counts[gone] == 0
-    assert {node.domain for node in normal_form.graph} == {""}
-    sited = mark_sites(normal_form, find_roles(normal_form))
+    assert {node.domain for node in canonical_form.graph} == {""}
+    sited = mark_sites(canonical_form, find_roles(canonical_form))
     result = run_plainly(float_graph(sited.graph), padded_inputs)
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -76,23 +77,23 @@ def test_an_exported_model_is_in_normal_form_and_answers_as_before(
         np.testing.assert_allclose(result[name], expected, atol=1e-5)
 
 
-def test_normal_form_is_the_end(exported) -> None:
+def test_a_graph_in_canonical_form_does_not_change(exported) -> None:
     once = to_canonical_form(read_graph(exported("bert")))
     counts = ops(once)
     assert ops(to_canonical_form(once)) == counts
 
 
-def test_a_gemm_is_a_product_and_a_sum(run_plainly) -> None:
+def test_a_gemm_becomes_a_matmul_and_an_add(run_plainly) -> None:
     held = "float[4, 3] w = {1., 2., 3., 4., 5., 6., 7., 8., 9., 0., 1., 2.}, "
     held += "float[4] c = {1., 2., 3., 4.}"
-    after = normal(model_of("y = Gemm <transB = 1> (x, w, c)", held=held), run_plainly)
+    after = canonical(model_of("y = Gemm <transB = 1> (x, w, c)", held=held), run_plainly)
     assert ops(after) == {"MatMul": 1, "Add": 1}
     assert next(iter(after.graph)).inputs[1].const_value.shape.numpy() == (3, 4)
 
 
-def test_a_gemm_without_a_bias_is_a_product(run_plainly) -> None:
+def test_a_gemm_without_a_bias_becomes_a_matmul(run_plainly) -> None:
     held = "float[3, 2] w = {1., 2., 3., 4., 5., 6.}"
-    assert ops(normal(model_of("y = Gemm (x, w)", held=held), run_plainly)) == {"MatMul": 1}
+    assert ops(canonical(model_of("y = Gemm (x, w)", held=held), run_plainly)) == {"MatMul": 1}
 
 
 @pytest.mark.parametrize("attributes", ["alpha = 0.5", "beta = 2.0", "transA = 1"])
@@ -100,23 +101,23 @@ def test_a_gemm_of_another_form_stays(run_plainly, attributes) -> None:
     size = 4 if attributes == "transA = 1" else 6
     held = f"float[{size // 2}, 2] w = {{{', '.join('1.' * 1 for _ in range(size))}}}, "
     held += "float[2] c = {1., 2.}"
-    after = normal(model_of(f"y = Gemm <{attributes}> (x, w, c)", held=held), run_plainly)
+    after = canonical(model_of(f"y = Gemm <{attributes}> (x, w, c)", held=held), run_plainly)
     assert ops(after) == {"Gemm": 1}
 
 
 def test_dropout_is_dropped_also_where_it_ends_the_graph(run_plainly) -> None:
-    after = normal(model_of("d = Dropout (x) z = Abs (d) y, m = Dropout (z)"), run_plainly)
+    after = canonical(model_of("d = Dropout (x) z = Abs (d) y, m = Dropout (z)"), run_plainly)
     assert ops(after)["Dropout"] == 0
 
 
-def test_a_dropout_whose_mask_is_read_stays_or_is_right(run_plainly) -> None:
+def test_a_dropout_whose_mask_is_read_keeps_its_values(run_plainly) -> None:
     model = model_of("y, m = Dropout (x) z = Not (m)", outputs="float[a, b] y, bool[a, b] z")
-    normal(model, run_plainly)
+    canonical(model, run_plainly)
 
 
-def test_products_and_sums_have_their_constant_second(run_plainly) -> None:
+def test_mul_and_add_have_their_constant_second(run_plainly) -> None:
     model = model_of("a = Mul (c, x) y = Add (c, a)", held="float c = {2.}")
-    after = normal(model, run_plainly)
+    after = canonical(model, run_plainly)
     for node in after.graph:
         assert node.inputs[1].name == "c"
 
@@ -124,13 +125,13 @@ def test_products_and_sums_have_their_constant_second(run_plainly) -> None:
 def test_a_transposed_weight_is_transposed_now(run_plainly) -> None:
     held = "float[2, 3] w = {1., 2., 3., 4., 5., 6.}"
     model = model_of("t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)", held=held)
-    assert ops(normal(model, run_plainly)) == {"MatMul": 1}
+    assert ops(canonical(model, run_plainly)) == {"MatMul": 1}
 
 
-def test_a_transpose_that_turns_nothing_is_no_transpose(run_plainly) -> None:
+def test_a_transpose_that_changes_nothing_is_kept(run_plainly) -> None:
     held = "float[3, 3] w = {1., 2., 3., 4., 5., 6., 7., 8., 9.}"
     model = model_of("t = Transpose <perm = [0, 1]> (w) y = MatMul (x, t)", held=held)
-    normal(model, run_plainly)
+    canonical(model, run_plainly)
 
 
 @pytest.mark.parametrize("kind", ["float16", "double"])
@@ -146,7 +147,7 @@ def test_floats_of_other_widths_become_float32(run_plainly, kind) -> None:
     model.graph.register_initializer(model.graph.inputs.pop(1))
     model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model)))
     x = X.astype(held.dtype)
-    after = normal(model, run_plainly, x, atol=1e-3)
+    after = canonical(model, run_plainly, x, atol=1e-3)
     assert ops(after) == {"Add": 1, "Abs": 1}
     assert {value.dtype for value in after.graph.outputs} == {ir.DataType.FLOAT}
 
@@ -161,13 +162,13 @@ def test_a_softmax_of_opset_11_is_one_over_the_last_axis() -> None:
     assert ops(after) == {"Softmax": 1}
 
 
-def test_each_rewrite_alone_keeps_a_graph_without_its_case(run_plainly) -> None:
+def test_each_rewrite_keeps_a_graph_that_it_does_not_apply_to(run_plainly) -> None:
     model = model_of("a = Abs (x) y = Neg (a)")
     for rewrite in REWRITES:
         assert ops(rewrite(model.clone())) == {"Abs": 1, "Neg": 1}
 
 
-def test_shapes_that_fused_operators_hid_are_found() -> None:
+def test_shapes_behind_fused_operators_are_inferred() -> None:
     model = ir.from_onnx_text("""
         <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
         g (float[2, 3, 4] x) => (float[2, 3, 4] y)

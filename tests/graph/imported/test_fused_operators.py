@@ -44,7 +44,7 @@ def ops(model: ir.Model) -> collections.Counter[str]:
 
 
 def agrees(before: ir.Model, run, inputs: dict[str, np.ndarray], *, atol: float = 1e-5) -> ir.Model:
-    """The graph taken apart, which answers as onnxruntime's own operator does."""
+    """Return the decomposed graph, which returns what onnxruntime's own operator returns."""
     after = decompose_fused_operators(before.clone())
     assert {node.domain for node in after.graph} <= {""}
     assert [value.name for value in after.graph.outputs] == [
@@ -229,10 +229,10 @@ def test_attention_without_a_bias(run_plainly) -> None:
     ("mask", "attributes", "inputs", "message"),
     [
         (f", int32[{BATCH}, 1, {TOKENS}] m", "", ", m", "takes a mask of shape"),
-        ("", ", unidirectional = 1", "", "none of an encoder's"),
-        ("", ", qkv_hidden_sizes = [8, 8, 8]", "", "none of an encoder's"),
-        (f", float[2, {BATCH}, {HEADS}, 3, 4] p", "", ', "", p', "input number 4"),
-        (f", float[1, {HEADS}, {TOKENS}, {TOKENS}] p", "", ', "", "", p', "input number 5"),
+        ("", ", unidirectional = 1", "", "Attention. is not supported"),
+        ("", ", qkv_hidden_sizes = [8, 8, 8]", "", "Attention. is not supported"),
+        (f", float[2, {BATCH}, {HEADS}, 3, 4] p", "", ', "", p', "has input 4"),
+        (f", float[1, {HEADS}, {TOKENS}, {TOKENS}] p", "", ', "", "", p', "has input 5"),
     ],
     ids=["3d-mask", "one-way", "other-sizes", "past", "bias-of-scores"],
 )
@@ -301,7 +301,7 @@ def test_multi_head_attention_of_another_form_is_refused() -> None:
         'q, k, v, "", "", "", p, p',
         f", float[{BATCH}, {HEADS}, 3, {HIDDEN // HEADS}] p",
     )
-    with pytest.raises(UserInputError, match="input number 6"):
+    with pytest.raises(UserInputError, match="has input 6"):
         decompose_fused_operators(cached)
     with pytest.raises(UserInputError, match="encoder"):
         decompose_fused_operators(multi_head_model("q, k, v", "", ", unidirectional = 1"))
@@ -357,10 +357,10 @@ def test_attention_of_onnx(kind, attributes) -> None:
 @pytest.mark.parametrize(
     ("attributes", "inputs", "message"),
     [
-        ("<is_causal = 1>", "q, k, v", "not of the form"),
-        ("<q_num_heads = 2, kv_num_heads = 2>", "q, k, v", "not of the form"),
-        ("<softcap = 2.0>", "q, k, v", "not of the form"),
-        ("", 'q, k, v, "", k, v', "input number 4"),
+        ("<is_causal = 1>", "q, k, v", "sets `is_causal`"),
+        ("<q_num_heads = 2, kv_num_heads = 2>", "q, k, v", "is not supported"),
+        ("<softcap = 2.0>", "q, k, v", "sets `softcap`"),
+        ("", 'q, k, v, "", k, v', "has input 4"),
     ],
     ids=["causal", "three-dimensions", "softcap", "cache"],
 )

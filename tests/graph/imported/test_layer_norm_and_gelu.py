@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqbert.graph.imported.canonical_form import lift_constants
-from qdqbert.graph.imported.layer_norm_and_gelu import name_gelus, name_layer_norms
+from qdqbert.graph.imported.layer_norm_and_gelu import fuse_gelus, fuse_layer_norms
 
 WIDTH = 8
 RNG = np.random.default_rng(0)
@@ -107,7 +107,7 @@ NO_SCALE = f"{DEVIATION} n = Div (d, r) y = Add (n, beta)"
 def named(body: str, run, **options) -> tuple[ir.Model, ir.Model]:
     """The graph before and after; both answer the same."""
     before = model_of(body, **options)
-    after = name_layer_norms(lift_constants(before.clone()))
+    after = fuse_layer_norms(lift_constants(before.clone()))
     expected, result = run(before, {"x": X}), run(after, {"x": X})
     assert set(expected) == set(result)
     for name, array in expected.items():
@@ -221,7 +221,7 @@ def test_a_normalisation_whose_epsilon_cannot_be_told_stays_right_for_small_inpu
     # An epsilon this large is no tiny constant, yet all that counts for small inputs.
     body = LAYER_NORMS["torch"].replace("eps", "half")
     before = model_of(body)
-    after = name_layer_norms(lift_constants(before.clone()))
+    after = fuse_layer_norms(lift_constants(before.clone()))
     small = X * 1e-2
     np.testing.assert_allclose(
         run_plainly(after, {"x": small})["y"], run_plainly(before, {"x": small})["y"], atol=1e-5
@@ -234,7 +234,7 @@ def test_small_inputs_are_normalised_with_the_epsilon_of_the_graph(
 ) -> None:
     monkeypatch.setitem(CONSTANTS, "eps", f"float eps = {{{epsilon!r}}}")
     before = model_of(LAYER_NORMS["torch"])
-    after = name_layer_norms(lift_constants(before.clone()))
+    after = fuse_layer_norms(lift_constants(before.clone()))
     assert ops(after) == {"LayerNormalization": 1}
     small = X * 1e-3
     np.testing.assert_allclose(
@@ -245,7 +245,7 @@ def test_small_inputs_are_normalised_with_the_epsilon_of_the_graph(
 def test_no_epsilon_is_no_epsilon(run_plainly) -> None:
     body = f"{VARIANCE} r = Sqrt (v) n = Div (d, r) y = Mul (n, gamma)"
     before = model_of(body)
-    after = name_layer_norms(lift_constants(before.clone()))
+    after = fuse_layer_norms(lift_constants(before.clone()))
     small = X * 1e-4
     np.testing.assert_allclose(
         run_plainly(after, {"x": small})["y"], run_plainly(before, {"x": small})["y"], atol=1e-4
@@ -257,7 +257,7 @@ def test_a_constant_behind_the_norm_is_not_taken_for_epsilon(run_plainly, monkey
     monkeypatch.setitem(CONSTANTS, "eps", "float eps = {1e-05}")
     body = LAYER_NORMS["torch"].replace("y = Add", "f = Add") + " y = Add (f, one)"
     before = model_of(body)
-    after = name_layer_norms(lift_constants(before.clone()))
+    after = fuse_layer_norms(lift_constants(before.clone()))
     small = X * 1e-3
     np.testing.assert_allclose(
         run_plainly(after, {"x": small})["y"], run_plainly(before, {"x": small})["y"], atol=1e-4
@@ -276,7 +276,7 @@ def test_whatever_scale_and_shift_the_values_stay(run_plainly, name, gamma, beta
     for key, values in (("gamma", gamma), ("beta", beta)):
         value = before.graph.initializers[key]
         value.const_value = ir.tensor(np.array(values, np.float32), name=key)
-    after = name_layer_norms(lift_constants(before.clone()))
+    after = fuse_layer_norms(lift_constants(before.clone()))
     x = X * np.float32(scale)
     np.testing.assert_allclose(
         run_plainly(after, {"x": x})["y"], run_plainly(before, {"x": x})["y"], rtol=1e-4, atol=2e-4
@@ -303,7 +303,7 @@ TANH_GELUS = {
 
 def named_gelu(body: str, run, **options) -> tuple[ir.Model, ir.Model]:
     before = model_of(body, **options)
-    after = name_gelus(lift_constants(before.clone()))
+    after = fuse_gelus(lift_constants(before.clone()))
     np.testing.assert_allclose(
         run(after, {"x": X})["y"], run(before, {"x": X})["y"], rtol=1e-4, atol=1e-4
     )
@@ -360,6 +360,6 @@ def test_what_is_no_gelu_stays_as_it_is(run_plainly, name) -> None:
 
 def test_nothing_is_found_in_a_graph_without_either(run_plainly) -> None:
     before = model_of("y = Softmax (x)")
-    names: list[Callable[[ir.Model], ir.Model]] = [name_layer_norms, name_gelus]
+    names: list[Callable[[ir.Model], ir.Model]] = [fuse_layer_norms, fuse_gelus]
     for rewrite in names:
         assert ops(rewrite(before.clone())) == ops(before)

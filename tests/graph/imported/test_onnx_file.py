@@ -29,7 +29,7 @@ def linear_model(**options) -> onnx.ModelProto:
 
 
 def external(model: onnx.ModelProto, **entries: str) -> onnx.ModelProto:
-    """Says that the weight lies in a file."""
+    """Move the weight to an external file."""
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -47,7 +47,7 @@ def text_model(body: str, *, opset: int = 14, more: str = "", also: str = "") ->
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes `bert.onnx` to a folder of its own."""
+    """Return a function that writes `bert.onnx` to a folder of its own."""
 
     def write(content: bytes | onnx.ModelProto) -> Path:
         folder = tmp_path / "model"
@@ -61,7 +61,7 @@ def write(tmp_path):
 
 
 def refusal(path: Path) -> str:
-    """What is said of a file that cannot be read: one line with its name."""
+    """Return the message about a file that cannot be read: one line with its name."""
     with pytest.raises(UserInputError) as caught:
         read_graph(path)
     text = str(caught.value)
@@ -75,7 +75,7 @@ def test_a_missing_file_is_named(tmp_path) -> None:
     assert "no such file" in refusal(tmp_path / "bert.onnx")
 
 
-def test_a_folder_is_no_file(tmp_path) -> None:
+def test_a_folder_is_not_a_file(tmp_path) -> None:
     (tmp_path / "bert.onnx").mkdir()
     assert "no such file" in refusal(tmp_path / "bert.onnx")
 
@@ -90,7 +90,7 @@ def test_a_folder_is_no_file(tmp_path) -> None:
     ],
     ids=["empty", "text", "zeros", "zip"],
 )
-def test_what_is_no_onnx_file_is_refused(write, content) -> None:
+def test_a_file_of_another_format_is_refused(write, content) -> None:
     text = refusal(write(content))
     assert "export or copy it again" in text
 
@@ -102,7 +102,7 @@ def test_a_truncated_file_is_refused(write, share) -> None:
 
 
 def test_a_model_without_a_graph_is_refused(write) -> None:
-    assert "holds no graph" in refusal(write(onnx.ModelProto(ir_version=8)))
+    assert "contains no graph" in refusal(write(onnx.ModelProto(ir_version=8)))
 
 
 def test_an_opset_before_the_oldest_is_refused(write) -> None:
@@ -118,14 +118,14 @@ def test_an_opset_that_onnx_does_not_know_is_refused(write) -> None:
     assert "update onnx or export with an older opset" in text
 
 
-def test_a_model_that_names_no_opset_is_refused(write) -> None:
+def test_a_model_without_an_opset_is_refused(write) -> None:
     model = linear_model()
     del model.opset_import[:]
-    assert "which opset" in refusal(write(model))
+    assert "does not specify its opset" in refusal(write(model))
 
 
 @pytest.mark.parametrize("opset", [OLDEST_OPSET, 13, 17, 21, 23])
-def test_any_opset_in_between_is_read_as_the_newer_one(write, opset) -> None:
+def test_older_opsets_are_converted_and_newer_ones_kept(write, opset) -> None:
     read = read_graph(write(linear_model(opset=opset)))
     assert read.opset_imports[""] == max(opset, 21)
 
@@ -145,13 +145,13 @@ def test_any_opset_in_between_is_read_as_the_newer_one(write, opset) -> None:
         ("com.microsoft", "MatMulNBits"),
     ],
 )
-def test_a_graph_that_is_quantized_already_is_refused(write, domain, op_type) -> None:
+def test_a_quantized_graph_is_refused(write, domain, op_type) -> None:
     model = linear_model()
     model.graph.node.append(
         helper.make_node(op_type, ["y"], ["z"], name="quantized", domain=domain)
     )
     text = refusal(write(model))
-    assert f"quantized already (node 'quantized', {op_type})" in text
+    assert f"already quantized (node 'quantized', {op_type})" in text
     assert "pass the float graph" in text
 
 
@@ -181,36 +181,36 @@ def test_an_operator_of_another_domain_is_named(write) -> None:
     assert "'org.pytorch.aten'" in text
 
 
-def test_an_operator_that_is_not_there_is_refused(write) -> None:
+def test_an_operator_that_does_not_exist_is_refused(write) -> None:
     model = linear_model()
     model.graph.node[0].op_type = "Nonsense"
     assert "Nonsense" in refusal(write(model))
 
 
-def test_a_node_that_reads_a_value_of_nobody_is_refused(write) -> None:
+def test_a_node_that_reads_a_missing_value_is_refused(write) -> None:
     model = linear_model()
     model.graph.node[0].input[0] = "nowhere"
     assert "nowhere" in refusal(write(model))
 
 
-def test_missing_external_data_is_named_and_so_is_what_to_do(write) -> None:
+def test_missing_external_data_is_named_with_a_hint(write) -> None:
     text = refusal(write(external(linear_model(), location="bert.onnx.data")))
     assert "'bert.onnx.data', which is missing" in text
-    assert "put that file beside it" in text
+    assert "put it next to the graph" in text
 
 
 @pytest.mark.parametrize("location", ["../other.bin", "/etc/hostname", "", "inner/../../other.bin"])
 def test_external_data_outside_of_the_folder_is_not_read(write, tmp_path, location) -> None:
     (tmp_path / "other.bin").write_bytes(WEIGHT.tobytes())
     path = write(external(linear_model(), location=location))
-    assert "outside of its folder" in refusal(path)
+    assert "outside of the graph's folder" in refusal(path)
 
 
 def test_a_link_to_external_data_outside_of_the_folder_is_not_followed(write, tmp_path) -> None:
     (tmp_path / "other.bin").write_bytes(WEIGHT.tobytes())
     path = write(external(linear_model(), location="weights.bin"))
     (path.parent / "weights.bin").symlink_to(tmp_path / "other.bin")
-    assert "outside of its folder" in refusal(path)
+    assert "outside of the graph's folder" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +221,13 @@ def test_a_link_to_external_data_outside_of_the_folder_is_not_followed(write, tm
 def test_an_external_file_that_is_too_short_is_refused(write, entries) -> None:
     path = write(external(linear_model(), location="weights.bin", **entries))
     (path.parent / "weights.bin").write_bytes(WEIGHT.tobytes()[:-1])
-    assert "'weights.bin' is only a part of what it was" in refusal(path)
+    assert "the file 'weights.bin' is incomplete" in refusal(path)
 
 
-def test_a_place_that_is_no_number_is_refused(write) -> None:
+def test_an_offset_that_is_not_a_number_is_refused(write) -> None:
     path = write(external(linear_model(), location="weights.bin", offset="here"))
     (path.parent / "weights.bin").write_bytes(WEIGHT.tobytes())
-    assert "weight 'w' has no place" in refusal(path)
+    assert "weight 'w' has no valid offset" in refusal(path)
 
 
 def test_a_weight_in_the_graph_that_is_too_short_is_refused(write) -> None:
@@ -244,7 +244,7 @@ def test_a_constant_in_a_file_outside_is_not_read_either(write, tmp_path) -> Non
     tensor.external_data.add(key="location", value="../other.bin")
     model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
     del model.graph.initializer[:]
-    assert "outside of its folder" in refusal(write(model))
+    assert "outside of the graph's folder" in refusal(write(model))
 
 
 @pytest.mark.parametrize("opset", [14, 21])
@@ -261,9 +261,7 @@ def test_external_data_is_mapped_and_read(write, opset) -> None:
     assert [value.name for value in read.graph.inputs] == ["x"]
 
 
-def test_a_graph_with_external_data_is_whole_wherever_it_is_written(
-    write, tmp_path, run_plainly
-) -> None:
+def test_a_graph_with_external_data_can_be_written_elsewhere(write, tmp_path, run_plainly) -> None:
     path = write(external(linear_model(), location="weights.bin"))
     (path.parent / "weights.bin").write_bytes(WEIGHT.tobytes())
     made = run_plainly(read_graph(path), {"x": X})["y"]
@@ -282,7 +280,7 @@ def test_a_small_constant_in_a_file_is_seen_by_the_conversion(write, run_plainly
     np.testing.assert_allclose(run_plainly(read_graph(path), {"x": X})["y"], X.sum(axis=1))
 
 
-def test_many_small_and_large_weights_in_one_file_are_told_apart(write) -> None:
+def test_many_small_and_large_weights_in_one_file_are_read(write) -> None:
     model = linear_model()
     data = b""
     del model.graph.initializer[:]
@@ -318,7 +316,7 @@ def test_external_data_is_found_from_wherever_it_is_read(write, monkeypatch, tmp
     np.testing.assert_array_equal(weight.numpy(), WEIGHT)
 
 
-def test_weights_that_are_listed_as_inputs_are_no_inputs(write) -> None:
+def test_weights_that_are_listed_as_inputs_are_removed_from_them(write) -> None:
     model = linear_model()
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3, 400]))
     read = read_graph(write(model))
@@ -378,7 +376,7 @@ def test_a_function_that_calls_itself_is_refused(write) -> None:
     assert "'f' calls itself" in refusal(write(model))
 
 
-def test_what_the_file_tells_of_its_maker_is_dropped(write) -> None:
+def test_metadata_of_the_exporter_is_dropped(write) -> None:
     model = linear_model()
     model.graph.node[0].doc_string = "/home/someone/model.py"
     model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="File /home")

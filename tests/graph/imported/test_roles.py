@@ -20,13 +20,15 @@ LINEARS = (
     "intermediate.dense",
     "output.dense",
 )
-# Embedding tables and linears of the head: BERT has a pooler, ELECTRA a projection. RoBERTa's table
-# of segments has one row, which is a bias.
+# Embedding tables and linear layers of the head. BERT has a pooler, ELECTRA a projection. RoBERTa's
+# table of token types has one row, which is a bias.
 REST = {"bert": (3, 2), "roberta": (2, 1), "distilbert": (2, 1), "electra": (3, 3)}
 EXPORTS = [
-    *((family, "eager", opset, False) for family in REST for opset in (11, 17)),
-    *((family, "sdpa", 14, False) for family in REST),
+    ("bert", "eager", 17, False),
     ("bert", "eager", 18, True),
+    ("roberta", "eager", 14, False),
+    ("distilbert", "sdpa", 14, False),
+    ("electra", "eager", 11, False),
 ]
 
 
@@ -38,7 +40,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Block(torch.nn.Module):
-    """An encoder layer of torch's own, plain enough for any exporter."""
+    """An encoder layer of plain torch modules, which any exporter handles."""
 
     def __init__(self, *, pre_norm: bool = False, gated: bool = False, heads: int = 4) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class Block(torch.nn.Module):
 
 @pytest.fixture
 def graph_of(tmp_path):
-    """A module in normal form."""
+    """Return a function that exports a module and brings it into canonical form."""
 
     def make(module: torch.nn.Module):
         path = tmp_path / "model.onnx"
@@ -106,7 +108,7 @@ def test_every_part_of_every_layer_is_found(exported, which) -> None:
         "context": 2,
         "residual adds": 4,
         "embedding tables": tables,
-        "head linears": head,
+        "linear layers of the head": head,
     }
 
 
@@ -116,11 +118,11 @@ def test_each_linear_has_the_size_that_it_must_have(exported, family) -> None:
     sizes = {"intermediate.dense": (32, 64), "output.dense": (64, 32)}
     for layer in roles.layers:
         for linear in layer.linears:
-            shape = linear.product.inputs[1].const_value.shape.numpy()
+            shape = linear.matmul.inputs[1].const_value.shape.numpy()
             assert tuple(shape) == sizes.get(linear.name, (32, 32))
 
 
-def test_query_key_and_value_are_told_apart(exported, make_model) -> None:
+def test_query_key_and_value_are_distinguished(exported, make_model) -> None:
     model = make_model(
         "bert",
         transformers.AutoModelForSequenceClassification,
@@ -132,7 +134,7 @@ def test_query_key_and_value_are_told_apart(exported, make_model) -> None:
     for index, layer in enumerate(roles.layers):
         for linear in layer.linears:
             expected = weights[f"bert.encoder.layer.{index}.{linear.name}.weight"]
-            found = torch.from_numpy(linear.product.inputs[1].const_value.numpy().copy())
+            found = torch.from_numpy(linear.matmul.inputs[1].const_value.numpy().copy())
             torch.testing.assert_close(found, expected.detach().T)
 
 
@@ -140,8 +142,10 @@ def test_query_key_and_value_are_told_apart(exported, make_model) -> None:
 def test_the_local_side_of_each_sum_is_the_linears(exported, family) -> None:
     roles = find_roles(to_canonical_form(read_graph(exported(family))))
     for layer in roles.layers:
-        for total, name in zip(layer.sums, ("attention.output.dense", "output.dense"), strict=True):
-            linear = next(each for each in layer.linears if each.name == name).product
+        for total, name in zip(
+            layer.residual_adds, ("attention.output.dense", "output.dense"), strict=True
+        ):
+            linear = next(each for each in layer.linears if each.name == name).matmul
             value = total.add.inputs[total.local]
             while not is_linear(value.producer()):
                 value = value.producer().inputs[0]
@@ -173,7 +177,7 @@ def test_a_graph_without_attention_is_refused(graph_of) -> None:
             x = self.table(ids) * mask[..., None]
             return torch.softmax(self.down(torch.nn.functional.gelu(self.up(x))).mean(1), -1)
 
-    with pytest.raises(UserInputError, match=r"no attention \(1 Softmax nodes.*not of BERT's"):
+    with pytest.raises(UserInputError, match=r"no attention \(1 Softmax nodes.*not that of BERT"):
         find_roles(graph_of(Bag()))
 
 
@@ -183,7 +187,9 @@ def test_an_attention_without_a_feed_forward_block_is_refused(graph_of) -> None:
             x = self.table(ids)
             return self.one(x + self.attend(x, mask))
 
-    with pytest.raises(UserInputError, match="first linear of the feed-forward block") as caught:
+    with pytest.raises(
+        UserInputError, match="first linear layer of the feed-forward block"
+    ) as caught:
         find_roles(graph_of(Half()))
     assert "\n" not in str(caught.value)
 
@@ -194,7 +200,7 @@ def test_an_attention_without_a_residual_is_refused(graph_of) -> None:
             x = self.one(self.attend(self.table(ids), mask))
             return self.two(x + self.feed(x))
 
-    with pytest.raises(UserInputError, match="residual add behind the attention's output"):
+    with pytest.raises(UserInputError, match="residual add after the attention's output"):
         find_roles(graph_of(NoResidual()))
 
 
@@ -219,12 +225,12 @@ def test_an_attention_to_something_else_is_refused(graph_of) -> None:
             context = torch.softmax(query @ key.transpose(2, 3), -1) @ value
             return self.out(context.transpose(1, 2).reshape(x.shape[0], -1, 16))
 
-    with pytest.raises(UserInputError, match="none between two products"):
+    with pytest.raises(UserInputError, match="none between two matmuls"):
         find_roles(graph_of(Cross()))
 
 
-def test_linears_of_the_head_are_no_part_of_a_layer(exported) -> None:
+def test_linear_layers_of_the_head_are_not_part_of_a_layer(exported) -> None:
     roles = find_roles(to_canonical_form(read_graph(exported("bert"))))
-    inside = {linear.product for layer in roles.layers for linear in layer.linears}
+    inside = {linear.matmul for layer in roles.layers for linear in layer.linears}
     assert len(roles.head) == 2
     assert not inside & set(roles.head)

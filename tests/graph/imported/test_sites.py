@@ -19,10 +19,9 @@ def sited(path) -> SitedGraph:
     return mark_sites(model, find_roles(model))
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", TABLES)
-def test_a_layer_has_twenty_sites_and_each_table_one(exported, family, attention) -> None:
-    graph = sited(exported(family, attention))
+def test_a_layer_has_twenty_sites_and_each_table_one(exported, family) -> None:
+    graph = sited(exported(family))
     assert len(graph.sites) == 2 * 20 + TABLES[family]
     assert len({site.name for site in graph.sites}) == len(graph.sites)
     marked = {node.attributes["site"].as_string() for node in sites_of(graph.graph)}
@@ -62,7 +61,7 @@ def test_weights_are_those_of_each_linear_as_torch_keeps_them(exported) -> None:
     assert graph.weights["encoder.layer.1.intermediate.dense._input_quantizer"].shape == (64, 32)
 
 
-def test_linears_of_the_head_have_no_sites(exported) -> None:
+def test_linear_layers_of_the_head_have_no_sites(exported) -> None:
     graph = sited(exported("bert"))
     for node in graph.graph.graph:
         if node.op_type == "MatMul" and "layer" not in (node.name or ""):
@@ -73,7 +72,7 @@ def test_linears_of_the_head_have_no_sites(exported) -> None:
     assert all(site.name.startswith(("encoder.layer.", "embeddings.")) for site in graph.sites)
 
 
-def test_layers_begin_where_the_reference_takes_them_over(exported) -> None:
+def test_starts_and_sources_are_values_of_the_graph(exported) -> None:
     graph = sited(exported("bert"))
     values = {value.name for node in graph.graph.graph for value in node.outputs}
     assert len(set(graph.starts)) == 2
@@ -81,7 +80,7 @@ def test_layers_begin_where_the_reference_takes_them_over(exported) -> None:
     assert set(graph.sources.values()) <= values
 
 
-def test_a_product_of_folded_heads_is_refused(exported) -> None:
+def test_a_matmul_with_heads_and_texts_in_one_axis_is_refused(exported) -> None:
     model = to_canonical_form(read_graph(exported("bert")))
     roles = find_roles(model)
     roles.layers[0].scores.inputs[0].shape = ir.Shape(["n", "s", 8])

@@ -1,4 +1,4 @@
-"""Computes small elementwise parts of a graph in numpy, to see what function they are."""
+"""Computes small parts of a graph in numpy, to recognize the function that they implement."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
     "Relu": lambda x: np.maximum(x, 0),
 }
 _REDUCING: Mapping[str, Callable[..., Array]] = {"ReduceMean": np.mean, "ReduceSum": np.sum}
-KNOWN = frozenset({*_ELEMENTWISE, *_REDUCING})
-"""Operators that can be computed."""
+# Operators that can be computed.
+COMPUTABLE = frozenset({*_ELEMENTWISE, *_REDUCING})
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """A float constant, or `None`; looks through casts."""
+    """Return the float64 array of a constant, also behind casts; `None` for other values."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type not in ("Cast", "Identity") or node.domain:
             return None
@@ -53,13 +53,13 @@ def constant(value: ir.Value | None) -> Array | None:
     return array.astype(np.float64)
 
 
-def region(start: ir.Value, operators: Collection[str], *, limit: int = 40) -> list[ir.Node]:
-    """Nodes that read nothing but `start`, constants and each other, in an order to compute them.
+def find_region(start: ir.Value, operators: Collection[str], *, limit: int = 40) -> list[ir.Node]:
+    """Return the nodes that read only `start`, constants and each other, in topological order.
 
     Args:
-        start: Where it begins.
-        operators: What may be in it.
-        limit: Most nodes; what a function of one value needs is far below.
+        start: The value that the nodes are a function of.
+        operators: Types of the nodes that may be included.
+        limit: Maximum number of nodes. LayerNorm and GELU need far fewer.
     """
     inside: set[ir.Value] = {start}
     found: list[ir.Node] = []
@@ -70,7 +70,8 @@ def region(start: ir.Value, operators: Collection[str], *, limit: int = 40) -> l
             continue
         variable = [value for value in node.inputs if value is not None and constant(value) is None]
         if any(value not in inside for value in variable):
-            continue  # it comes again when its last input is inside
+            # It is visited again once its last input is inside.
+            continue
         found.append(node)
         inside.add(node.outputs[0])
         waiting += [use.node for use in node.outputs[0].uses()]
@@ -78,10 +79,15 @@ def region(start: ir.Value, operators: Collection[str], *, limit: int = 40) -> l
 
 
 def compute(nodes: Collection[ir.Node], start: ir.Value, x: Array) -> dict[ir.Value, Array]:
-    """Values of a region, in float64, for one value of its start.
+    """Compute the outputs of nodes in float64.
+
+    Args:
+        nodes: What `find_region` returned for `start`.
+        start: The value that they are a function of.
+        x: Its content.
 
     Raises:
-        ValueError: A reduction is not over the last axis alone.
+        ValueError: A reduction is not over the last axis alone, or an input is unknown.
     """
     known: dict[ir.Value, Array] = {start: x}
 

@@ -1,8 +1,8 @@
-"""Brings a ready graph into the one form that roles are found in, a rewrite at a time.
+"""Rewrites an existing ONNX model into the canonical form that `roles.py` reads.
 
-Constants are initializers, floats are float32, dropout is gone, onnxruntime's fused operators and
-ONNX's Attention are taken apart, a Gemm is a MatMul and an Add, and LayerNorm and GELU are one
-node each. What it computes stays the same.
+In canonical form constants are initializers, floats are float32, there is no Dropout,
+onnxruntime's fused operators and ONNX's Attention are decomposed, a Gemm is a MatMul and an Add,
+and LayerNorm and GELU are one node each. The graph computes the same values as before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from qdqbert.graph.edit import (
     tidy,
 )
 from qdqbert.graph.imported.fused_operators import decompose_fused_operators
-from qdqbert.graph.imported.layer_norm_and_gelu import name_gelus, name_layer_norms
+from qdqbert.graph.imported.layer_norm_and_gelu import fuse_gelus, fuse_layer_norms
 
 _WIDENED = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
 
 def lift_constants(model: ir.Model) -> ir.Model:
-    """Makes each Constant an initializer and drops Identity nodes; returns `model`."""
+    """Make each Constant an initializer, drop Identity nodes, and return `model`."""
     for step in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.IdentityEliminationPass(),
@@ -38,7 +38,7 @@ def lift_constants(model: ir.Model) -> ir.Model:
 
 
 def widen_floats(model: ir.Model) -> ir.Model:
-    """Makes every float a float32: float16 has no fast kernels on CPUs, and ranges are float."""
+    """Make every float a float32: CPUs have no fast float16 kernels, and ranges are float32."""
     graph = model.graph
     for value in graph.initializers.values():
         if value.const_value is not None and value.const_value.dtype in _WIDENED:
@@ -65,7 +65,7 @@ def widen_floats(model: ir.Model) -> ir.Model:
 
 
 def _drop_float_casts(model: ir.Model) -> None:
-    """Casts from float32 to float32, which widening leaves."""
+    """Drop casts from float32 to float32, which widening leaves."""
     for node in list(model.graph):
         source = node.inputs[0] if node.inputs else None
         if (
@@ -79,7 +79,7 @@ def _drop_float_casts(model: ir.Model) -> None:
 
 
 def drop_dropout(model: ir.Model) -> ir.Model:
-    """Drops Dropout, which does nothing in inference; returns `model`."""
+    """Drop Dropout, which does nothing in inference, and return `model`."""
     for node in list(model.graph):
         if node.op_type == "Dropout" and not node.domain and node.inputs[0] is not None:
             if node.outputs[0].is_graph_output():
@@ -92,7 +92,7 @@ def drop_dropout(model: ir.Model) -> ir.Model:
 
 
 def split_gemms(model: ir.Model) -> ir.Model:
-    """Writes a Gemm of a constant weight as MatMul and Add; returns `model`."""
+    """Replace each Gemm of a constant weight with MatMul and Add, and return `model`."""
     graph = model.graph
     for node in list(graph):
         if node.op_type != "Gemm" or node.domain:
@@ -105,22 +105,22 @@ def split_gemms(model: ir.Model) -> ir.Model:
         stem = node.name or node.outputs[0].name or "gemm"
         if flags.get("transB", 0):
             weight = weight.T
-        product = ir.node(
+        matmul = ir.node(
             "MatMul",
             [node.inputs[0], add_constant(graph, f"{stem}.weight", weight)],
             name=f"{stem}.matmul",
         )
-        product.outputs[0].name = f"{stem}.product"
+        matmul.outputs[0].name = f"{stem}.product"
         if len(node.inputs) > 2 and node.inputs[2] is not None:
-            added = ir.node("Add", [product.outputs[0], node.inputs[2]], name=f"{stem}.add")
-            replace(graph, node, added, old=node.outputs[0], also=[product])
+            added = ir.node("Add", [matmul.outputs[0], node.inputs[2]], name=f"{stem}.add")
+            replace(graph, node, added, old=node.outputs[0], also=[matmul])
         else:
-            replace(graph, node, product, old=node.outputs[0])
+            replace(graph, node, matmul, old=node.outputs[0])
     return tidy(model)
 
 
 def fold_transposes(model: ir.Model) -> ir.Model:
-    """Transposes constant weights now; returns `model`."""
+    """Replace each Transpose of a constant matrix with its result, and return `model`."""
     graph = model.graph
     for node in list(graph):
         source = node.inputs[0] if node.inputs else None
@@ -138,9 +138,9 @@ def fold_transposes(model: ir.Model) -> ir.Model:
 
 
 def convert_bool_masks(model: ir.Model) -> ir.Model:
-    """Writes a bool mask that is added to scores as what it stands for; returns `model`.
+    """Convert bool masks that are added to scores to 0 and the lowest float; return `model`.
 
-    torch 2.13's dynamo exporter adds it as it is at opset 23, which no runtime accepts.
+    torch 2.13's dynamo exporter adds the bool mask itself at opset 23, which no runtime accepts.
     """
     graph = model.graph
     for node in list(graph):
@@ -159,8 +159,8 @@ def convert_bool_masks(model: ir.Model) -> ir.Model:
     return model
 
 
-def weights_right(model: ir.Model) -> ir.Model:
-    """Orders products and sums so that their constant stands second; returns `model`."""
+def put_constants_second(model: ir.Model) -> ir.Model:
+    """Make the constant of each Mul and Add its second input, and return `model`."""
     for node in model.graph:
         if node.op_type in ("Add", "Mul") and not node.domain:
             first, second = node.inputs
@@ -171,9 +171,9 @@ def weights_right(model: ir.Model) -> ir.Model:
 
 
 def unflatten_softmaxes(model: ir.Model) -> ir.Model:
-    """Takes the softmax over the last axis where it is, not of a matrix; returns `model`.
+    """Drop the reshapes around a Softmax over the last axis, and return `model`.
 
-    Softmax of opset 11 flattens its input, and conversion to newer opsets writes that out.
+    Softmax of opset 11 flattens its input, and conversion to newer opsets writes this out.
     """
     for node in list(model.graph):
         flatten = producer_of(node.inputs[0], "Flatten") if node.op_type == "Softmax" else None
@@ -198,16 +198,16 @@ REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
     drop_dropout,
     split_gemms,
     fold_transposes,
-    name_layer_norms,
-    name_gelus,
-    weights_right,
+    fuse_layer_norms,
+    fuse_gelus,
+    put_constants_second,
 )
 
 
 def find_shapes(model: ir.Model) -> ir.Model:
-    """Finds shapes that fused operators hid from whoever wrote the file; returns `model`.
+    """Infer shapes that were unknown behind fused operators, and return the result.
 
-    OpenVINO, and onnx's checker for outputs, want to know how many axes a value has.
+    OpenVINO needs the rank of each value, and onnx's checker that of each output.
     """
     if any(value.shape is None for node in model.graph for value in node.outputs):
         infer = common.ShapeInferencePass(check_type=False, strict_mode=False)

@@ -1,7 +1,7 @@
-"""Takes fused operators apart, so that the tensors which are to be quantized are there again.
+"""Decomposes fused operators, so that the tensors between their steps can be quantized.
 
-onnxruntime's transformer optimizer and ONNX 23 have operators for whole blocks. Each is rebuilt
-here of plain ONNX operators, as its documentation defines it.
+onnxruntime's transformer optimizer and ONNX 23 have operators for whole blocks. Each is replaced
+with plain ONNX operators, as its documentation defines it.
 
 Source: onnxruntime, `docs/ContribOperators.md`; ONNX operator Attention, version 23.
 """
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, tidy
 
+# Default of onnxruntime's attribute `mask_filter_value`.
 _LOWEST = -1e4
-# onnxruntime's mask_filter_value where a node does not say.
 
 
 class Builder:
-    """Writes nodes in front of one that they stand for."""
+    """Inserts the nodes that replace a fused one in front of it."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self.graph = graph
@@ -32,7 +32,7 @@ class Builder:
         self._count = 0
 
     def add(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """One node, in front; its output."""
+        """Insert one node and return its output."""
         self._count += 1
         name = f"{self.stem}.{op_type.lower()}_{self._count}"
         made = ir.node(op_type, list(inputs), attributes, name=name)
@@ -41,57 +41,65 @@ class Builder:
         return made.outputs[0]
 
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
-        """An initializer."""
+        """Return a new initializer."""
         self._count += 1
         return add_constant(self.graph, f"{self.stem}.constant_{self._count}", array)
 
     def integers(self, *numbers: int) -> ir.Value:
-        """A vector of int64."""
+        """Return an int64 constant, `(n,)`."""
         return self.constant(np.array(numbers, np.int64))
 
     def scalar(self, number: float) -> ir.Value:
-        """A float32."""
+        """Return a float32 constant, `()`."""
         return self.constant(np.array(number, np.float32))
 
     def input(self, index: int) -> ir.Value | None:
-        """An input of the node, `None` if it has none there."""
+        """Return an input of the fused node, `None` if it is missing."""
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An integer attribute."""
+        """Return an integer attribute of the fused node."""
         return self.node.attributes[name].as_int() if name in self.node.attributes else default
 
     def number(self, name: str, default: float) -> float:
-        """A float attribute."""
+        """Return a float attribute of the fused node."""
         return self.node.attributes[name].as_float() if name in self.node.attributes else default
 
     def refuse_inputs(self, *indices: int) -> None:
-        """Raises where inputs are there that BERT does not have: caches, biases of positions."""
+        """Refuse inputs that BERT does not have, such as caches and position biases.
+
+        Raises:
+            UserInputError: The fused node has one of them.
+        """
         for index in indices:
             if self.input(index) is not None:
                 raise UserInputError(
-                    f"Node {self.node.name!r} ({self.node.op_type}) has an input number {index}, "
-                    "which graphs of BERT do not have. Export the graph again without fusing it."
+                    f"Node {self.node.name!r} ({self.node.op_type}) has input {index}, which "
+                    "graphs of BERT do not have. Export the graph again without fusing it."
                 )
 
     def refuse_attributes(self, *names: str) -> None:
-        """Raises where an attribute asks for what no encoder does."""
+        """Refuse attributes that no encoder sets.
+
+        Raises:
+            UserInputError: The fused node sets one of them.
+        """
         for name in names:
             if name in self.node.attributes and self.node.attributes[name].value:
                 raise UserInputError(
-                    f"Node {self.node.name!r} ({self.node.op_type}) is not of the form that "
-                    f"encoders have: `{name}` is set. Export the graph again without fusing it."
+                    f"Node {self.node.name!r} ({self.node.op_type}) sets `{name}`, which "
+                    "graphs of encoders do not do. Export the graph again without fusing it."
                 )
 
     def layer_norm(self, x: ir.Value, scale: ir.Value | None, shift: ir.Value | None) -> ir.Value:
-        """LayerNormalization over the last axis with the node's epsilon."""
+        """Insert a LayerNormalization over the last axis with the fused node's epsilon."""
         inputs = [x, scale, *([shift] if shift is not None else [])]
         return self.add(
             "LayerNormalization", *inputs, axis=-1, epsilon=self.number("epsilon", 1e-12)
         )
 
     def heads(self, x: ir.Value, heads: int) -> ir.Value:
-        """`(batch, seq, hidden)` to `(batch, heads, seq, head_dim)`."""
+        """Split `(batch, seq, hidden)` into `(batch, heads, seq, head_dim)`."""
         split = self.add("Reshape", x, self.integers(0, 0, heads, -1))
         return self.add("Transpose", split, perm=[0, 2, 1, 3])
 
@@ -101,7 +109,16 @@ class Builder:
         mask: ir.Value | None,
         scale: ir.Value,
     ) -> ir.Value:
-        """Of query, key and value, `(batch, heads, seq, head_dim)`; `(batch, seq, hidden)`."""
+        """Insert the attention of query, key and value.
+
+        Args:
+            parts: Query, key and value, each `(batch, heads, seq, head_dim)`.
+            mask: Is added to the scores.
+            scale: Multiplies the scores.
+
+        Returns:
+            The context, `(batch, seq, hidden)`.
+        """
         query, key, value = parts
         turned = self.add("Transpose", key, perm=[0, 1, 3, 2])
         scores = self.add("Mul", self.add("MatMul", query, turned), scale)
@@ -112,15 +129,18 @@ class Builder:
         return self.add("Reshape", merged, self.integers(0, 0, -1))
 
     def padding_mask(self, mask: ir.Value | None) -> ir.Value | None:
-        """What a mask adds to the scores: `(batch, seq)` of ones and zeros, or `(batch,)` lengths.
+        """Return what a mask adds to the scores, `(batch, 1, 1, seq)`.
+
+        Args:
+            mask: `(batch, seq)` of ones and zeros, or the length of each text, `(batch,)`.
 
         Raises:
-            UserInputError: The mask is of another form.
+            UserInputError: The mask has another shape.
         """
         if mask is None:
             return None
         rank = None if mask.shape is None else len(mask.shape)
-        if rank == 1:  # how many tokens each text has
+        if rank == 1:
             mask = self._mask_of_lengths(mask)
         elif rank != 2:
             raise UserInputError(
@@ -158,7 +178,7 @@ def _fast_gelu(b: Builder) -> dict[int, ir.Value]:
 
 
 def _skip_layer_norm(b: Builder) -> dict[int, ir.Value]:
-    """Inputs x, skip, scale, shift, bias; outputs 0 the result and 3 the sum."""
+    """Inputs are x, skip, scale, shift, bias; output 0 is the result, output 3 the sum."""
     x = b.input(0)
     if b.input(4) is not None:
         x = b.add("Add", x, b.input(4))
@@ -167,7 +187,7 @@ def _skip_layer_norm(b: Builder) -> dict[int, ir.Value]:
 
 
 def _embed_layer_norm(b: Builder) -> dict[int, ir.Value]:
-    """Inputs ids, segments, three tables, scale, shift, mask, position ids."""
+    """Inputs are ids, token types, three tables, scale, shift, mask, position ids."""
     ids, segments, positions = b.input(0), b.input(1), b.input(8)
     words = b.add("Gather", b.input(2), ids, axis=0)
     if positions is None:
@@ -188,15 +208,15 @@ def _embed_layer_norm(b: Builder) -> dict[int, ir.Value]:
 
 
 def _attention(b: Builder) -> dict[int, ir.Value]:
-    """Of onnxruntime: one weight `(hidden, 3 * hidden)` and bias for query, key, value."""
+    """onnxruntime's, with one weight `(hidden, 3 * hidden)` and bias for query, key, value."""
     b.refuse_inputs(4, 5, 6)
     b.refuse_attributes("do_rotary")
     heads, unidirectional = b.integer("num_heads"), b.integer("unidirectional")
     weight, bias = constant_array(b.input(1)), constant_array(b.input(2))
     if weight is None or unidirectional or "qkv_hidden_sizes" in b.node.attributes:
         raise UserInputError(
-            f"Node {b.node.name!r} (Attention) is none of an encoder's: expected a constant "
-            "weight, three parts of one size, and attention in both directions."
+            f"Node {b.node.name!r} (Attention) is not supported: expected a constant weight, "
+            "query, key and value of one size, and attention in both directions."
         )
     parts: list[ir.Value] = []
     width = weight.shape[1] // 3
@@ -211,7 +231,7 @@ def _attention(b: Builder) -> dict[int, ir.Value]:
 
 
 def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
-    """Of onnxruntime: query, key, value, bias, padding mask, added mask."""
+    """onnxruntime's; inputs are query, key, value, bias, padding mask, additive mask."""
     b.refuse_inputs(6, 7, 8, 9)
     b.refuse_attributes("unidirectional")
     heads, bias = b.integer("num_heads"), constant_array(b.input(3))
@@ -239,7 +259,7 @@ def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
 
 
 def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
-    """Of ONNX: inputs `(batch, heads, seq, head_dim)`, and a mask that is bool or not."""
+    """ONNX's, with inputs `(batch, heads, seq, head_dim)` and a bool or additive mask."""
     b.refuse_inputs(4, 5, 6)
     b.refuse_attributes("softcap", "is_causal")
     query, key, value, mask = (b.input(index) for index in range(4))
@@ -248,8 +268,8 @@ def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
     assert value is not None
     if "q_num_heads" in b.node.attributes:
         raise UserInputError(
-            f"Node {b.node.name!r} (Attention) is not of the form that encoders have: inputs of "
-            "four dimensions. Export the graph again with an opset before 23."
+            f"Node {b.node.name!r} (Attention) is not supported: expected inputs of four "
+            "dimensions. Export the graph again with an opset before 23."
         )
     if mask is not None and mask.dtype == ir.DataType.BOOL:
         lowest = b.scalar(float(np.finfo(np.float32).min))
@@ -268,7 +288,7 @@ def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
 
 
 def _fused_matmul(b: Builder) -> dict[int, ir.Value]:
-    """`alpha * A' B'`, where either may be transposed in its last two axes."""
+    """Computes `alpha * A' B'`, where the last two axes of each may be transposed."""
     b.refuse_attributes("transBatchA", "transBatchB")
     sides = []
     for index, name in enumerate(("transA", "transB")):
@@ -289,12 +309,12 @@ def _last_size(value: ir.Value | None) -> int:
     last = value.shape[-1] if value is not None and value.shape is not None else None
     if not isinstance(last, int):
         raise UserInputError(
-            "The graph does not tell the width of its attention. Export it again with shapes."
+            "The graph does not contain the width of its attention. Export it again with shapes."
         )
     return last
 
 
-_APART: Mapping[tuple[str, str], Callable[[Builder], dict[int, ir.Value]]] = {
+_DECOMPOSITIONS: Mapping[tuple[str, str], Callable[[Builder], dict[int, ir.Value]]] = {
     (MICROSOFT, "BiasGelu"): _bias_gelu,
     (MICROSOFT, "Gelu"): _gelu,
     (MICROSOFT, "FastGelu"): _fast_gelu,
@@ -308,19 +328,19 @@ _APART: Mapping[tuple[str, str], Callable[[Builder], dict[int, ir.Value]]] = {
 
 
 def decompose_fused_operators(model: ir.Model) -> ir.Model:
-    """Rebuilds fused operators of plain ones; changes and returns `model`.
+    """Replace fused operators with plain ones, and return `model`.
 
     Raises:
-        UserInputError: A fused operator is unknown, or has inputs that an encoder's has not.
+        UserInputError: A fused operator is unknown, or has inputs that encoders do not have.
     """
     graph = model.graph
     for node in list(graph):
-        build = _APART.get((node.domain.replace("ai.onnx", ""), node.op_type))
+        build = _DECOMPOSITIONS.get((node.domain.replace("ai.onnx", ""), node.op_type))
         if build is None:
             if node.domain == MICROSOFT:
                 raise UserInputError(
-                    f"Node {node.name!r} is onnxruntime's {node.op_type}, which cannot be taken "
-                    "apart. Quantize the graph as it was before onnxruntime's optimizer."
+                    f"Node {node.name!r} is onnxruntime's {node.op_type}, which cannot be "
+                    "decomposed. Quantize the graph as it was before onnxruntime's optimizer."
                 )
             continue
         made = build(Builder(graph, node))
@@ -329,7 +349,7 @@ def decompose_fused_operators(model: ir.Model) -> ir.Model:
                 if list(old.uses()) or old.is_graph_output():
                     raise UserInputError(
                         f"Output {index} of node {node.name!r} ({node.op_type}) is used, which "
-                        "graphs of BERT do not do."
+                        "is not supported. Export the graph again without fusing it."
                     )
                 continue
             new, name = made[index], old.name

@@ -79,6 +79,9 @@ def import_onnx(
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
         sited = mark_sites(model, find_roles(model))
+        # Graphs have reference cycles, and those replaced by now still hold weights.
+        del model
+        gc.collect()
         runner = _open_float(float_path)
         if not sizes.are_dynamic:
             with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -91,9 +94,6 @@ def import_onnx(
                 )
                 original = FixedShapeRunner(OnnxRuntimeRunner(copy.path), sizes, task)
                 check_equal(original, runner, sizes, task, vocabulary_size=words)
-        # Graphs have reference cycles, and those replaced by now still hold weights.
-        del model
-        gc.collect()
         return ImportedModel(
             sited=sited,
             runner=GraphRunner(

@@ -1,8 +1,8 @@
-"""Finds LayerNorm and GELU by what they compute, however they were written.
+"""Recognizes LayerNorm and GELU by the values that they compute, and makes each one node.
 
-Exporters have written LayerNorm with two subtractions or one, with Pow or Mul, Div or Reciprocal,
-with casts, and as TensorFlow does, with scale and shift folded together. A part of the graph that
-gives LayerNorm's values for several random vectors is a LayerNorm.
+Exporters write LayerNorm with one subtraction or two, with Pow or Mul, Div or Reciprocal, with
+casts, and, as TensorFlow does, with scale and shift folded together. A part of the graph that
+returns LayerNorm's values for several random vectors is a LayerNorm.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqbert.graph.edit import add_constant, only_consumer, replace, tidy
-from qdqbert.graph.imported.arithmetic import KNOWN, Array, compute, constant, region
+from qdqbert.graph.imported.arithmetic import COMPUTABLE, Array, compute, constant, find_region
 
+# Width of the probe where the graph does not contain it.
 _WIDTH = 64
-# Of the probe where the graph does not tell its width.
+# Tolerance for GELU: some exporters round constants such as the root of 2, others to float16.
 _CLOSE = 3e-4
-# Of GELU: constants such as the root of 2 are rounded by some exporters, to float16 by others.
 
 
-def name_layer_norms(model: ir.Model) -> ir.Model:
-    """Writes each LayerNorm as one LayerNormalization; changes and returns `model`."""
+def fuse_layer_norms(model: ir.Model) -> ir.Model:
+    """Replace each LayerNorm with one LayerNormalization, and return `model`."""
     for node in list(model.graph):
         if node.op_type == "ReduceMean" and not node.domain and node.graph is not None:
             assert node.inputs[0] is not None
-            # One value may be normalised twice, as parallel blocks do.
-            while _name_layer_norm(model.graph, node.inputs[0]):
+            # Parallel blocks normalize one value twice.
+            while _fuse_layer_norm(model.graph, node.inputs[0]):
                 model = tidy(model)
                 if node.graph is None:
                     break
     return tidy(model)
 
 
-def _name_layer_norm(graph: ir.Graph, x: ir.Value) -> bool:
-    nodes = region(x, KNOWN)
+def _fuse_layer_norm(graph: ir.Graph, x: ir.Value) -> bool:
+    nodes = find_region(x, COMPUTABLE)
     if not any(node.op_type == "ReduceMean" for node in nodes):
         return False
     probe = _probe(_width(x, nodes))
@@ -52,7 +52,7 @@ def _name_layer_norm(graph: ir.Graph, x: ir.Value) -> bool:
     if not found:
         return False
     end = next(iter(found))
-    # Scale and shift belong to it, unless what is before them has other readers.
+    # Scale and shift belong to it, unless other nodes read the value before them.
     while (reader := only_consumer(end.outputs[0])) is not None and reader in found:
         end = reader
     scale, shift, epsilon = found[end]
@@ -72,7 +72,7 @@ def _name_layer_norm(graph: ir.Graph, x: ir.Value) -> bool:
 
 
 def _probe(width: int) -> Array:
-    """A row of zeros, of which only the shift is left; usual ones; small ones show epsilon."""
+    """Return a row of zeros, which shows the shift, common values, and small ones for epsilon."""
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(1, 10, width))
     scales = np.array([3, 3, 3, 3, 3, 3, 0.1, 0.01, 1e-3, 1e-4])[:, None]
@@ -80,7 +80,7 @@ def _probe(width: int) -> Array:
 
 
 def _fit(probe: Array, made: Array, nodes: list[ir.Node]) -> tuple[Array, Array, float] | None:
-    """Scale, shift and epsilon by which LayerNorm of the probe is what was made, if there are."""
+    """Return scale, shift and epsilon with which LayerNorm maps the probe to `made`, if any do."""
     if made.shape != probe.shape or not np.isfinite(made).all():
         return None
     shift = made[0, 0]
@@ -97,7 +97,7 @@ def _fit(probe: Array, made: Array, nodes: list[ir.Node]) -> tuple[Array, Array,
 
 
 def _exact(scale: Array, nodes: list[ir.Node]) -> Array:
-    """The constant of the graph that the measured scale is, to the last bit, if one is."""
+    """Return the graph's constant that equals the measured scale, or the measured scale."""
     for node in nodes:
         for value in node.inputs:
             array = constant(value)
@@ -122,7 +122,7 @@ def _width(x: ir.Value, nodes: list[ir.Node]) -> int:
 
 
 def _epsilons(nodes: list[ir.Node]) -> list[float]:
-    """What may be added before the root: positive constants of an Add, or nothing."""
+    """Return candidates for epsilon: positive constants of an Add, and 0."""
     found = [
         float(array.reshape(-1)[0])
         for node in nodes
@@ -149,26 +149,27 @@ _ACTIVATIONS: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
 )
 
 
-def name_gelus(model: ir.Model) -> ir.Model:
-    """Writes each GELU, exact or by tanh, as one Gelu; changes and returns `model`."""
+def fuse_gelus(model: ir.Model) -> ir.Model:
+    """Replace each GELU, exact or by tanh, with one Gelu, and return `model`."""
     for core, approximate, formula in _ACTIVATIONS:
         for node in list(model.graph):
             if node.op_type == core and not node.domain and node.graph is not None:
-                _name_gelu(model.graph, node, approximate, formula)
+                _fuse_gelu(model.graph, node, approximate, formula)
     return tidy(model)
 
 
-def _name_gelu(
+def _fuse_gelu(
     graph: ir.Graph, core: ir.Node, approximate: str, formula: Callable[[Array], Array]
 ) -> None:
     probe = np.linspace(-6, 6, 49)
     expected = formula(probe)
-    elementwise = KNOWN - {"ReduceMean", "ReduceSum"}
+    elementwise = COMPUTABLE - {"ReduceMean", "ReduceSum"}
     for start in _before(core):
-        nodes = region(start, elementwise)
+        nodes = find_region(start, elementwise)
         try:
             values = compute(nodes, start, probe)
-        except ValueError:  # a bias of another width than the probe's
+        # A bias may differ from the probe in width.
+        except ValueError:
             continue
         for node in nodes:
             made = values[node.outputs[0]]
@@ -180,7 +181,7 @@ def _name_gelu(
 
 
 def _before(core: ir.Node) -> list[ir.Value]:
-    """What a function around `core` can begin with: the values before it, nearest first."""
+    """Return the values that a function around `core` may start from, nearest first."""
     found: list[ir.Value] = []
     waiting = [core.inputs[0]]
     while waiting and len(found) < 12:
@@ -189,6 +190,6 @@ def _before(core: ir.Node) -> list[ir.Value]:
             continue
         found.append(value)
         node = value.producer()
-        if node is not None and node.op_type in KNOWN and not node.domain:
+        if node is not None and node.op_type in COMPUTABLE and not node.domain:
             waiting += list(node.inputs)
     return found

@@ -1,4 +1,4 @@
-"""Runs a ready graph on ONNX Runtime and shows what its sites read, for calibration."""
+"""Runs an existing ONNX model and passes what its sites read to an observer."""
 
 from __future__ import annotations
 
@@ -25,25 +25,31 @@ from qdqbert.graph.imported.sites import SitedGraph
 from qdqbert.graph.qdq import float_graph
 from qdqbert.spec import RESIDUAL, Site
 
+# Size of all observed tensors of a part together: 100 MB of float32, for each part in flight.
 _ELEMENTS_AT_ONCE = 25_000_000
-# Of all watched tensors of a part together: 100 MB of float32, in each of the parts in flight.
+# Parts that the engine computes at once, each on its share of the cores. With one part, the
+# engine's threads would wait for the observer, too.
 _IN_FLIGHT = 2
-# Parts that the engine computes at once, each on its share of the cores: threads that wait for
-# each other would wait for the one that looks, too.
 
-_Seen = tuple[Tensor, Mapping[str, NDArray[np.float32]]]
-# A part's mask and what was watched, by name of value.
+# A part's mask, and the observed tensors by name of value.
+_Observed = tuple[Tensor, Mapping[str, NDArray[np.float32]]]
 
 
 class ObservedGraph:
     """The float graph, with every tensor that a site reads as an output.
 
     Attributes:
-        path: Where it was written.
+        path: The file that it was written to.
     """
 
     def __init__(self, sited: SitedGraph, path: Path, *, sites: Collection[str]) -> None:
-        """Writes the graph to `path` and loads it; what none of the `sites` reads is not shown."""
+        """Write the graph to `path` and load it.
+
+        Args:
+            sited: The graph with sites.
+            path: The file to write.
+            sites: Names of the sites to observe. Residuals are always observed.
+        """
         self.path = path
         self._sites: dict[str, list[Site]] = {}
         for site in sited.sites:
@@ -66,30 +72,31 @@ class ObservedGraph:
         scales: Mapping[str, Tensor],
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Shows each activation of all batches, multiplied by its scale if it has one.
+        """Pass the activations of all batches to an observer.
 
-        A batch is run in as many parts as memory wants; statistics are the same however it is cut.
+        A batch is run in several parts where it takes much memory. Statistics do not depend on
+        how it is divided.
 
         Args:
             batches: Inputs by name, each `(batch, seq)`.
-            observer: Is told each part's mask, then shown each site and its values, float32. Sites
-                that read one tensor by one scale are given one object.
-            scales: `pre_quant_scale` by name of site, `(channels,)`.
+            observer: Gets each part's mask, then each site and its values, float32. Sites that read
+                one tensor with one scale get the same object.
+            scales: `pre_quant_scale` by site name, `(channels,)`. Values are multiplied by it.
             advance: Called after each batch.
         """
-        # The engine computes parts while one before is looked at, which takes half as long.
+        # The engine computes parts while earlier ones are observed, which takes half as long.
         with _one_torch_thread(), ThreadPoolExecutor(max_workers=_IN_FLIGHT) as engine:
-            running: deque[Future[_Seen]] = deque()
+            running: deque[Future[_Observed]] = deque()
             for batch in batches:
                 for inputs in self._parts(batch.inputs):
                     running.append(engine.submit(self._run, inputs))
                     if len(running) > _IN_FLIGHT:
-                        self._show_all(running.popleft().result(), observer, scales)
+                        self._pass_on(running.popleft().result(), observer, scales)
                 advance()
             while running:
-                self._show_all(running.popleft().result(), observer, scales)
+                self._pass_on(running.popleft().result(), observer, scales)
 
-    def _run(self, inputs: Mapping[str, NDArray[Any]]) -> _Seen:
+    def _run(self, inputs: Mapping[str, NDArray[Any]]) -> _Observed:
         mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
         names = list(self._sites)
         outputs = self._session.run(names, inputs)
@@ -97,11 +104,13 @@ class ObservedGraph:
         self._elements_a_token = max(self._elements_a_token, size // mask.numel())
         return mask, dict(zip(names, outputs, strict=True))
 
-    def _show_all(self, seen: _Seen, observer: Observer, scales: Mapping[str, Tensor]) -> None:
-        mask, outputs = seen
+    def _pass_on(
+        self, observed: _Observed, observer: Observer, scales: Mapping[str, Tensor]
+    ) -> None:
+        mask, outputs = observed
         observer.start_batch(mask.flatten(0, -2))
         for name, values in outputs.items():
-            _show(self._sites[name], _as_states(values, mask), observer, scales)
+            _observe(self._sites[name], _as_states(values, mask), observer, scales)
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         wanted = {each.name for each in self._session.get_inputs()}
@@ -109,7 +118,8 @@ class ObservedGraph:
         start = 0
         while start < rows:
             each = tokens * self._elements_a_token
-            count = max(1, _ELEMENTS_AT_ONCE // each) if each else 1  # one row shows how large
+            # The first row shows how many elements there are.
+            count = max(1, _ELEMENTS_AT_ONCE // each) if each else 1
             part = slice(start, start + count)
             yield {name: array[part] for name, array in inputs.items() if name in wanted}
             start += count
@@ -117,7 +127,7 @@ class ObservedGraph:
 
 @contextlib.contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """Torch's threads wait for each other at every step, and the engine has the cores."""
+    """Run torch on one thread: its threads wait for each other, and the engine has the cores."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -126,7 +136,7 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
-def _show(
+def _observe(
     sites: Sequence[Site], values: Tensor, observer: Observer, scales: Mapping[str, Tensor]
 ) -> None:
     last: tuple[Tensor, Tensor] | None = None
@@ -141,7 +151,7 @@ def _show(
 
 
 def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:
-    """`(batch * seq, hidden)`, as some exporters keep states, to `(batch, seq, hidden)`."""
+    """Reshape `(batch * seq, hidden)`, as some exporters keep states, to `(batch, seq, hidden)`."""
     tensor = torch.from_numpy(values)
     if tensor.dim() == 2 and tensor.shape[0] == mask.numel():
         return tensor.view(*mask.flatten(0, -2).shape, -1)
@@ -151,7 +161,7 @@ def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:
 def _session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    # Its arena keeps the largest tensors of every shape; texts have many lengths.
+    # The arena keeps the largest tensors of every shape, and texts have many lengths.
     options.enable_cpu_mem_arena = False
     options.intra_op_num_threads = math.ceil(torch.get_num_threads() / _IN_FLIGHT)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

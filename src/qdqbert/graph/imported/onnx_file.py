@@ -1,4 +1,4 @@
-"""Reads a user's .onnx file, or says what is wrong with it; nothing in it is trusted."""
+"""Reads a user's .onnx file, which may be damaged in any way, and names what is wrong with it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.export import OPSET
 
+# BERT's operators differ before this opset, which transformers' exporters started with.
 OLDEST_OPSET = 11
-"""Before it, the operators of BERT were others; transformers' exporters started with 11."""
 
+# Elements of a large weight. Constants that configure operators have fewer.
 _LARGE = 1024
-# Numbers; what operators take as settings has fewer.
 _LARGEST_SIZE = 2.0**26
+# First input that determines the size of the result.
 _SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0, "Range": 0}
-# The first input that says how large a result is.
 _SHAPE_MAKERS = ("Concat", "Cast", "Identity", "Unsqueeze", "Squeeze", "Mul", "Add", "Where")
-_ASIDE = "qdqbert.later"
+_HIDDEN_DOMAIN = "qdqbert.later"
 _DOMAINS = ("", "ai.onnx", MICROSOFT, "ai.onnx.ml")
 _QUANTIZED = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "FakeQuantize"),
@@ -39,33 +39,34 @@ _QUANTIZED_PREFIXES = ("QLinear", "QOrdered", "QEmbed")
 
 
 def read_graph(path: Path) -> ir.Model:
-    """The float graph in a file, at opset 21 or newer, with functions inlined.
+    """Read a float graph, convert it to opset 21 or newer, and inline its functions.
 
-    Weights that lie in files beside it are mapped, not copied.
+    Weights in external files are mapped into memory, not copied.
 
     Args:
         path: An .onnx file of opset 11 or newer.
 
     Raises:
-        UserInputError: It is no ONNX file, damaged, quantized already, too old, holds operators of
-            other domains, or lacks its external data.
+        UserInputError: The file is not an ONNX file, is damaged, is already quantized, is too old,
+            has operators of other domains, or lacks its external data.
     """
     model = _parse(path)
     _check_operators(model, path)
     _check_functions(model, path)
     version = _opset(model, path)
     _read_external_data(model, path)
-    weights = _set_weights_aside(model, path)
+    weights = _replace_large_weights_with_inputs(model, path)
     _check_shapes(model, path)
     try:
-        later = _set_later_operators_aside(model, version)
+        later = _hide_newer_operators(model, version)
         onnx.checker.check_model(model)
-        if model.functions:  # conversion would drop them
+        # The conversion would drop them.
+        if model.functions:
             model = onnx.inliner.inline_local_functions(model, convert_version=True)
         if version < OPSET:
             model = version_converter.convert_version(model, OPSET)
         if later:
-            _put_back(model)
+            _restore_newer_operators(model)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (
         onnx.checker.ValidationError,
@@ -77,33 +78,35 @@ def read_graph(path: Path) -> ir.Model:
         raise _unusable(path, f"it is invalid: {_first_line(error)}") from error
     try:
         read = ir.from_proto(model)
-        _put_weights_back(read.graph, weights, path)
+        _restore_large_weights(read.graph, weights, path)
         _drop_initializers_from_inputs(read.graph)
-        return _cleared(read)
+        return _without_metadata(read)
     except UserInputError:
         raise
-    except Exception as error:  # a damaged graph fails in ways that no library lists
+    # Damaged graphs raise exceptions that no library documents.
+    except Exception as error:
         raise _unusable(path, f"it is damaged: {_first_line(error)}") from error
 
 
 def load_graph(path: Path) -> ir.Model:
-    """The graph in a file as it is: any opset, any operators, float or quantized.
+    """Read a graph as it is: any opset, any operators, float or quantized.
 
-    Weights that lie in files beside it are mapped, not copied.
+    Weights in external files are mapped into memory, not copied.
 
     Raises:
-        UserInputError: It is no ONNX file, damaged, or lacks its external data.
+        UserInputError: The file is not an ONNX file, is damaged, or lacks its external data.
     """
     model = _parse(path)
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _place(tensor, path)
+            _locate(tensor, path)
     try:
         read = ir.from_proto(model)
         ir.external_data.set_base_dir(read.graph, path.parent.resolve())
         _drop_initializers_from_inputs(read.graph)
         return read
-    except Exception as error:  # a damaged graph fails in ways that no library lists
+    # Damaged graphs raise exceptions that no library documents.
+    except Exception as error:
         raise _unusable(path, f"it is damaged: {_first_line(error)}") from error
 
 
@@ -114,10 +117,10 @@ def _parse(path: Path) -> onnx.ModelProto:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, EncodeError, UnicodeDecodeError, ValueError) as error:
         raise _unusable(
-            path, "it is no ONNX file, or only a part of one; export or copy it again"
+            path, "it is not an ONNX file, or only a part of one; export or copy it again"
         ) from error
     if not model.HasField("graph") or not model.graph.node:
-        raise _unusable(path, "it holds no graph; export or copy it again")
+        raise _unusable(path, "it contains no graph; export or copy it again")
     return model
 
 
@@ -138,23 +141,23 @@ def _check_operators(model: onnx.ModelProto, path: Path) -> None:
         if node.op_type in _QUANTIZED or node.op_type.startswith(_QUANTIZED_PREFIXES):
             raise _unusable(
                 path,
-                f"it is quantized already (node {node.name!r}, {node.op_type}); pass the float "
-                "graph that it was made of",
+                f"it is already quantized (node {node.name!r}, {node.op_type}); pass the float "
+                "graph that it was made from",
             )
     for node in nodes:
         known = node.domain in _DOMAINS or (node.domain, node.op_type) in functions
         if not known:
             raise _unusable(
                 path,
-                f"node {node.name!r} is an operator of another domain, {node.domain!r}; only "
-                f"those of ONNX and {MICROSOFT} are known",
+                f"node {node.name!r} is an operator of the unknown domain {node.domain!r}; "
+                f"expected operators of ONNX and {MICROSOFT}",
             )
 
 
 def _opset(model: onnx.ModelProto, path: Path) -> int:
     versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
     if not versions:
-        raise _unusable(path, "it does not say which opset it is of")
+        raise _unusable(path, "it does not specify its opset")
     newest = onnx.defs.onnx_opset_version()
     if versions[0] < OLDEST_OPSET:
         raise _unusable(
@@ -172,7 +175,7 @@ def _opset(model: onnx.ModelProto, path: Path) -> int:
 
 
 def _check_functions(model: onnx.ModelProto, path: Path) -> None:
-    """Refuses functions that call themselves, which inlining would never end with."""
+    """Refuse functions that call themselves, since inlining them would never end."""
     calls = {
         (each.domain, each.name): [(node.domain, node.op_type) for node in each.node]
         for each in model.functions
@@ -184,9 +187,9 @@ def _check_functions(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
-    """Checks the size of every weight, and reads those in other files that are small.
+    """Check the size of every weight, and read the small ones that are in other files.
 
-    onnx would look for such files in the working directory.
+    onnx would look for these files in the working directory.
     """
     weights = len(model.graph.initializer)
     for index, tensor in enumerate(_tensors(model)):
@@ -196,7 +199,7 @@ def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
                     path, f"weight {tensor.name!r} has more or fewer values than its shape"
                 )
             continue
-        file, offset, size = _place(tensor, path)
+        file, offset, size = _locate(tensor, path)
         if index < weights and math.prod(tensor.dims) > _LARGE:
             continue
         with file.open("rb") as stream:
@@ -206,33 +209,38 @@ def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
         del tensor.external_data[:]
 
 
-def _set_weights_aside(model: onnx.ModelProto, path: Path) -> dict[str, onnx.TensorProto]:
-    """Makes inputs of large weights, and returns these by name.
+def _replace_large_weights_with_inputs(
+    model: onnx.ModelProto, path: Path
+) -> dict[str, onnx.TensorProto]:
+    """Make large weights inputs of the graph, and return the weights by name.
 
-    onnx copies what it checks and converts, and its conversion forgets which files data lies in.
+    onnx copies what it checks and converts, and its conversion loses the names of external files.
     """
-    aside: dict[str, onnx.TensorProto] = {}
+    replaced: dict[str, onnx.TensorProto] = {}
     kept = []
     for tensor in model.graph.initializer:
         is_plain = tensor.HasField("raw_data") or tensor.data_location == tensor.EXTERNAL
         if math.prod(tensor.dims) <= _LARGE or not is_plain:
             kept.append(tensor)
             continue
-        if tensor.name in aside:
-            raise _unusable(path, f"it has two weights of the name {tensor.name!r}")
-        aside[tensor.name] = tensor
+        if tensor.name in replaced:
+            raise _unusable(path, f"it has two weights named {tensor.name!r}")
+        replaced[tensor.name] = tensor
     inputs = {value.name for value in model.graph.input}
-    for name, tensor in aside.items():
+    for name, tensor in replaced.items():
         if name not in inputs:
             info = onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
             model.graph.input.append(info)
-    others = [onnx.TensorProto.FromString(each.SerializeToString()) for each in kept]
+    # Copies, since one message of a file keeps all of them in memory.
+    copies = [onnx.TensorProto.FromString(each.SerializeToString()) for each in kept]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(others)
-    return aside
+    model.graph.initializer.extend(copies)
+    return replaced
 
 
-def _put_weights_back(graph: ir.Graph, weights: Mapping[str, onnx.TensorProto], path: Path) -> None:
+def _restore_large_weights(
+    graph: ir.Graph, weights: Mapping[str, onnx.TensorProto], path: Path
+) -> None:
     for value in list(graph.inputs):
         if value.name is None or value.name not in weights:
             continue
@@ -247,7 +255,7 @@ def _put_weights_back(graph: ir.Graph, weights: Mapping[str, onnx.TensorProto], 
 
 
 def _check_shapes(model: onnx.ModelProto, path: Path) -> None:
-    """Refuses shapes of absurd sizes, which onnx's shape inference would count through."""
+    """Refuse absurdly large shapes, since onnx's shape inference would iterate over them."""
     known = {each.name: each for each in model.graph.initializer}
     makers = {}
     for node in model.graph.node:
@@ -269,14 +277,15 @@ def _check_shapes(model: onnx.ModelProto, path: Path) -> None:
                 continue
             try:
                 sizes = onnx.numpy_helper.to_array(tensor)
-            except Exception as error:  # onnx names no errors
+            # onnx documents no exceptions.
+            except Exception as error:
                 raise _unusable(path, f"constant {name!r} cannot be read") from error
             if (abs(sizes.astype(float)) > _LARGEST_SIZE).any():
-                raise _unusable(path, f"node {node.name!r} makes a shape of absurd size")
+                raise _unusable(path, f"node {node.name!r} makes an absurdly large shape")
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a model, also those of attributes."""
+    """Yield every tensor in a model, including those of attributes."""
     yield from model.graph.initializer
     for sparse in model.graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -289,50 +298,56 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from graph.initializer
 
 
-def _place(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
-    """The file of a tensor's data, where it begins in it, and its size in bytes."""
+def _locate(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
+    """Return the file of a tensor's data, its offset in the file, and its size, in bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    beside = path.parent.resolve()
+    folder = path.parent.resolve()
     try:
-        file = (beside / location).resolve()
-        is_beside = location and file.is_relative_to(beside)
+        file = (folder / location).resolve()
+        is_inside = location and file.is_relative_to(folder)
         is_there = file.is_file()
     except (OSError, ValueError) as error:
-        raise _unusable(path, f"weight {tensor.name!r} lies in no file") from error
-    if not is_beside:
-        raise _unusable(path, f"weight {tensor.name!r} lies outside of its folder")
+        raise _unusable(path, f"weight {tensor.name!r} has no valid file") from error
+    if not is_inside:
+        raise _unusable(
+            path, f"the file of weight {tensor.name!r} is outside of the graph's folder"
+        )
     if not is_there:
         raise _unusable(
             path,
-            f"weight {tensor.name!r} lies in {location!r}, which is missing; put that file "
-            "beside it",
+            f"weight {tensor.name!r} is in the file {location!r}, which is missing; put it next to "
+            "the graph",
         )
     try:
         size = _size(tensor, path)
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
     except (ValueError, TypeError) as error:
-        raise _unusable(path, f"weight {tensor.name!r} has no place in its file") from error
+        raise _unusable(path, f"weight {tensor.name!r} has no valid offset in its file") from error
     if offset < 0 or length < size or offset + size > file.stat().st_size:
-        raise _unusable(path, f"{location!r} is only a part of what it was; copy it again")
+        raise _unusable(path, f"the file {location!r} is incomplete; copy it again")
     return file, offset, size
 
 
 def _size(tensor: onnx.TensorProto, path: Path) -> int:
-    """How many bytes it takes."""
+    """Return the size of a tensor's data in bytes."""
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (ValueError, TypeError) as error:
-        raise _unusable(path, f"weight {tensor.name!r} is of no known type") from error
+        raise _unusable(path, f"weight {tensor.name!r} has an unknown type") from error
     if any(size < 0 for size in tensor.dims):
-        raise _unusable(path, f"weight {tensor.name!r} has a shape below 0")
+        raise _unusable(path, f"weight {tensor.name!r} has a negative size")
     return int(-(-math.prod(tensor.dims) * bits // 8))
 
 
-def _set_later_operators_aside(model: onnx.ModelProto, version: int) -> bool:
-    """Hides operators that the graph's opset does not have yet, and tells whether there are any.
+def _hide_newer_operators(model: onnx.ModelProto, version: int) -> bool:
+    """Move operators that are newer than the graph's opset to another domain.
 
-    onnxruntime's optimizer writes LayerNormalization into graphs of any opset.
+    onnxruntime's optimizer writes LayerNormalization into graphs of any opset, and onnx would
+    refuse them.
+
+    Returns:
+        Whether there are any.
     """
     later = [
         node
@@ -343,9 +358,9 @@ def _set_later_operators_aside(model: onnx.ModelProto, version: int) -> bool:
         and not _has_schema(node.op_type, version)
     ]
     for node in later:
-        node.domain = _ASIDE
+        node.domain = _HIDDEN_DOMAIN
     if later:
-        model.opset_import.append(onnx.helper.make_opsetid(_ASIDE, 1))
+        model.opset_import.append(onnx.helper.make_opsetid(_HIDDEN_DOMAIN, 1))
     return bool(later)
 
 
@@ -357,23 +372,23 @@ def _has_schema(op_type: str, version: int) -> bool:
     return True
 
 
-def _put_back(model: onnx.ModelProto) -> None:
+def _restore_newer_operators(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
-        if node.domain == _ASIDE:
+        if node.domain == _HIDDEN_DOMAIN:
             node.domain = ""
     for each in list(model.opset_import):
-        if each.domain == _ASIDE:
+        if each.domain == _HIDDEN_DOMAIN:
             model.opset_import.remove(each)
 
 
 def _drop_initializers_from_inputs(graph: ir.Graph) -> None:
-    """Old exporters list weights as inputs that have a default."""
+    """Remove weights from the inputs, where old exporters list them."""
     for value in list(graph.inputs):
         if value.name in graph.initializers:
             graph.inputs.remove(value)
 
 
-def _cleared(model: ir.Model) -> ir.Model:
+def _without_metadata(model: ir.Model) -> ir.Model:
     cleared: ir.Model = common.ClearMetadataAndDocStringPass()(model).model
     return cleared
 

@@ -1,8 +1,9 @@
 """Finds the parts of each encoder layer by how they are connected, not by what they are called.
 
-A softmax between two products of computed tensors is an attention. The linears behind its three
-inputs are query, key and value, the linear that reads its context is the output's, the next Add of
-that is the residual sum, and so on to the second sum. What cannot be followed is refused.
+A Softmax between two matmuls of computed tensors is an attention. The linear layers that compute
+its three inputs are query, key and value. The linear layer that reads its context is the output,
+the next Add of that is the residual add, and so on to the second one. A layer that cannot be
+followed is refused.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from qdqbert.spec import Source
 
 _NORM = "LayerNormalization"
 _ACTIVATIONS = ("Gelu", "Relu", "Tanh", "Sigmoid", "Elu", "Mish", "HardSwish")
+# Most nodes that are visited from one. An encoder layer has fewer than a hundred.
 _STEPS = 400
-# Most nodes that are followed from one: an encoder layer has fewer than a hundred.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearRole:
-    """A product with a constant weight.
+    """A linear layer.
 
     Attributes:
-        name: What it is in its layer, as BERT calls it: `attention.self.query`.
-        product: The MatMul; its second input is the weight, `(in, out)`.
-        source: What its input is.
+        name: Its name in BERT's layer, such as `attention.self.query`.
+        matmul: The MatMul. Its second input is the weight, `(in, out)`.
+        source: The kind of its input.
     """
 
     name: str
-    product: ir.Node
+    matmul: ir.Node
     source: Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SumRole:
+class ResidualAddRole:
     """A residual add.
 
     Attributes:
-        name: Of the module whose output is added: `attention.output`.
+        name: Name of the module whose output is added, such as `attention.output`.
         add: The Add.
-        local: Which of its inputs comes from that module; the other is the residual.
+        local: Index of the input that comes from this module. The other one is the residual.
     """
 
     name: str
@@ -57,26 +58,27 @@ class LayerRoles:
     """The parts of one encoder layer.
 
     Attributes:
-        linears: Query, key, value (or one for all three), attention output, both of the FFN.
-        scores: The product of query and key.
-        context: The product of probabilities and value.
-        sums: The residual adds, that of the attention first.
-        start: What the layer reads.
+        linears: Query, key, value (or one for all three), attention output, and both of the
+            feed-forward block.
+        scores: The MatMul of query and key.
+        context: The MatMul of probabilities and value.
+        residual_adds: The residual adds; that of the attention is first.
+        start: The value that the layer reads.
     """
 
     linears: tuple[LinearRole, ...]
     scores: ir.Node
     context: ir.Node
-    sums: tuple[SumRole, ...]
+    residual_adds: tuple[ResidualAddRole, ...]
     start: ir.Value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableRole:
-    """An embedding table and the node that looks rows of it up.
+    """An embedding table and the node that looks up its rows.
 
     Attributes:
-        name: `embeddings.word_embeddings` and so on, by the order of their use.
+        name: Its name by the order of use, such as `table_0_embeddings`.
         gather: The Gather along axis 0.
     """
 
@@ -86,12 +88,12 @@ class TableRole:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Roles:
-    """All parts that were found.
+    """All parts of a graph that were found.
 
     Attributes:
         layers: Encoder layers in order.
         tables: Embedding tables.
-        head: Linears behind the last layer, which stay in float.
+        head: Linear layers outside of encoder layers, which stay in float.
     """
 
     layers: tuple[LayerRoles, ...]
@@ -99,7 +101,7 @@ class Roles:
     head: tuple[ir.Node, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many of each there are, for people."""
+        """Return how many parts of each kind there are, for the report."""
         found = {"layers": len(self.layers)}
         for layer in self.layers:
             for linear in layer.linears:
@@ -107,17 +109,22 @@ class Roles:
             for name, count in (
                 ("scores", 1),
                 ("context", 1),
-                ("residual adds", len(layer.sums)),
+                ("residual adds", len(layer.residual_adds)),
             ):
                 found[name] = found.get(name, 0) + count
-        return {**found, "embedding tables": len(self.tables), "head linears": len(self.head)}
+        return {
+            **found,
+            "embedding tables": len(self.tables),
+            "linear layers of the head": len(self.head),
+        }
 
 
 def find_roles(model: ir.Model) -> Roles:
-    """The roles of a graph in normal form.
+    """Find the roles of the nodes of a graph in canonical form.
 
     Raises:
-        UserInputError: There is no attention in it, or a layer cannot be followed; names the node.
+        UserInputError: The graph has no attention, or a layer cannot be followed. The message
+            names the node.
     """
     softmaxes = [node for node in model.graph if node.op_type == "Softmax" and not node.domain]
     found = {node: _layer_of(node) for node in softmaxes}
@@ -125,19 +132,19 @@ def find_roles(model: ir.Model) -> Roles:
     if not layers:
         raise UserInputError(
             f"The graph has no attention ({len(softmaxes)} Softmax nodes, none between two "
-            "products of computed tensors): it is not of BERT's shape."
+            "matmuls of computed tensors): its structure is not that of BERT."
         )
     for node in softmaxes:
-        # A head may have a softmax; a layer that is not understood would stay in float unsaid.
-        if found[node] is None and _product_behind(node) is not None:
-            raise _lost(node, "the product of query and key that it is taken of")
-    inside = {linear.product for layer in layers for linear in layer.linears}
+        # A head may have a softmax. A layer that is not recognized must not silently stay in float.
+        if found[node] is None and _context_matmul(node) is not None:
+            raise _not_found(node, "the matmul of query and key that it reads")
+    inside = {linear.matmul for layer in layers for linear in layer.linears}
     head = tuple(node for node in model.graph if is_linear(node) and node not in inside)
     return Roles(layers=tuple(layers), tables=_tables(model, layers[0].start), head=head)
 
 
 def is_linear(node: ir.Node | None) -> bool:
-    """Whether a node multiplies a computed tensor by a constant matrix."""
+    """Return whether a node multiplies a computed tensor by a constant matrix."""
     if node is None or node.op_type != "MatMul" or node.domain:
         return False
     weight = constant_array(node.inputs[1])
@@ -145,37 +152,37 @@ def is_linear(node: ir.Node | None) -> bool:
 
 
 def _layer_of(softmax: ir.Node) -> LayerRoles | None:
-    scores = _product_before(softmax)
-    context = _product_behind(softmax)
+    scores = _scores_matmul(softmax)
+    context = _context_matmul(softmax)
     if scores is None or context is None:
         return None
-    query, key = (_linear_behind(scores, index) for index in (0, 1))
-    value = _linear_behind(context, 1)
+    query, key = (_linear_before(scores, index) for index in (0, 1))
+    value = _linear_before(context, 1)
     linears = _attention_linears(query, key, value)
     start = query.inputs[0]
     assert start is not None
     output = _next_linear(context.outputs[0], softmax, "the attention's output")
-    first_sum = _next_sum(output)
+    first_sum = _next_residual_add(output)
     if first_sum is None:
-        raise _lost(output, "the residual add behind the attention's output")
+        raise _not_found(output, "the residual add after the attention's output")
     first, second, gated = _feed_forward(first_sum, softmax)
-    second_sum = _next_sum(second)
+    second_sum = _next_residual_add(second)
     if second_sum is None:
-        raise _lost(second, "the residual add behind the feed-forward block")
+        raise _not_found(second, "the residual add after the feed-forward block")
     return LayerRoles(
         linears=(
             *linears,
-            LinearRole(name="attention.output.dense", product=output, source="attention"),
-            LinearRole(name="intermediate.dense", product=first, source="norm"),
+            LinearRole(name="attention.output.dense", matmul=output, source="attention"),
+            LinearRole(name="intermediate.dense", matmul=first, source="norm"),
             LinearRole(
-                name="output.dense", product=second, source="gate" if gated else "activation"
+                name="output.dense", matmul=second, source="gate" if gated else "activation"
             ),
         ),
         scores=scores,
         context=context,
-        sums=(
-            SumRole(name="attention.output", add=first_sum[0], local=first_sum[1]),
-            SumRole(name="output", add=second_sum[0], local=second_sum[1]),
+        residual_adds=(
+            ResidualAddRole(name="attention.output", add=first_sum[0], local=first_sum[1]),
+            ResidualAddRole(name="output", add=second_sum[0], local=second_sum[1]),
         ),
         start=start,
     )
@@ -183,15 +190,15 @@ def _layer_of(softmax: ir.Node) -> LayerRoles | None:
 
 def _attention_linears(query: ir.Node, key: ir.Node, value: ir.Node) -> tuple[LinearRole, ...]:
     if query is key is value:
-        return (LinearRole(name="attention.self.qkv", product=query, source="norm"),)
+        return (LinearRole(name="attention.self.qkv", matmul=query, source="norm"),)
     return tuple(
-        LinearRole(name=f"attention.self.{name}", product=node, source="norm")
+        LinearRole(name=f"attention.self.{name}", matmul=node, source="norm")
         for name, node in (("query", query), ("key", key), ("value", value))
     )
 
 
-def _product_before(softmax: ir.Node) -> ir.Node | None:
-    """The product whose two sides come from linears that read one tensor."""
+def _scores_matmul(softmax: ir.Node) -> ir.Node | None:
+    """Return the matmul whose two inputs come from linear layers that read one tensor."""
     for node in _backwards(softmax.inputs[0]):
         if node.op_type != "MatMul" or node.domain or is_linear(node):
             continue
@@ -201,22 +208,24 @@ def _product_before(softmax: ir.Node) -> ir.Node | None:
     return None
 
 
-def _product_behind(softmax: ir.Node) -> ir.Node | None:
+def _context_matmul(softmax: ir.Node) -> ir.Node | None:
     for node in _forwards(softmax.outputs[0], through=("Where", "Cast", "Identity", "IsNaN")):
         if node.op_type == "MatMul" and not node.domain and not is_linear(node):
             return node
     return None
 
 
-def _linear_behind(product: ir.Node, index: int) -> ir.Node:
-    found = _linears_before(product.inputs[index])
+def _linear_before(matmul: ir.Node, index: int) -> ir.Node:
+    found = _linears_before(matmul.inputs[index])
     if len(found) != 1:
-        raise _lost(product, f"the linear that makes its input {index} ({len(found)} found)")
+        raise _not_found(
+            matmul, f"the linear layer that computes its input {index} ({len(found)} found)"
+        )
     return found[0]
 
 
 def _linears_before(value: ir.Value | None) -> list[ir.Node]:
-    """Linears that a value is computed of, without passing through one or through a LayerNorm."""
+    """Return the nearest linear layers that a value depends on, with no LayerNorm in between."""
     return [node for node in _backwards(value, stop=(_NORM, "Softmax")) if is_linear(node)]
 
 
@@ -224,11 +233,11 @@ def _next_linear(value: ir.Value, within: ir.Node, what: str) -> ir.Node:
     for node in _forwards(value, through=None):
         if is_linear(node):
             return node
-    raise _lost(within, what)
+    raise _not_found(within, what)
 
 
-def _next_sum(linear: ir.Node) -> tuple[ir.Node, int] | None:
-    """The first Add of two computed tensors of like shape behind a linear, and the local side."""
+def _next_residual_add(linear: ir.Node) -> tuple[ir.Node, int] | None:
+    """Return the first Add of two computed tensors after a linear layer, and its local side."""
     value = linear.outputs[0]
     for _ in range(6):
         uses = [use for use in value.uses() if not _only_passes_on(use.node)]
@@ -252,21 +261,21 @@ def _only_passes_on(node: ir.Node) -> bool:
 def _feed_forward(
     first_sum: tuple[ir.Node, int], softmax: ir.Node
 ) -> tuple[ir.Node, ir.Node, bool]:
-    """Both linears, and whether what the second reads is an activation times a gate."""
+    """Return both linear layers, and whether the second reads an activation times a gate."""
     first: ir.Node | None = None
     for node in _forwards(first_sum[0].outputs[0], through=(_NORM, "Cast", "Identity", "Reshape")):
         if is_linear(node):
             first = node
             break
     if first is None:
-        raise _lost(softmax, "the first linear of the feed-forward block")
+        raise _not_found(softmax, "the first linear layer of the feed-forward block")
     reached = list(_forwards(first.outputs[0], through=None, stop_at_linears=True))
     second = next((node for node in reached if is_linear(node)), None)
     if second is None:
-        raise _lost(first, "the second linear of the feed-forward block")
+        raise _not_found(first, "the second linear layer of the feed-forward block")
     made = second.inputs[0].producer() if second.inputs[0] is not None else None
     if not any(node.op_type in _ACTIVATIONS for node in reached):
-        raise _lost(first, "the activation function of the feed-forward block")
+        raise _not_found(first, "the activation function of the feed-forward block")
     gated = (
         made is not None
         and made.op_type == "Mul"
@@ -276,7 +285,7 @@ def _feed_forward(
 
 
 def _tables(model: ir.Model, start: ir.Value) -> tuple[TableRole, ...]:
-    """Tables that rows are looked up in, before the first layer."""
+    """Return the embedding tables before the first layer."""
     before = set(_backwards(start, limit=10 * _STEPS, through_linears=True))
     found: list[TableRole] = []
     for node in model.graph:
@@ -301,13 +310,13 @@ def _backwards(
     limit: int = _STEPS,
     through_linears: bool = False,
 ) -> Iterator[ir.Node]:
-    """Nodes that a value is computed of, nearest first; linears end a path."""
+    """Yield the nodes that a value depends on, nearest first; linear layers end a path."""
     waiting = [value]
     seen: set[ir.Node] = set()
     while waiting and len(seen) < limit:
         value = waiting.pop(0)
         node = value.producer() if value is not None else None
-        # What only passes a shape on is no value.
+        # A Shape passes on no values.
         if node is None or node in seen or node.op_type in (*stop, "Shape"):
             continue
         seen.add(node)
@@ -319,7 +328,7 @@ def _backwards(
 def _forwards(
     value: ir.Value, *, through: tuple[str, ...] | None, stop_at_linears: bool = False
 ) -> Iterator[ir.Node]:
-    """Nodes that read a value, nearest first, and those that read what nodes `through` make."""
+    """Yield the nodes that read a value, nearest first, and the readers of nodes `through`."""
     waiting = [value]
     seen: set[ir.Node] = set()
     while waiting and len(seen) < _STEPS:
@@ -335,8 +344,8 @@ def _forwards(
                 waiting += list(node.outputs)
 
 
-def _lost(node: ir.Node, what: str) -> UserInputError:
+def _not_found(node: ir.Node, what: str) -> UserInputError:
     return UserInputError(
-        f"The graph is not of BERT's shape: from node {node.name!r} ({node.op_type}), {what} could "
-        "not be found."
+        f"The structure of the graph is not that of BERT: from node {node.name!r} "
+        f"({node.op_type}), {what} could not be found."
     )

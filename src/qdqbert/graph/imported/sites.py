@@ -1,7 +1,7 @@
-"""Puts a `qdqbert::Site` node at every place of a ready graph that can be quantized.
+"""Inserts a `qdqbert::Site` node at every place of an existing ONNX model that can be quantized.
 
-From here on it is one with a graph that was exported from PyTorch: the same names of sites, the
-same insertion of Q/DQ pairs, the same targets.
+The result is treated like a graph that was exported from PyTorch: it has the same names of sites,
+the same insertion of Q/DQ pairs and the same targets.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ DOMAIN = "qdqbert"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SitedGraph:
-    """A ready graph with sites.
+    """An existing ONNX model with sites.
 
     Attributes:
-        graph: It, with `Site` nodes.
-        sites: Those, in order.
+        graph: The graph with `Site` nodes.
+        sites: The sites, in order.
         sources: Name of the value that each activation site reads.
-        weights: Weight `(out, in)` of each linear by the name of its input's site.
-        starts: Name of what each layer reads first, in order.
-        roles: How many of each part were found.
+        weights: Weight `(out, in)` of each linear layer, by the name of its input's site.
+        starts: Name of the value that each layer reads, in order.
+        roles: How many parts of each kind were found.
     """
 
     graph: ir.Model
@@ -49,7 +49,7 @@ class _Marker:
         self.weights: dict[str, NDArray[np.float32]] = {}
 
     def activation(self, node: ir.Node, index: int, site: Site) -> None:
-        """A site between a value and the input of one node."""
+        """Insert a site between a value and one input of a node."""
         source = node.inputs[index]
         assert source is not None
         assert source.name is not None
@@ -60,7 +60,7 @@ class _Marker:
         self.sources[site.name] = source.name
 
     def weight(self, node: ir.Node, name: str) -> None:
-        """A site at the second input of a product; it reads `(out, in)`, as `Linear` keeps it."""
+        """Insert a site at the weight of a MatMul, stored as `(out, in)` as in torch's `Linear`."""
         array = constant_array(node.inputs[1])
         assert array is not None
         stem = name.removesuffix("._weight_quantizer")
@@ -70,12 +70,13 @@ class _Marker:
         self.graph.insert_before(node, turned)
         node.replace_input_with(1, turned.outputs[0])
         self.sites.append(Site(name=name, kind="weight", channel_axis=0))
-        kept = constant_array(stored)  # the graph's own memory, no copy of it
+        # The graph's own memory, not a copy.
+        kept = constant_array(stored)
         assert kept is not None
         self.weights[f"{stem}._input_quantizer"] = np.require(kept, np.float32, "W")
 
     def table(self, role: TableRole, name: str) -> None:
-        """A site at an embedding table."""
+        """Insert a site at an embedding table."""
         source = role.gather.inputs[0]
         assert source is not None
         role.gather.replace_input_with(0, self._mark(source, name, before=role.gather))
@@ -89,14 +90,14 @@ class _Marker:
 
 
 def mark_sites(model: ir.Model, roles: Roles) -> SitedGraph:
-    """Puts sites in, named as QDQBERT names its quantizers; changes `model`.
+    """Insert sites, named as QDQBERT names its quantizers.
 
     Args:
-        model: A graph in normal form.
-        roles: What was found in it.
+        model: A graph in canonical form, changed in place.
+        roles: Its parts.
 
     Raises:
-        UserInputError: A product of the attention has heads and texts in one axis.
+        UserInputError: A MatMul of the attention has heads and texts in one axis.
     """
     marker = _Marker(model)
     for index, layer in enumerate(roles.layers):
@@ -123,15 +124,15 @@ def _mark_layer(marker: _Marker, layer: LayerRoles, path: str) -> None:
             sequence_axes=(1,),
             source=linear.source,
         )
-        marker.activation(linear.product, 0, site)
-        marker.weight(linear.product, f"{name}._weight_quantizer")
-    products = (
+        marker.activation(linear.matmul, 0, site)
+        marker.weight(linear.matmul, f"{name}._weight_quantizer")
+    matmuls = (
         ("q", layer.scores, 0, (2,)),
         ("k", layer.scores, 1, (3,)),
         ("v", layer.context, 1, (2,)),
         ("a", layer.context, 0, (2, 3)),
     )
-    for letter, node, index, axes in products:
+    for letter, node, index, axes in matmuls:
         value = node.inputs[index]
         if value is not None and value.shape is not None and len(value.shape) not in (0, 4):
             raise UserInputError(
@@ -144,7 +145,7 @@ def _mark_layer(marker: _Marker, layer: LayerRoles, path: str) -> None:
             sequence_axes=axes,
         )
         marker.activation(node, index, site)
-    for total in layer.sums:
+    for total in layer.residual_adds:
         for side, index in (("local", total.local), ("residual", 1 - total.local)):
             site = Site(
                 name=f"{path}.{total.name}.add_{side}_input_quantizer",

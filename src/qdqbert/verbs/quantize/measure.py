@@ -96,7 +96,12 @@ def measure(
             if target not in references:
                 references[target] = _references(each.plan, evidence)
             task = TASKS[evidence.source.task]
-            predictions = predict(task, open_runner(engine, each.path), evidence.heldout, advance)
+            predictions = predict(
+                task,
+                open_runner(engine, each.path, low_memory=True),
+                evidence.heldout,
+                advance,
+            )
             report = TargetReport(
                 target=target,
                 engine=engine,
