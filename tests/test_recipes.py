@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 from qdqbert.checkpoint.families import family_of
 from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import AFFINE, RECIPES, SYMMETRIC, WEIGHT, build_recipe
+from qdqbert.recipes import AFFINE, ALIASES, RECIPES, SYMMETRIC, WEIGHT, build_recipe
 from qdqbert.spec import Site, resolve
 
 # QDQBERT's names, as transformers 4.40's modeling_qdqbert.py has them.
@@ -78,7 +78,7 @@ OTHER_FAMILIES = {
         set(),
         {"attention.out_lin"},
     ),
-    # GELU's output times a gate falls on both sides of zero.
+    # GELU's output times a gate has both signs.
     "modernbert": ({"attn.Wqkv", "mlp.Wi"}, set(), {"mlp.Wo"}, {"attn.Wo"}),
     "mpnet": (
         {"attention.attn.q", "attention.attn.k", "attention.attn.v", "intermediate.dense"},
@@ -109,7 +109,7 @@ def sites_of_family(model_type: str, **changes: object) -> tuple[Site, ...]:
 
 
 def inputs_of_a_layer(names: set[str]) -> set[str]:
-    """Linears whose inputs are among these sites, by their path in the layer."""
+    """Return the linear layers whose inputs are among these sites, by path in the layer."""
     return {
         name.partition(".0.")[2].removesuffix("._input_quantizer")
         for name in names
@@ -156,7 +156,7 @@ def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, count, two_lay
     assert len(quantized - TABLE_SITES) == 2 * len(expected)
 
 
-def test_qdqbert_puts_240_quantizers_in_12_layers() -> None:
+def test_the_full_recipe_has_240_quantizers_in_12_layers() -> None:
     quantized = quantized_sites("qdqbert", sites_of_bert(12), embeddings="float")
     assert Counter(len(names) for names in by_layer(quantized).values()) == {20: 12}
     assert len(quantized) == 240
@@ -176,7 +176,7 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
         if site.endswith("._weight_quantizer"):
             assert spec is not None
             assert (spec.qmin, spec.qmax) == (-127, 127)
-            # Output channels of linears, hidden channels of tables.
+            # Output channels of linear layers, hidden channels of tables.
             assert spec.axis == axes[site] == (1 if site in TABLE_SITES else 0)
 
 
@@ -193,7 +193,7 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
         ("linear+matmul", {f"{linear}._input_quantizer" for linear in LINEARS}),
     ],
 )
-def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, two_layers) -> None:
+def test_inputs_are_symmetric_or_affine_by_recipe(name, affine_inputs, two_layers) -> None:
     resolved = resolve(build_recipe(name).rules, two_layers)
     specs = {
         site: spec
@@ -206,7 +206,7 @@ def test_inputs_are_symmetric_or_affine_as_the_recipe_says(name, affine_inputs, 
 
 
 @pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-smoothed"])
-def test_smoothing_matches_all_inputs_of_linears_but_the_attentions(name, two_layers) -> None:
+def test_smoothing_matches_inputs_of_linear_layers_except_of_attention(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
     matched = {site.name for site in two_layers if smoothing and smoothing.matches(site)}
     wide = {f"{linear}._input_quantizer" for linear in (*AFTER_NORM, "output.dense")}
@@ -217,7 +217,7 @@ def test_smoothing_matches_all_inputs_of_linears_but_the_attentions(name, two_la
 
 @pytest.mark.parametrize("name", OF_INPUTS)
 @pytest.mark.parametrize("family", sorted(OTHER_FAMILIES))
-def test_other_families_are_quantized_alike(name, family) -> None:
+def test_other_families_are_quantized_in_the_same_way(name, family) -> None:
     sites = sites_of_family(family)
     recipe = build_recipe(name)
     resolved = resolve(recipe.rules, sites)
@@ -246,20 +246,20 @@ def test_keys_and_values_of_another_model_are_not_smoothed() -> None:
     assert inputs_of_a_layer(smoothed) == {"crossattention.self.query"}
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
-def test_recipe_is_known_by_its_own_name(name) -> None:
-    recipe = build_recipe(name)
-    assert recipe.name == name
-    assert recipe.summary
+def test_a_recipe_has_the_name_that_was_asked_for() -> None:
+    for name in (*RECIPES, *ALIASES):
+        recipe = build_recipe(name)
+        assert recipe.name == name
+        assert recipe.summary
 
 
-def test_constants_are_what_their_names_say() -> None:
+def test_constants_have_the_codes_of_their_names() -> None:
     assert (WEIGHT.qmin, WEIGHT.qmax, WEIGHT.axis) == (-127, 127, 0)
     assert (SYMMETRIC.qmin, SYMMETRIC.qmax, SYMMETRIC.axis) == (-128, 127, None)
     assert (AFFINE.qmin, AFFINE.qmax, AFFINE.symmetric) == (0, 255, False)
 
 
-def test_unknown_recipe_lists_those_that_are_known() -> None:
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
     with pytest.raises(
         UserInputError,
         match=r"'qdq' is unknown\. Known: ffn, full, full-smoothed, linear, linear\+",

@@ -38,7 +38,7 @@ TABLE = Site(name="embeddings.word_embeddings._weight_quantizer", kind="weight",
     ],
     ids=["int8-narrow", "int8", "uint8", "uint8-affine", "int8-affine", "int7-narrow"],
 )
-def test_codes_and_zero_points_are_those_of_the_docstring(
+def test_codes_and_zero_points_match_the_docstring(
     bits, signed, symmetric, narrow, codes, zero_points
 ) -> None:
     spec = TensorSpec(bits=bits, signed=signed, symmetric=symmetric, narrow=narrow)
@@ -74,7 +74,7 @@ def test_widths_from_two_to_eight_have_two_to_the_bits_codes(bits) -> None:
             {"adjacent_sum_limit": 128, "symmetric": False},
             "`adjacent_sum_limit` needs symmetric codes",
         ),
-        # Each of the two codes is rounded by up to half a step: 1 leaves nothing to code.
+        # Each of the two codes is rounded by up to half a step, so a limit of 1 leaves no code.
         ({"bits": 2, "adjacent_sum_limit": 1}, "`adjacent_sum_limit` needs"),
         (
             {"dynamic": True},
@@ -115,7 +115,7 @@ def test_spec_that_contradicts_itself_is_refused(choices, message) -> None:
     ],
     ids=["int8", "uint8", "per-channel", "pair-limit", "dynamic"],
 )
-def test_spec_reads_as_words(spec, text) -> None:
+def test_a_spec_has_a_readable_description(spec, text) -> None:
     assert str(spec) == text
 
 
@@ -131,7 +131,7 @@ def test_spec_reads_as_words(spec, text) -> None:
     ],
     ids=["nan-amax", "inf-low", "inf-high", "negative-amax", "positive-low", "negative-high"],
 )
-def test_range_without_zero_or_end_is_refused(ends, message) -> None:
+def test_a_range_without_zero_or_end_is_refused(ends, message) -> None:
     with pytest.raises(SpecError, match=message):
         Range(**ends)
 
@@ -170,7 +170,7 @@ def test_site_without_a_rule_stays_in_float() -> None:
     assert resolved == {QUERY_INPUT.name: None, QUERY_WEIGHT.name: INT8}
 
 
-def test_globs_tell_capitals_apart() -> None:
+def test_globs_are_case_sensitive() -> None:
     site = Site(name="LayerNorm", kind="activation")
     with pytest.raises(UnmatchedRuleError):
         resolve([Rule(site="layernorm", spec=INT8)], [site])
@@ -182,7 +182,7 @@ def test_unmatched_rule_names_the_glob() -> None:
         resolve(rules, [QUERY_INPUT])
 
 
-def test_shadowed_rule_names_the_glob() -> None:
+def test_a_rule_behind_one_that_matches_its_sites_names_the_glob() -> None:
     rules = [Rule(site="*", spec=INT8), Rule(site="*.query.*", spec=None)]
     with pytest.raises(UnmatchedRuleError, match=r"Rule 1 \('\*\.query\.\*'\).*sites first"):
         resolve(rules, [QUERY_INPUT, QUERY_WEIGHT])
@@ -197,12 +197,12 @@ def test_per_tensor_spec_stays_per_tensor_at_a_site_with_channels() -> None:
     assert resolve([Rule(site="*", spec=INT8)], [TABLE]) == {TABLE.name: INT8}
 
 
-def test_any_site_of_a_linear_leads_to_its_input() -> None:
+def test_the_input_site_is_found_from_any_site_of_a_linear_layer() -> None:
     assert input_site_of(QUERY_WEIGHT.name) == QUERY_INPUT.name
     assert input_site_of(QUERY_INPUT.name) == QUERY_INPUT.name
 
 
-def test_spec_errors_are_ours_and_value_errors() -> None:
+def test_spec_errors_are_value_errors() -> None:
     assert issubclass(UnmatchedRuleError, SpecError)
     assert issubclass(SpecError, QdqBertError)
     assert issubclass(SpecError, ValueError)

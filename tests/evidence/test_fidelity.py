@@ -26,8 +26,8 @@ def test_embeddings_are_compared_by_cosine() -> None:
     assert fidelity.sqnr_db == pytest.approx(10 * math.log10(26 / 3), abs=1e-12)
 
 
-def test_answers_that_are_others_are_counted() -> None:
-    # As many as the task has: here the classes of four words in two texts.
+def test_decisions_that_differ_are_counted() -> None:
+    # There may be more decisions than texts: here the classes of four words in two texts.
     answers = [1, 0, 1, 0], [1, 1, 1, 0]
     fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], decisions=answers)
     assert fidelity.texts == 2
@@ -36,16 +36,16 @@ def test_answers_that_are_others_are_counted() -> None:
     assert fidelity.cosine_min is None
 
 
-def test_no_answers_are_none_that_are_others() -> None:
+def test_without_decisions_none_differ() -> None:
     assert compare([[1, 0]], [[2, 0]], decisions=([], [])).flips_percent == 0
 
 
-def test_other_numbers_of_answers_are_refused() -> None:
+def test_different_numbers_of_decisions_are_refused() -> None:
     with pytest.raises(ValueError, match="Got 2 and 1 decisions"):
         compare([[1, 0]], [[2, 0]], decisions=([1, 2], [1]))
 
 
-def test_rows_may_have_other_numbers_of_positions_each() -> None:
+def test_predictions_may_differ_in_their_number_of_positions() -> None:
     reference = [[[1, 2], [3, 4]], [[5, 6]]]
     candidate = [[[1, 2], [3, 5]], [[5, 7]]]
     # Signal 1 + 4 + 9 + 16 + 25 + 36 = 91, noise 1 + 1.
@@ -53,12 +53,12 @@ def test_rows_may_have_other_numbers_of_positions_each() -> None:
     assert compare(reference, candidate).sqnr_db == expected
 
 
-def test_sqnr_is_taken_over_the_signal_of_a_row() -> None:
+def test_sqnr_is_computed_from_the_signal_of_a_prediction() -> None:
     fidelity = compare([[3, 4, 0]], [[3, 4.5, 9]], signal=lambda row: row[:2])
     assert fidelity.sqnr_db == pytest.approx(20, abs=1e-12)  # float64 rounding
 
 
-def test_a_row_of_zeros_has_no_direction() -> None:
+def test_the_cosine_to_a_prediction_of_zeros_is_zero() -> None:
     fidelity = compare(np.zeros((1, 3)), np.ones((1, 3)), is_embedding=True)
     assert fidelity.cosine_min == 0
 
@@ -66,8 +66,8 @@ def test_a_row_of_zeros_has_no_direction() -> None:
 @pytest.mark.parametrize(
     ("reference", "candidate"),
     [([[1, 2]], [[1, 2, 3]]), ([[1, 2]], [[1, 2]] * 2), ([], []), ([1, 2], [1, 2])],
-    ids=["other-width", "other-number", "no-rows", "numbers"],
+    ids=["width", "number", "none", "scalars"],
 )
-def test_rows_of_other_shapes_are_refused(reference, candidate) -> None:
+def test_predictions_of_different_shapes_are_refused(reference, candidate) -> None:
     with pytest.raises(ValueError, match="equal shapes"):
         compare(reference, candidate, is_embedding=True)

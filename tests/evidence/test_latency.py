@@ -43,20 +43,20 @@ def timing(rounds_ms: tuple[float, ...]) -> Timing:
     )
 
 
-def test_a_speedup_is_the_median_of_ratios_round_by_round() -> None:
+def test_a_speedup_is_the_median_of_the_ratios_of_rounds() -> None:
     # Ratios 2, 4 and 3; the ratio of the medians would be 30 / 10.
     assert speedup(timing((20, 40, 60)), timing((10, 10, 20))) == 3
-    # Ratios 2, 2 and 1 / 10: a machine that was busy in one round does not count.
+    # Ratios 2, 2 and 1 / 10: a round on a busy machine does not count.
     assert speedup(timing((20, 200, 10)), timing((10, 100, 100))) == 2
     assert speedup(timing((5,)), timing((5,))) == 1
 
 
-def test_rounds_that_were_not_side_by_side_have_no_ratio() -> None:
+def test_different_numbers_of_rounds_have_no_ratio() -> None:
     with pytest.raises(ValueError, match="shorter"):
         speedup(timing((1, 2)), timing((1,)))
 
 
-def test_a_worker_answers_loading_and_then_each_request(candidate) -> None:
+def test_a_worker_answers_the_load_and_then_each_request(candidate) -> None:
     requests = [
         {"engine": "onnxruntime", "model": str(candidate.model), "threads": 1, "vocab_size": 20},
         {"batch": 2, "sequence": 3, "seconds": 0.0},
@@ -64,7 +64,7 @@ def test_a_worker_answers_loading_and_then_each_request(candidate) -> None:
     ]
     loaded, *timed = answers(iter(requests))
     assert loaded == {"precision": "float32"}
-    # However short the slice, three inferences are made.
+    # A slice makes at least three inferences, however short it is.
     assert [len(answer["times_ms"]) for answer in timed] == [3, 3]
     assert all(time > 0 for answer in timed for time in answer["times_ms"])
 

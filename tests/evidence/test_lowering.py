@@ -41,7 +41,7 @@ def constant_named(model: ir.Model, ending: str) -> ir.Value:
     return next(value for name, value in model.graph.initializers.items() if name.endswith(ending))
 
 
-def test_references_hold_the_input_of_each_layer_and_the_outputs(bert, references) -> None:
+def test_references_contain_the_input_of_each_layer_and_the_outputs(bert, references) -> None:
     assert len(references) == 2
     for reference, batch in zip(references, bert.batches[-2:], strict=True):
         shape = (*batch.inputs["input_ids"].shape, 32)
@@ -52,13 +52,13 @@ def test_references_hold_the_input_of_each_layer_and_the_outputs(bert, reference
         assert set(reference.noisy) == {*reference.states, *reference.outputs}
 
 
-def test_making_references_leaves_no_hook_behind(bert, references) -> None:
+def test_making_references_removes_its_hooks(bert, references) -> None:
     del references
     for layer in bert.layers:
         assert not bert.sited.model.get_submodule(layer)._forward_pre_hooks
 
 
-def test_a_right_graph_is_exact(bert, references) -> None:
+def test_a_correct_graph_is_exact(bert, references) -> None:
     check = check_lowering(lowered(bert), references, "onnxruntime")
     assert check.engine == "onnxruntime"
     assert check.worst_layer_db >= 40
@@ -112,19 +112,19 @@ def test_padding_is_not_compared(bert, references) -> None:
     ],
     ids=["good", "differs", "ties-explain-it", "saturates", "differs-anyway", "equal"],
 )
-def test_a_verdict_follows_from_the_numbers(changes, is_exact, saturates) -> None:
+def test_results_follow_from_the_numbers(changes, is_exact, saturates) -> None:
     check = dataclasses.replace(GOOD, **changes)
     assert (check.is_exact, check.saturates) == (is_exact, saturates)
 
 
-def test_batches_of_other_widths_are_compared_without_padding() -> None:
+def test_batches_of_different_lengths_are_compared_without_padding() -> None:
     masks = [np.array([[1, 1, 1], [1, 0, 0]]), np.array([[1, 1, 1, 1, 0]])]
     for mask in masks:
         values = np.arange(mask.size, dtype=np.float32).reshape(mask.shape)
         reference = Reference(inputs={"attention_mask": mask}, states={}, outputs={}, noisy={})
         kept = lowering._text_only("start_logits", values, reference)
         assert kept.tolist() == values.ravel()[mask.ravel() == 1].tolist()
-        # Classes of a text are no positions, even where there are as many.
+        # Classes of a text are not positions, even if there are as many.
         assert lowering._text_only("logits", values, reference).tolist() == values.ravel().tolist()
 
 
@@ -139,7 +139,7 @@ def test_batches_of_other_widths_are_compared_without_padding() -> None:
         (2.0**-11, 2.0, 12.0),
     ],
 )
-def test_ties_excuse_only_so_much(last_bits, ties, wanted) -> None:
+def test_ties_lower_the_required_sqnr_to_a_limit(last_bits, ties, wanted) -> None:
     check = dataclasses.replace(GOOD, last_bits=last_bits, ties_db=ties)
     assert check.wanted_db == wanted
     assert dataclasses.replace(check, worst_layer_db=wanted).is_exact

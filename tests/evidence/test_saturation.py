@@ -1,5 +1,3 @@
-"""Which int8 sums do not fit in 16 bits."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -18,7 +16,7 @@ NARROW = TensorSpec(bits=8, narrow=True, axis=0)
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_share_is_that_of_numpys_sums(tokens, outputs, width, seed) -> None:
+def test_the_share_equals_that_of_sums_by_numpy(tokens, outputs, width, seed) -> None:
     random = np.random.default_rng(seed)
     x = random.integers(0, 256, (tokens, width))
     w = random.integers(-127, 128, (outputs, width))
@@ -32,7 +30,7 @@ def test_share_is_that_of_numpys_sums(tokens, outputs, width, seed) -> None:
 
 
 def checked(weight_spec: TensorSpec, *, mask: torch.Tensor | None = None) -> SaturationCheck:
-    # Neighbours of the same sign and full size: the worst that a trained weight can hold.
+    # Adjacent codes of the same sign and full magnitude: the worst case of a trained weight.
     weight = torch.ones(4, 6)
     x = torch.full((2, 3, 6), 9.0)
     check = SaturationCheck(
@@ -46,18 +44,18 @@ def checked(weight_spec: TensorSpec, *, mask: torch.Tensor | None = None) -> Sat
     return check
 
 
-def test_linears_whose_sums_overflow_are_named() -> None:
+def test_linear_layers_whose_sums_overflow_are_named() -> None:
     (found,) = checked(NARROW).overflows
     assert found.site == INPUT
     assert found.percent == 100
 
 
-def test_weights_with_a_pair_limit_never_overflow() -> None:
+def test_weights_with_an_adjacent_sum_limit_never_overflow() -> None:
     spec = TensorSpec(bits=8, narrow=True, axis=0, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
     assert not checked(spec).overflows
 
 
-def test_padding_and_float_linears_are_left_out() -> None:
+def test_padding_and_float_layers_are_left_out() -> None:
     assert not checked(NARROW, mask=torch.zeros(2, 3)).overflows
     check = SaturationCheck({INPUT: None, WEIGHT: None}, {}, {INPUT: torch.ones(4, 6)}, {})
     check.start_batch(torch.ones(2, 3))

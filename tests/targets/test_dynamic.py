@@ -26,7 +26,7 @@ def bert(prepared):
 
 def lowered(each, recipe=None):
     plan = each.plan(DYNAMIC.name, recipe)
-    # No range at all: a dynamic graph holds none.
+    # A dynamic graph has no ranges.
     return plan, lower(each.graph, plan, {}, each.scales(plan))
 
 
@@ -34,29 +34,29 @@ def counted(model) -> collections.Counter[str]:
     return collections.Counter(node.op_type for node in model.graph)
 
 
-def test_each_tensor_that_linears_read_is_quantized_once_as_it_comes(bert) -> None:
+def test_each_input_of_linear_layers_is_quantized_once_at_run_time(bert) -> None:
     _, model = lowered(bert)
     counts = counted(model)
-    # Of a layer: what query, key and value share, the context, and the inputs of the FFN's two.
+    # In each layer: the shared input of query, key and value, the context, and two in the FFN.
     assert counts["DynamicQuantizeLinear"] == 4 * len(bert.layers)
     assert counts["QAttention"] == len(bert.layers)
     assert counts["MatMulIntegerToFloat"] == 3 * len(bert.layers)
     assert counts["QuantizeLinear"] == counts["DequantizeLinear"] == counts["MatMul"] == 0
 
 
-def test_what_has_no_dynamic_kernel_stays_in_float(bert) -> None:
-    plan, model = lowered(bert, "qdqbert")
+def test_sites_without_a_dynamic_kernel_stay_in_float(bert) -> None:
+    plan, model = lowered(bert, "full")
     assert all(
         spec is None or spec.dynamic
         for name, spec in plan.specs.items()
         if not name.endswith("_weight_quantizer")
     )
     assert counted(model)["QuantizeLinear"] == 0
-    # `ffn` leaves attention in float, and so it is here.
+    # `ffn` leaves attention in float for this target too.
     assert counted(lowered(bert, "ffn")[1])["DynamicQuantizeLinear"] == 2 * len(bert.layers)
 
 
-def test_the_engine_computes_what_pytorch_does_with_each_tensors_own_range(bert, tmp_path) -> None:
+def test_the_engine_computes_what_pytorch_does_with_ranges_at_run_time(bert, tmp_path) -> None:
     plan, model = lowered(bert)
     save_graph(model, tmp_path / "model.onnx")
     runner = open_runner("onnxruntime", tmp_path / "model.onnx")
@@ -69,7 +69,7 @@ def test_the_engine_computes_what_pytorch_does_with_each_tensors_own_range(bert,
     assert np.sqrt((error**2).mean() / (expected[name][text] ** 2).mean()) < 0.01
 
 
-def test_inputs_of_linears_are_dynamic_whatever_the_recipe_says_of_signs() -> None:
+def test_inputs_of_linear_layers_are_dynamic_for_any_spec() -> None:
     site = Site(name="dense._input_quantizer", kind="activation", sequence_axes=(1,))
     spec = DYNAMIC.adapt(site, TensorSpec(bits=8))
     assert spec == TensorSpec(bits=8, signed=False, symmetric=False, dynamic=True)

@@ -67,7 +67,7 @@ def zero_points(model: ir.Model) -> list[np.ndarray]:
     ],
     ids=["bias-after", "bias-before", "no-bias", "float-weight", "read-twice"],
 )
-def test_codes_become_symmetric_and_products_stay(run_plainly, zero, body, adds) -> None:
+def test_codes_become_symmetric_and_results_stay_the_same(run_plainly, zero, body, adds) -> None:
     model = model_of(f"{pair(zero)} {body}")
     before, there = run_plainly(model, {"x": X})["y"], ops(model).count("Add")
     absorbed = absorb_zero_points(model)
@@ -92,7 +92,7 @@ def test_each_reader_of_a_pair_is_corrected(run_plainly) -> None:
         np.testing.assert_allclose(after, expected, atol=TOLERANCE)
 
 
-def test_a_shift_survives_float16_unchanged() -> None:
+def test_float16_represents_the_shift_exactly() -> None:
     model = model_of(f"{pair('z')} {WEIGHT} y = MatMul (d, w)")
     model.graph.initializers["s"].const_value = ir.tensor(np.float32(0.0217), name="s")
     absorbed = absorb_zero_points_in_half(model)
@@ -112,7 +112,7 @@ def test_a_shift_survives_float16_unchanged() -> None:
     ],
     ids=["another-node", "a-product-of-two", "a-linear-and-another"],
 )
-def test_a_zero_point_that_no_bias_can_take_stays(run_plainly, body, outputs) -> None:
+def test_a_zero_point_that_no_bias_can_take_is_kept(run_plainly, body, outputs) -> None:
     model = model_of(f"{pair('z')} {body}", outputs)
     before, names = run_plainly(model, {"x": X}), ops(model)
     absorbed = absorb_zero_points(model)
@@ -138,14 +138,14 @@ def test_fewer_bits_need_no_shift(prepared, run_plainly, bits) -> None:
     np.testing.assert_array_equal(run_plainly(absorbed, inputs)["last_hidden_state"], before)
 
 
-def test_scales_along_the_inputs_of_a_weight_stay(run_plainly) -> None:
+def test_scales_along_the_inputs_of_a_weight_are_kept(run_plainly) -> None:
     body = "[w] w = DequantizeLinear <axis = 0> (codes, ws3, wz3) y = MatMul (d, w)"
     model = model_of(f"{pair('z')} {body}")
     names = ops(model)
     assert ops(absorb_zero_points(model)) == names
 
 
-def test_a_pair_that_is_an_output_stays(run_plainly) -> None:
+def test_a_pair_that_is_an_output_is_kept(run_plainly) -> None:
     model = model_of(f"{pair('z')} {WEIGHT} y = MatMul (d, w)", "float[100, 2] y, float[100, 3] d")
     before, names = run_plainly(model, {"x": X}), ops(model)
     absorbed = absorb_zero_points(model)
@@ -153,7 +153,7 @@ def test_a_pair_that_is_an_output_stays(run_plainly) -> None:
     np.testing.assert_array_equal(run_plainly(absorbed, {"x": X})["d"], before["d"])
 
 
-def test_symmetric_pairs_stay_as_they_are(run_plainly) -> None:
+def test_symmetric_pairs_are_kept(run_plainly) -> None:
     model = model_of(f"{pair('wz0')} {WEIGHT} y = MatMul (d, w)".replace("wz0", "zero8"))
     names = [node.name for node in model.graph]
     assert [node.name for node in absorb_zero_points(model).graph] == names
@@ -161,7 +161,7 @@ def test_symmetric_pairs_stay_as_they_are(run_plainly) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_affine_linears_of_an_encoder_compute_what_they_did(prepared, run_plainly, name) -> None:
+def test_affine_layers_of_an_encoder_compute_the_same(prepared, run_plainly, name) -> None:
     each = prepared(name)
     plan = each.plan("portable", "linear")
     chosen = each.calibration(plan)
@@ -174,5 +174,5 @@ def test_affine_linears_of_an_encoder_compute_what_they_did(prepared, run_plainl
     activations = [node for node in absorbed.graph if node.op_type == "QuantizeLinear"]
     assert all(not constant_array(node.inputs[2]).any() for node in activations)
     after = run_plainly(absorbed, inputs)["last_hidden_state"]
-    # Few values lie so near to a tie that float32 decides; a wrong bias gives less than 10 dB.
+    # Few values are so close to a tie that float32 decides. A wrong bias gives less than 10 dB.
     assert sqnr_db(before, after) > 40

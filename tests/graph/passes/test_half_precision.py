@@ -34,11 +34,11 @@ def ops(model: ir.Model) -> collections.Counter[str]:
 
 
 def types_of(model: ir.Model) -> dict[str, ir.DataType | None]:
-    """The type of each node's first output, by the node's type."""
+    """Return the type of the first output of each node, by the type of the node."""
     return {node.op_type: node.outputs[0].dtype for node in model.graph if node.op_type != "Cast"}
 
 
-def test_floats_become_halves_and_come_out_as_floats(run_plainly) -> None:
+def test_floats_become_float16_and_outputs_float32(run_plainly) -> None:
     weight, bias = (RNG.normal(size=size).astype(np.float32) for size in ((4, 4), (4,)))
     written = [", ".join(map(repr, array.ravel().tolist())) for array in (weight, bias)]
     model = model_of(
@@ -62,7 +62,7 @@ def test_floats_become_halves_and_come_out_as_floats(run_plainly) -> None:
     np.testing.assert_allclose(run_plainly(half, {"i": codes})["y"], expected, atol=0.02)
 
 
-def test_a_row_that_is_all_masked_makes_no_nan(run_plainly) -> None:
+def test_a_fully_masked_row_has_no_nan(run_plainly) -> None:
     model = model_of(
         "[m] p = Equal (mask, zero) a = Where (p, low, none) s = Add (x, a) y = Softmax (s)",
         inputs="float[2, 4] x, int64[2, 4] mask",
@@ -71,7 +71,7 @@ def test_a_row_that_is_all_masked_makes_no_nan(run_plainly) -> None:
     half = to_half_precision(model)
     low = constant_array(half.graph.initializers["low"])
     assert (low, low.dtype) == (-32768, np.float16)
-    # Scores this low would push a mask of -65504 to -inf.
+    # With scores this low, a mask of -65504 would become -inf.
     x = np.full((2, 4), -60, np.float32)
     mask = np.array([[1, 1, 0, 0], [0, 0, 0, 0]])
     result = run_plainly(half, {"x": x, "mask": mask})["y"]
@@ -122,7 +122,7 @@ def test_positions_and_angles_stay_exact(run_plainly) -> None:
     np.testing.assert_allclose(result["y"], np.cos(i.astype(np.float64)), atol=1e-3)
 
 
-def test_a_constant_of_both_types_is_kept_in_both() -> None:
+def test_a_constant_with_readers_of_both_types_has_both_types() -> None:
     model = model_of(
         "a = Mul (x, w) c = Cos (x) d = Mul (x, w) k = Cast <to = 7> (d) y = Add (a, c)",
         outputs="float[2, 4] y, int64[2, 4] k",
@@ -147,7 +147,7 @@ SCALED = "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)"
     ],
     ids=["too-large", "too-low", "too-small", "scale-is-0", "scale-is-subnormal"],
 )
-def test_what_float16_cannot_hold_is_named(body, constants, message) -> None:
+def test_what_float16_cannot_represent_is_named(body, constants, message) -> None:
     inputs = "float[2, 2] x" if "float[2]" in constants else "float[2, 4] x"
     outputs = inputs.replace("x", "y")
     with pytest.raises(GraphError, match=message):
@@ -162,7 +162,7 @@ def test_a_scale_with_a_small_error_in_float16_is_converted(run_plainly) -> None
     np.testing.assert_allclose(run_plainly(half, {"x": x})["y"], codes * step, rtol=1e-3)
 
 
-def test_infinite_and_integer_constants_stay() -> None:
+def test_infinite_and_integer_constants_are_kept() -> None:
     model = model_of(
         "a = Min (x, inf) y = Reshape (a, shape)",
         constants="float inf = {1.0}, int64[2] shape = {2, 4}",
@@ -173,7 +173,7 @@ def test_infinite_and_integer_constants_stay() -> None:
     assert constant_array(half.graph.initializers["shape"]).dtype == np.int64
 
 
-def test_a_node_with_a_graph_inside_is_refused() -> None:
+def test_a_node_that_contains_a_graph_is_refused() -> None:
     model = model_of(
         "y = If <then_branch = g1 () => (float[2, 4] a) { a = Abs (x) }, "
         "else_branch = g2 () => (float[2, 4] b) { b = Neg (x) }> (c)",
@@ -196,9 +196,9 @@ def test_each_family_computes_the_same(prepared, run_plainly, name) -> None:
     text = inputs["attention_mask"].astype(bool)
     result = run_plainly(half, inputs)["last_hidden_state"]
     assert result.dtype == np.float32
-    # Eleven bits: 66 dB, less what a dozen roundings in a row add.
+    # 11 bits give 66 dB, and a dozen consecutive roundings cost some of it.
     assert sqnr_db(expected[text], result[text]) >= 55
-    # The graph that it was a clone of is whole.
+    # The original graph is unchanged.
     np.testing.assert_array_equal(run_plainly(whole, inputs)["last_hidden_state"], expected)
 
 

@@ -12,13 +12,13 @@ from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.targets.lowering import lower
 
-# The kernel has its own exp and order of sums; a wrong head, mask or scale moves values by 0.1.
+# The kernel has its own exp and order of sums. A wrong head, mask or scale changes values by 0.1.
 TOLERANCE = 1e-4
 
 
 @pytest.fixture
 def fusable(prepared) -> ir.Model:
-    """One layer with integer linears, as the pass before leaves it."""
+    """One layer with integer matmuls, as the rewrite before leaves it."""
     each = prepared("sentence")
     plan = each.plan("onnxruntime")
     model = insert_qdq(
@@ -47,7 +47,7 @@ def only(model: ir.Model, op_type: str) -> ir.Node:
 
 
 def context_value(model: ir.Model) -> ir.Value:
-    """What attention returns: the value that its output linear quantizes."""
+    """Return the context, which the output layer of attention quantizes."""
     return next(
         node.inputs[0]
         for node in model.graph
@@ -111,7 +111,7 @@ def test_the_mask_is_made_once_for_all_layers(prepared) -> None:
     assert not np.array_equal(*weights)
 
 
-def test_projections_without_bias_get_one_of_zeros(fusable, inputs, run_plainly) -> None:
+def test_projections_without_a_bias_get_zeros(fusable, inputs, run_plainly) -> None:
     for part in ("query", "key", "value"):
         linear = linear_of(fusable, part)
         linear.resize_inputs(6)
@@ -174,7 +174,7 @@ def mask_by_constant(model: ir.Model) -> None:
 
 
 def mask_by_query(model: ir.Model) -> None:
-    """A mask that differs from query to query: each sees what its own position sees."""
+    """Make a mask that differs between queries."""
     add = only(model, "Softmax").inputs[0].producer()
     turned = ir.node("Transpose", [add.inputs[1]], {"perm": [0, 1, 3, 2]}, name="turned")
     both = ir.node("Add", [add.inputs[1], turned.outputs[0]], name="both")
@@ -194,7 +194,7 @@ def show_context(model: ir.Model) -> None:
 
 
 def change_heads(model: ir.Model) -> None:
-    """Something stands between a projection and its heads."""
+    """Insert a node between a projection and its heads."""
     linear = linear_of(model, "query")
     reshape = next(iter(linear.outputs[0].consumers()))
     between = ir.node("Tanh", [linear.outputs[0]], name="between")
@@ -225,7 +225,7 @@ def normalise_queries(model: ir.Model) -> None:
     ],
     ids=lambda change: change.__name__.replace("_", "-"),
 )
-def test_attention_of_another_kind_is_left_alone(
+def test_other_attention_is_kept(
     fusable, inputs, run_plainly, change: Callable[[ir.Model], None]
 ) -> None:
     change(fusable)
@@ -237,9 +237,9 @@ def test_attention_of_another_kind_is_left_alone(
         np.testing.assert_array_equal(run_plainly(result, inputs)[name], expected)
 
 
-def test_float_attention_is_left_alone(prepared) -> None:
+def test_float_attention_is_kept(prepared) -> None:
     each = prepared("sentence")
-    plan = each.plan("portable", "qdqbert")
+    plan = each.plan("portable", "full")
     model = insert_qdq(each.graph, plan.specs, each.plain.ranges)
     names = ops(model)
     assert ops(fuse_integer_attention(model)) == names

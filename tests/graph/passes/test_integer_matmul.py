@@ -50,7 +50,7 @@ def ops(model: ir.Model) -> list[str]:
     ],
     ids=["bias-after", "bias-before", "no-bias"],
 )
-def test_a_quantized_linear_becomes_one_node(run_plainly, body, bias) -> None:
+def test_a_quantized_linear_layer_becomes_one_node(run_plainly, body, bias) -> None:
     model = model_of(body)
     before = run_plainly(model, {"codes": X})["y"]
     fused = fuse_integer_matmul(model)
@@ -92,7 +92,7 @@ def test_a_quantized_linear_becomes_one_node(run_plainly, body, bias) -> None:
         "not-an-add",
     ],
 )
-def test_what_is_no_bias_stays_outside(run_plainly, body, outputs, after) -> None:
+def test_an_add_that_is_not_a_bias_is_not_fused(run_plainly, body, outputs, after) -> None:
     model = model_of(body, outputs=outputs)
     before = run_plainly(model, {"codes": X})
     fused = fuse_integer_matmul(model)
@@ -107,7 +107,7 @@ def test_what_is_no_bias_stays_outside(run_plainly, body, outputs, after) -> Non
     ["float[2, 2] bias = {1.0, 2.0, 3.0, 4.0}", "float bias = {1.0}", "float[1] bias = {1.0}"],
     ids=["matrix", "scalar", "one-for-all-columns"],
 )
-def test_a_bias_that_is_no_vector_of_the_columns_stays_outside(run_plainly, bias) -> None:
+def test_a_bias_of_another_shape_is_not_fused(run_plainly, bias) -> None:
     constants = CONSTANTS.replace("float[2] bias = {0.3, -0.7}", bias)
     model = model_of("m = MatMul (x, w) y = Add (m, bias)", constants=constants)
     before = run_plainly(model, {"codes": X})["y"]
@@ -153,7 +153,7 @@ def test_a_bias_that_is_no_vector_of_the_columns_stays_outside(run_plainly, bias
         "input-in-float",
     ],
 )
-def test_other_products_are_left_alone(run_plainly, dequantized, constants, inputs) -> None:
+def test_other_matmuls_are_kept(run_plainly, dequantized, constants, inputs) -> None:
     body = "m = MatMul (x, w) y = Add (m, bias)"
     model = model_of(body, inputs=inputs, constants=constants, dequantized=dequantized)
     given = {
@@ -167,8 +167,8 @@ def test_other_products_are_left_alone(run_plainly, dequantized, constants, inpu
     np.testing.assert_array_equal(run_plainly(result, given)["y"], before)
 
 
-def test_a_weight_with_a_scale_for_each_row_is_left_alone(run_plainly) -> None:
-    # The kernel's scales stand along the columns; here there are as many rows as columns.
+def test_a_weight_with_a_scale_for_each_row_is_kept(run_plainly) -> None:
+    # The kernel has one scale for each column. This weight has as many rows as columns.
     constants = (
         "float x_scale = {0.02}, uint8 x_zero = {128}, float[2] w_scale = {0.5, 0.25}, "
         "int8[2, 2] w_codes = {1, -2, 3, 127}, int8[2] w_zero = {0, 0}"
@@ -184,8 +184,8 @@ def test_a_weight_with_a_scale_for_each_row_is_left_alone(run_plainly) -> None:
     np.testing.assert_allclose(result, before, atol=TOLERANCE)
 
 
-def test_pairs_without_zero_points_are_fused_or_left_but_compute_the_same(run_plainly) -> None:
-    # ONNX lets a zero point of 0 be left out.
+def test_pairs_without_zero_points_compute_the_same(run_plainly) -> None:
+    # In ONNX, a zero point of 0 may be left out.
     dequantized = DEQUANTIZED.replace(", x_zero)", ")").replace(", w_zero)", ")")
     model = model_of("m = MatMul (x, w) y = Add (m, bias)", dequantized=dequantized)
     before = run_plainly(model, {"codes": X})["y"]
@@ -193,7 +193,7 @@ def test_pairs_without_zero_points_are_fused_or_left_but_compute_the_same(run_pl
     np.testing.assert_allclose(result, before, atol=TOLERANCE)
 
 
-def test_every_linear_of_an_encoder_is_fused(prepared, run_plainly) -> None:
+def test_every_linear_layer_of_an_encoder_is_fused(prepared, run_plainly) -> None:
     each = prepared("bert")
     plan = each.plan("onnxruntime")
     model = insert_qdq(
@@ -208,9 +208,9 @@ def test_every_linear_of_an_encoder_is_fused(prepared, run_plainly) -> None:
     counts_before = [ops(model).count(op) for op in ("MatMul", "DequantizeLinear")]
     fused = fuse_integer_matmul(model)
     counts = [ops(fused).count(op) for op in ("MatMulIntegerToFloat", "MatMul", "DequantizeLinear")]
-    # 6 linears and 2 attention products a layer; 6 weights and 4 inputs are dequantized.
+    # Each layer has 6 linear layers and 2 attention matmuls, with 6 weights and 4 inputs.
     assert counts_before == [16, 20]
     assert counts == [12, 4, 0]
-    # Sums in int32 against float32: a value at the middle of two codes may fall to the other.
+    # Sums are int32 instead of float32, so ties may be rounded to the other code.
     error = run_plainly(fused, inputs)["last_hidden_state"] - before
     assert np.sqrt((error**2).mean() / (before**2).mean()) < 0.01

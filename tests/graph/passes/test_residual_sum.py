@@ -43,7 +43,7 @@ def test_an_add_before_a_layer_norm_becomes_a_sum(run_plainly) -> None:
     ],
     ids=["read-twice", "graph-output", "constant-side", "other-reader", "not-an-add"],
 )
-def test_other_adds_stay(run_plainly, body, outputs) -> None:
+def test_other_adds_are_kept(run_plainly, body, outputs) -> None:
     model = model_of(body, outputs + "float[2, 4] z")
     before, names = run_plainly(model, GIVEN), ops(model)
     rewritten = sum_residuals(model)
@@ -59,7 +59,7 @@ def test_every_residual_of_an_encoder_becomes_a_sum(prepared, run_plainly) -> No
     before = run_plainly(model, inputs)["last_hidden_state"]
     adds = ops(model).count("Add")
     rewritten = sum_residuals(model)
-    # Two a layer, and the last add of the embeddings.
+    # Two in each layer, and the last add of the embeddings.
     assert ops(rewritten).count("Sum") == 5
     assert ops(rewritten).count("Add") == adds - 5
     np.testing.assert_array_equal(run_plainly(rewritten, inputs)["last_hidden_state"], before)
