@@ -173,7 +173,8 @@ def int8_matmul(settings: Settings) -> Iterator[Row]:
             }
             if settings.device == "cuda":
                 calls["TF32"] = lambda a=a32, b=b32: with_tf32(lambda: a @ b)
-            times = alternate(calls, settings)
+            # A single call takes less time than waiting for the device does.
+            times = alternate(calls, settings, repeats=50 if settings.device == "cuda" else 1)
             yield {
                 "case": f"{name}, {tokens} x {inner} x {outer}",
                 **{f"{kind} ms": each for kind, each in times.items()},
@@ -305,7 +306,7 @@ def awkward_values(shape: tuple[int, int]) -> Any:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator) * torch.logspace(-3, 1, shape[1])
     halves = torch.arange(x[0].numel()) - x[0].numel() / 2 + 0.5
-    # Halves of a step of 1 / 64 are ties for every scale that is a power of two.
+    # Row 0 consists of ties for a step of 1 / 64.
     x[0], x[1], x[2] = halves / 64, 0.0, 1e-40
     x[3] *= 1000
     return x
@@ -319,11 +320,13 @@ def spec_and_parameters(x: Any, symmetric: bool, axis: int | None) -> tuple[Any,
     from qdqbert.spec import TensorSpec
 
     spec = TensorSpec(signed=symmetric, symmetric=symmetric, narrow=symmetric, axis=axis)
-    ends = torch.linspace(1, 4, 1 if axis is None else x.shape[axis], device=x.device)
-    ends = ends.squeeze() if axis is None else ends
+    factors = torch.linspace(1, 4, 1 if axis is None else x.shape[axis]).to(x.device)
+    factors = factors.squeeze() if axis is None else factors
+    # With a factor of 1 a step is 1 / 64.
+    high = 127 / 64 * factors
     if symmetric:
-        return spec, affine.symmetric_parameters(ends, spec)
-    return spec, affine.affine_parameters(-ends, ends / 2, spec)
+        return spec, affine.symmetric_parameters(high, spec)
+    return spec, affine.affine_parameters(-128 / 64 * factors, high, spec)
 
 
 def quantized_with_gradient(x: Any, symmetric: bool, axis: int | None) -> tuple[Any, Any]:
@@ -357,27 +360,36 @@ def with_tf32(call: Callable[[], Any]) -> Any:
         torch.set_float32_matmul_precision("highest")
 
 
-def alternate(calls: dict[str, Callable[[], Any]], settings: Settings) -> dict[str, float]:
-    """Return the median time of each call, in milliseconds; the calls take turns."""
+def alternate(
+    calls: dict[str, Callable[[], Any]], settings: Settings, *, repeats: int = 1
+) -> dict[str, float]:
+    """Return the median time of each call, in milliseconds; the calls take turns.
+
+    Args:
+        calls: Calls by name.
+        settings: Device and number of rounds.
+        repeats: Number of calls in a row, whose mean is one measurement.
+    """
     for call in calls.values():
-        timed(call, settings)
-        timed(call, settings)
+        timed(call, settings, repeats)
+        timed(call, settings, repeats)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(settings.rounds):
         for name, call in calls.items():
-            times[name].append(timed(call, settings))
+            times[name].append(timed(call, settings, repeats))
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def timed(call: Callable[[], Any], settings: Settings) -> float:
+def timed(call: Callable[[], Any], settings: Settings, repeats: int) -> float:
     import torch
 
     wait = torch.cuda.synchronize if settings.device == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
-    call()
+    for _ in range(repeats):
+        call()
     wait()
-    return (time.perf_counter() - start) * 1e3
+    return (time.perf_counter() - start) * 1e3 / repeats
 
 
 def bert_shape(settings: Settings) -> dict[str, int]:
