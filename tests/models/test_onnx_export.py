@@ -30,6 +30,12 @@ from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.compat.quant_modules import enable_onnx_export
 
 EXPORTERS = pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+# Dynamo's exporter takes seconds. These tests check what does not depend on the exporter.
+MAINLY_TORCHSCRIPT = pytest.mark.parametrize(
+    "dynamo",
+    [pytest.param(True, marks=pytest.mark.slow), False],
+    ids=["dynamo", "torchscript"],
+)
 AUTOS = {
     "classifier": transformers.AutoModelForSequenceClassification,
     "qa": transformers.AutoModelForQuestionAnswering,
@@ -295,7 +301,7 @@ def check_opset(exported: Exported, opset: int, pairs: int) -> None:
 
 
 # It writes opset 18 and converts that: 21 and 23 brought new versions of the pair.
-@pytest.mark.parametrize("opset", [18, 21, 23])
+@pytest.mark.parametrize("opset", [18, pytest.param(21, marks=pytest.mark.slow), 23])
 def test_dynamos_graph_agrees_with_the_model_at_each_opset(
     calibrated, plainly_exported, opset
 ) -> None:
@@ -315,6 +321,7 @@ def test_dynamos_graph_at_opset_17_answers_as_the_model_does(calibrated) -> None
     assert_answers_alike(exported)
 
 
+@pytest.mark.slow
 def test_dynamo_stays_at_opset_18_where_its_converter_cannot_go_lower(calibrated) -> None:
     # It writes LayerNormalization, which opset 17 brought.
     exported = export(calibrated(), dynamo=True, opset=13)
@@ -345,7 +352,7 @@ def test_two_layers_agree(calibrated) -> None:
     check_opset(exported, 18, 2 * QUANTIZERS)
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_question_answering_with_per_tensor_weights_agrees_on_both_outputs(
     calibrated, dynamo
 ) -> None:
@@ -449,7 +456,7 @@ def test_an_activation_without_a_range_is_refused_by_name(calibrated, dynamo) ->
     assert name in chain_of(caught.value)
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_weights_without_a_range_take_their_own(calibrated, plainly_exported, dynamo) -> None:
     model = calibrated()
     for name, quantizer in quantizers_of(model).items():
@@ -551,7 +558,7 @@ def test_four_bits_are_clipped_to_their_own_codes(mixed, dynamo) -> None:
     assert (codes.min(), codes.max()) == (-8, 7)
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_a_model_of_four_bits_gives_a_valid_graph_that_agrees(calibrated, dynamo) -> None:
     exported = export(calibrated(recipe=QuantizerOptions(wprec=4, aprec=4)), dynamo=dynamo)
     onnx.checker.check_model(exported.graph, full_check=True)
