@@ -207,9 +207,8 @@ def tensorrt(settings: Settings) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = save_checkpoint(Path(scratch) / "checkpoint", settings)
         folder = quantize(checkpoint, Path(scratch) / "int8", "tensorrt")
-        build = getattr(qdqbert, "build_tensorrt", None) or qdqbert.engine
         for batch, sequence in settings.shapes:
-            report = build(
+            report = qdqbert.build_tensorrt(
                 folder, batches=(batch,), sequences=(sequence,), runs=5 * settings.rounds
             )
             for timing in report.timings:

@@ -14,7 +14,7 @@
   - GraphError              an exported graph does not have the expected form
 
 Messages name options as Python does, in backticks: `max_length`, or `max_length=512` with a value.
-The command line prints the same message with its own names: `--max-length 512`.
+The command line prints the same message in the spelling of its own options.
 """
 
 from __future__ import annotations
