@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+
+import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -148,3 +153,38 @@ def test_what_it_shows_of_itself() -> None:
     assert repr(made) == "Quantizer(int8 narrow symmetric per-channel axis 0, 2.0000)"
     assert repr(Quantizer()) == "Quantizer(float)"
     assert "uncalibrated" in repr(Quantizer(AFFINE))
+
+
+def exported(made: Quantizer) -> onnx.ModelProto:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(made.eval(), (X,), file, dynamo=False)
+    return onnx.load_from_string(file.getvalue())
+
+
+@pytest.mark.parametrize("spec", [SYMMETRIC, TensorSpec(bits=4)], ids=["8-bit", "4-bit"])
+def test_an_export_writes_a_pair_that_computes_the_same(spec) -> None:
+    made = calibrated(spec)
+    graph = exported(made)
+    kinds = [node.op_type for node in graph.graph.node]
+    assert kinds[-2:] == ["QuantizeLinear", "DequantizeLinear"]
+    assert kinds.count("QuantizeLinear") == 1
+    session = onnxruntime.InferenceSession(
+        graph.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (values,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    torch.testing.assert_close(torch.from_numpy(values), made(X))
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (Quantizer(SYMMETRIC), UncalibratedError, "has not been calibrated"),
+        (calibrated(AFFINE), NotImplementedError, "cannot export affine quantizers"),
+    ],
+    ids=["uncalibrated", "affine"],
+)
+def test_what_cannot_be_exported_is_refused(made, error, message) -> None:
+    with pytest.raises(error, match=message):
+        exported(made)

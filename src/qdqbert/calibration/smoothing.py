@@ -87,13 +87,13 @@ def choose_pre_quant_scales(
     scales: dict[str, Tensor] = {}
     for leader, members in channels.groups.items():
         amax_x = channels.amax[leader]
-        linears = [name for name in members if name in weights]
-        if linears:
-            columns = [weights[name].detach().abs().amax(dim=0) for name in linears]
+        weighted = [name for name in members if name in weights]
+        if weighted:
+            columns = [weights[name].detach().abs().amax(dim=0) for name in weighted]
             amax_w = torch.stack(columns).amax(dim=0).clamp_min(1e-5)
             log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
-            scales.update(dict.fromkeys(linears, _inverse(log_s)))
-        if len(linears) < len(members):
+            scales.update(dict.fromkeys(weighted, _inverse(log_s)))
+        if len(weighted) < len(members):
             # A channel that hardly moved on these texts may move on others.
             floor = max(1e-5, float(amax_x.mean()) / 100)
             others = [name for name in members if name not in weights]

@@ -53,7 +53,7 @@ _CALIB = {
     "HistogramCalibrator": calibrators.HistogramCalibrator,
     "calibrate_weights": calibrators.calibrate_weights,
 }
-_SWITCHES = {
+_FUNCTIONS = {
     name: getattr(quant_modules, name)
     for name in ("initialize", "deactivate", "enable_onnx_export")
 }
@@ -72,7 +72,7 @@ _NN = {
 }
 
 NAMES: dict[str, dict[str, Any]] = {
-    "": {"__version__": VERSION, **_SWITCHES},
+    "": {"__version__": VERSION, **_FUNCTIONS},
     "version": {"__version__": VERSION},
     "tensor_quant": {**_TENSOR_QUANT, "np": np, "torch": torch},
     "quant_modules": _public(quant_modules),

@@ -1,1 +1,1 @@
-"""The quantizer that stands at every site of a model."""
+"""The quantizer at every site of a model, and what it writes into an ONNX export."""
