@@ -74,15 +74,19 @@ def test_codes_are_signed_and_weights_have_no_limit() -> None:
     assert (TARGETS["qordered"], QORDERED.engines) == (QORDERED, ())
 
 
-def test_a_checkpoint_becomes_a_graph_and_a_report_without_measurements(made) -> None:
+def test_a_checkpoint_becomes_a_graph_and_its_pairs_are_measured(made) -> None:
     folder, report = made
-    assert report.targets == ()
-    notices = [each for each in report.notices if "target qordered" in each]
+    (measured,) = report.targets
+    assert (measured.target, measured.engine) == ("qordered", "onnxruntime")
+    assert (measured.recipe, measured.model) == ("qordered", "model.onnx")
+    assert measured.lowering.is_exact
+    assert 0 < measured.fidelity.sqnr_db < 60
+    # The pairs are measured in place of the graph: its size counts, and their latency does not.
+    assert measured.size_bytes == (folder / "model.onnx").stat().st_size
+    assert measured.latency == ()
+    notices = [each for each in report.notices if "qordered" in each]
     assert len(notices) == 1
-    assert "Nothing was measured" in notices[0]
-    assert "CUDA" in notices[0]
-    stored = json.loads((folder / "report.json").read_text())
-    assert (stored["targets"], stored["notices"]) == ([], list(report.notices))
+    assert "onnxruntime as a proxy" in notices[0]
     target = json.loads((folder / "quantization.json").read_text())["targets"]["qordered"]
     assert (target["engines"], target["is_proxy"]) == ([], False)
     assert target["recipe"]["name"] == "qordered"
@@ -90,7 +94,7 @@ def test_a_checkpoint_becomes_a_graph_and_a_report_without_measurements(made) ->
     check_graph(folder / "model.onnx")
 
 
-def test_the_graph_agrees_with_that_of_a_target_that_is_measured(
+def test_the_graph_agrees_with_that_of_a_target_that_an_engine_runs(
     classifier, tmp_path, run_plainly
 ) -> None:
     report = qdqbert.quantize(
@@ -101,7 +105,7 @@ def test_the_graph_agrees_with_that_of_a_target_that_is_measured(
         calibration_samples=16,
         benchmark=False,
     )
-    assert {each.target for each in report.targets} == {"portable"}
+    assert {each.target for each in report.targets} == {"portable", "qordered"}
     fused = tmp_path / "int8" / "qordered" / "model.onnx"
     check_graph(fused)
     pairs = ir.load(tmp_path / "int8" / "portable" / "model.onnx")
