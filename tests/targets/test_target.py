@@ -43,7 +43,7 @@ def test_a_target_without_zero_points_makes_inputs_symmetric() -> None:
 
 
 def test_a_target_with_zero_points_at_linear_layers_keeps_only_these() -> None:
-    target = Target(name="t", summary="", engines=(), recipe="linear", zero_points="linears")
+    target = Target(name="t", summary="", engines=(), recipe="linear", zero_points="linear_inputs")
     affine = TensorSpec(signed=False, symmetric=False)
     assert target.adapt(INPUT, affine) == affine
     matmul = Site(name="a.matmul_q_input_quantizer", kind="activation", sequence_axes=(1,))

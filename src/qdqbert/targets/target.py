@@ -64,7 +64,7 @@ class Target:
     refused_groups: tuple[SiteGroup, ...] = ()
     file: str = "model.onnx"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
-    zero_points: Literal["everywhere", "linears", "nowhere"] = "everywhere"
+    zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
     rewrites: tuple[RewriteName, ...] = ()
@@ -90,7 +90,7 @@ class Target:
     def _takes_zero_point(self, site: Site) -> bool:
         is_linear_input = site.kind == "activation" and site.name == input_site_of(site.name)
         return self.zero_points == "everywhere" or (
-            self.zero_points == "linears" and is_linear_input
+            self.zero_points == "linear_inputs" and is_linear_input
         )
 
 
