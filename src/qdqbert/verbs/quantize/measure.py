@@ -223,10 +223,9 @@ def _notices(report: TargetReport) -> list[str]:
     if not lowering.is_exact:
         notices.append(
             f"On {report.engine} the graph differs from its Q/DQ pairs: "
-            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where rounding "
-            f"ties alone allow {lowering.ties_db:.1f} dB and {lowering.wanted_db:.1f} dB are "
-            "expected. Check it with `qdqbert evaluate` against a `reference`, or pass another "
-            "`target` or `recipe`."
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where "
+            f"{lowering.wanted_db:.1f} dB are expected. Compare it with the float model by "
+            "`qdqbert evaluate`, or pass other `targets` or another `recipe`."
         )
     if lowering.saturates:
         notices.append(
