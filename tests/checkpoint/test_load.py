@@ -10,8 +10,8 @@ from transformers.utils import logging as transformers_logging
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import has_head, load_checkpoint
-from qdqbert.checkpoint.sentence import POOLING_MODES, SentenceHead
-from qdqbert.checkpoint.task_names import TASK_NAMES
+from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.choices import POOLING_MODES, TASK_NAMES
 from qdqbert.errors import CheckpointError, UserInputError
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qdqbert.checkpoint.task_names import TASK_NAMES
+from qdqbert.choices import TASK_NAMES
 from qdqbert.errors import UserInputError
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import TaskOptions

@@ -16,13 +16,9 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.families import Family, family_of
-from qdqbert.checkpoint.sentence import (
-    POOLING_MODES,
-    PoolingMode,
-    SentenceHead,
-    read_sentence_head,
-)
-from qdqbert.checkpoint.task_names import AUTO_CLASSES, TASK_NAMES, TaskName, tasks_of
+from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
+from qdqbert.checkpoint.task_names import AUTO_CLASSES, tasks_of
+from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
 
 # Tasks whose heads are all called `classifier`.

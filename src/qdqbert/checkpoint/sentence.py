@@ -6,13 +6,10 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.errors import CheckpointError
-
-PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens"]
-
-POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 
 _POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",

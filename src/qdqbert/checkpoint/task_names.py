@@ -1,22 +1,10 @@
-"""Names of the tasks, and the tasks of a config; imports neither torch nor transformers."""
+"""Tasks of checkpoints by the architecture in their config. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
-TaskName = Literal[
-    "feature-extraction",
-    "fill-mask",
-    "multiple-choice",
-    "next-sentence-prediction",
-    "question-answering",
-    "text-classification",
-    "text-generation",
-    "token-classification",
-]
-"""transformers' names of the tasks that the heads of an encoder serve."""
-
-TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
+from qdqbert.choices import TaskName
 
 AUTO_CLASSES: dict[TaskName, str] = {
     "feature-extraction": "AutoModel",

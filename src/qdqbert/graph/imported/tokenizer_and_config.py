@@ -10,7 +10,8 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.task_names import TASK_NAMES, TaskName, task_of_architecture
+from qdqbert.checkpoint.task_names import task_of_architecture
+from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
 from qdqbert.graph.imported.graph_runner import GraphRunner

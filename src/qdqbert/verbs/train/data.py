@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.checkpoint.load import Checkpoint, has_head
-from qdqbert.checkpoint.task_names import TASK_NAMES
+from qdqbert.choices import TASK_NAMES
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError
 from qdqbert.progress import Progress
