@@ -1,4 +1,4 @@
-"""Tasks of checkpoints by the architecture in their config. Imports neither torch nor transformers."""
+"""Tasks of checkpoints by the architecture in their config, without torch or transformers."""
 
 from __future__ import annotations
 
