@@ -169,7 +169,9 @@ def compat_uninstalled() -> Iterator[None]:
 
 
 @pytest.mark.openvino
-@pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", [README, *GUIDES, ROOT / "docs" / "compatibility.md"], ids=lambda path: path.stem
+)
 def test_page_runs_from_top_to_bottom(
     page, reader_files, cheap_calls, tmp_path, monkeypatch
 ) -> None:

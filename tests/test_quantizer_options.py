@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 
 import pytest
@@ -461,3 +462,17 @@ def test_a_config_holds_switches(quantizer_options) -> None:
     assert config.quantizer_options == quantizer_options.to_dict()
     again = qdqbert.QDQBertConfig(**json.loads(config.to_json_string()))
     assert quantizer_options_of(again) == quantizer_options
+
+
+def test_prepare_and_calibrate_spell_out_the_options() -> None:
+    fields = {field.name: field for field in dataclasses.fields(QuantizerOptions)}
+    # `calibrate` always takes the ranges of weights from their values.
+    del fields["recalibrate_weights"]
+    given = inspect.signature(qdqbert.calibrate).parameters
+    assert set(given) - {"model", "batches", "advance"} == set(fields)
+    assert all(given[name].default is None for name in fields)
+    placed = inspect.signature(qdqbert.prepare).parameters
+    # They only matter to `calibrate`.
+    names = set(fields) - {"calibrator", "percentile"}
+    assert set(placed) - {"model", "recipe", "exclude"} == names
+    assert all(placed[name].default == fields[name].default for name in names)

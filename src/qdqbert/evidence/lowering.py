@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,6 +158,8 @@ def make_graph_references(
         batches: Batches of real text.
         last_bits: As in `make_references`.
     """
+    # Graphs have reference cycles, and those that were written before still hold weights.
+    gc.collect()
     forced = teacher_forced(model, list(names))
     outputs = [value.name or "" for value in model.graph.outputs]
     whole = model.clone()
