@@ -44,12 +44,12 @@ def value_named(graph: ir.Graph, name: str) -> ir.Value:
     [("constant", [1, 2]), ("overridable", None), ("x", None), ("once", None)],
     ids=["initializer", "initializer-and-input", "input", "computed"],
 )
-def test_only_what_a_caller_cannot_change_is_constant(graph, name, expected) -> None:
+def test_a_value_is_constant_if_a_caller_cannot_change_it(graph, name, expected) -> None:
     array = constant_array(value_named(graph, name))
     assert (None if array is None else array.tolist()) == expected
 
 
-def test_a_missing_input_is_no_constant_and_has_no_producer() -> None:
+def test_a_missing_input_has_neither_array_nor_producer() -> None:
     assert constant_array(None) is None
     assert producer_of(None, "Abs") is None
 
@@ -59,26 +59,26 @@ def test_a_missing_input_is_no_constant_and_has_no_producer() -> None:
     [("once", "Add"), ("twice", None), ("shown", None), ("y", None)],
     ids=["one-reader", "read-twice-by-one-node", "graph-output-with-reader", "graph-output"],
 )
-def test_the_only_consumer_is_one_that_reads_once(graph, name, expected) -> None:
+def test_only_consumer_returns_a_single_use_of_an_inner_value(graph, name, expected) -> None:
     node = only_consumer(value_named(graph, name))
     assert (None if node is None else node.op_type) == expected
 
 
-def test_a_producer_is_asked_for_by_type_and_domain(graph) -> None:
+def test_a_producer_is_returned_if_type_and_domain_match(graph) -> None:
     value = value_named(graph, "once")
     assert producer_of(value, "Abs") is value.producer()
     assert producer_of(value, "Neg") is None
     assert producer_of(value, "Abs", "com.microsoft") is None
 
 
-def test_a_constant_is_added_once_under_a_name(graph) -> None:
+def test_an_equal_constant_of_the_same_name_is_not_added_twice(graph) -> None:
     first = add_constant(graph, "new", np.ones(3, np.float32))
     again = add_constant(graph, "new", np.ones(3, np.float32))
     assert first is again
     assert graph.initializers["new"].const_value.numpy().tolist() == [1, 1, 1]
 
 
-def test_what_is_replaced_keeps_its_name_as_an_output(run_plainly) -> None:
+def test_a_replaced_output_keeps_its_name(run_plainly) -> None:
     model = ir.from_onnx_text(TEXT)
     old = value_named(model.graph, "shown")
     before = old.producer()
@@ -91,7 +91,7 @@ def test_what_is_replaced_keeps_its_name_as_an_output(run_plainly) -> None:
     np.testing.assert_array_equal(run_plainly(tidied, inputs)["shown"], [-4, -16])
 
 
-def test_tidy_drops_what_nothing_reads() -> None:
+def test_tidy_removes_unused_nodes_and_constants() -> None:
     model = tidy(ir.from_onnx_text(TEXT))
     assert "Exp" not in {node.op_type for node in model.graph}
     assert "unused" not in model.graph.initializers
@@ -99,6 +99,6 @@ def test_tidy_drops_what_nothing_reads() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
 def test_a_constant_keeps_its_shape(graph, shape) -> None:
-    # One scale in all is a scalar: of shape (1,) it would be one for each index of an axis.
+    # The scale of a whole tensor has shape (). Of shape (1,) it would be a scale per channel.
     value = add_constant(graph, "made", np.ones(shape, np.float32))
     assert constant_array(value).shape == shape

@@ -16,12 +16,12 @@ from qdqbert.graph.qdq import float_graph, sites_of
 from qdqbert.insert.sited import SitedModel
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
-# The same float32 sums in another order, over at most two layers.
+# float32 sums in a different order, over at most two layers.
 FLOAT_TOLERANCE = 2e-5
 
 
-class States(nn.Module):
-    """Stands for an encoder: its token states are rows of a table."""
+class TableEncoder(nn.Module):
+    """An encoder whose token states are rows of an embedding table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,22 +33,22 @@ class States(nn.Module):
 
 
 def random_inputs(input_names, shape, *, seed=0) -> dict[str, np.ndarray]:
-    """Random tokens; rows after the first end in ever more [PAD]."""
+    """Return random tokens. Each feature after the first has one more [PAD]."""
     rng = np.random.default_rng(seed)
     inputs = {name: np.zeros(shape, np.int64) for name in input_names}
     inputs["input_ids"] += rng.integers(5, 300, shape)
-    for row in range(shape[0]):
-        text = max(1, shape[1] - row)
-        inputs["attention_mask"][row, :text] = 1
+    for index in range(shape[0]):
+        length = max(1, shape[1] - index)
+        inputs["attention_mask"][index, :length] = 1
     return inputs
 
 
-def pooled_by_numpy(states, mask, head: SentenceHead) -> np.ndarray:
-    """A row at a time, over its text only."""
-    rows = []
-    for row, keep in zip(states, mask.astype(bool), strict=True):
-        text = row[keep]
-        rows.append(
+def pool_with_numpy(states, mask, head: SentenceHead) -> np.ndarray:
+    """Pool each feature separately, over its tokens without padding."""
+    vectors = []
+    for tokens, keep in zip(states, mask.astype(bool), strict=True):
+        text = tokens[keep]
+        vectors.append(
             {
                 "mean": lambda t: t.mean(axis=0),
                 "cls": lambda t: t[0],
@@ -56,13 +56,13 @@ def pooled_by_numpy(states, mask, head: SentenceHead) -> np.ndarray:
                 "mean_sqrt_len_tokens": lambda t: t.sum(axis=0) / np.sqrt(len(t)),
             }[head.pooling](text)
         )
-    pooled = np.stack(rows)
+    pooled = np.stack(vectors)
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True) if head.normalize else pooled
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 5), (3, 64), (9, 2)], ids=str)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_float_graph_computes_what_pytorch_does_at_any_shape(
+def test_the_float_graph_agrees_with_pytorch_at_every_shape(
     prepared, run_plainly, family, shape
 ) -> None:
     each = prepared(family)
@@ -78,7 +78,7 @@ def test_the_float_graph_computes_what_pytorch_does_at_any_shape(
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_mask_that_a_family_is_given_means_what_the_tokenizers_does(
+def test_the_mask_of_a_family_is_equivalent_to_the_tokenizers_mask(
     prepared, checkpoints, family
 ) -> None:
     each = prepared(family)
@@ -106,7 +106,7 @@ def test_the_mask_that_a_family_is_given_means_what_the_tokenizers_does(
     ],
     ids=["encoder", "encoder-without-segments", "sentence-transformers"],
 )
-def test_inputs_and_outputs_have_the_names_of_transformers(prepared, name, inputs, outputs) -> None:
+def test_inputs_and_outputs_are_named_as_in_transformers(prepared, name, inputs, outputs) -> None:
     graph = prepared(name).graph.graph
     assert {value.name for value in graph.inputs} == inputs
     assert [value.name for value in graph.outputs] == outputs
@@ -121,7 +121,7 @@ def test_every_site_is_one_node_of_the_graph(prepared, family) -> None:
     assert sorted(marked) == sorted(site.name for site in each.sited.sites)
 
 
-def test_the_float_graph_has_no_site_and_the_sited_one_stays_as_it_is(prepared) -> None:
+def test_the_float_graph_has_no_sites_and_the_original_is_not_changed(prepared) -> None:
     each = prepared("bert")
     before = [node.op_type for node in each.graph.graph]
     clean = float_graph(each.graph)
@@ -138,18 +138,18 @@ def test_the_mask_is_zero_for_text_and_the_lowest_float_for_padding() -> None:
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["as-pooled", "normalized"])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_pooling_in_pytorch_and_in_a_graph_is_that_of_numpy(
+def test_pooling_in_pytorch_and_in_a_graph_agrees_with_numpy(
     run_plainly, pooling, normalize
 ) -> None:
     torch.manual_seed(0)
     head = SentenceHead(pooling=pooling, normalize=normalize, max_length=None)
-    model = States().eval()
+    model = TableEncoder().eval()
     body = GraphBody(model, task="feature-extraction", head=head, mask="additive")
     inputs = random_inputs(("input_ids", "attention_mask"), (4, 6))
     inputs["input_ids"] %= 50
     mask = inputs["attention_mask"]
     states = model(torch.from_numpy(inputs["input_ids"]), None)["last_hidden_state"].detach()
-    expected = pooled_by_numpy(states.numpy(), mask, head)
+    expected = pool_with_numpy(states.numpy(), mask, head)
 
     pooled = pool(states, torch.from_numpy(mask), head).numpy()
     example = {"input_ids": torch.ones((2, 3), dtype=torch.int64)}
@@ -162,7 +162,7 @@ def test_pooling_in_pytorch_and_in_a_graph_is_that_of_numpy(
     )
 
 
-def test_a_sentence_embedding_is_that_of_sentence_transformers(
+def test_a_sentence_embedding_equals_that_of_sentence_transformers(
     prepared, checkpoints, run_plainly
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
@@ -179,7 +179,7 @@ def test_a_sentence_embedding_is_that_of_sentence_transformers(
 
 
 @pytest.mark.parametrize("pooling", ["cls", "max", "mean_sqrt_len_tokens"])
-def test_each_pooling_is_that_of_sentence_transformers(
+def test_each_pooling_agrees_with_sentence_transformers(
     prepared, checkpoints, tmp_path, pooling
 ) -> None:
     library = pytest.importorskip("sentence_transformers")

@@ -19,10 +19,11 @@ from qdqbert.spec import QdqStyle, Range, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 
-# Two layers. Pairs on activations: `linear` has 4 a layer (query, key and value share one);
-# `qdqbert` has those, 4 of the attention products and 2 local sides of adds; the residual sides
-# read what a linear reads by the same scale, so they share its pair, unless the linear's input is
-# smoothed, as in `qdqbert-smoothed`. Each of the 12 weights has a DequantizeLinear alone.
+# Q/DQ pairs on activations, for two layers. `linear` has 4 in each layer, since query, key and
+# value share one. `qdqbert` has 6 more: 4 for the attention matmuls and 2 for the local inputs of
+# residual adds. The residual inputs share the pair of the linear layer that reads the same value,
+# unless that layer's input is smoothed, as in `qdqbert-smoothed`. Each of the 12 weights has only
+# a DequantizeLinear.
 PAIRS = {
     "ffn": 4,
     "linear": 8,
@@ -30,10 +31,12 @@ PAIRS = {
     "qdqbert-smoothed": 24,
 }
 
-# Those of outputs need sites that `prepared` does not put in.
-OF_INPUTS = [name for name in TARGETS if "output" not in build_recipe(TARGETS[name].recipe).groups]
-# float16 has its own tests, in targets/test_tensorrt.py.
-IN_FLOAT32 = [name for name in OF_INPUTS if not TARGETS[name].is_proxy]
+# Targets whose recipes need no output quantizers, which `prepared` does not insert.
+INPUT_TARGETS = [
+    name for name in TARGETS if "output" not in build_recipe(TARGETS[name].recipe).groups
+]
+# float16 graphs are tested in targets/test_tensorrt.py.
+FLOAT32_TARGETS = [name for name in INPUT_TARGETS if not TARGETS[name].is_proxy]
 
 TWO_READERS = """
 <ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
@@ -76,16 +79,17 @@ def bert(prepared):
     return prepared("bert")
 
 
-def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
+def test_each_recipe_has_the_expected_number_of_pairs(bert, recipe) -> None:
     counts = op_counts(lowered(bert, "portable", recipe))
     assert counts["QuantizeLinear"] == PAIRS[recipe]
     assert counts["DequantizeLinear"] == PAIRS[recipe] + (2 if recipe == "ffn" else 6) * len(
         bert.layers
     )
     assert counts["Site"] == 0
-    # Three rescaled inputs a layer: that of query, key and value, which `ffn` leaves alone, and
-    # both of the feed-forward; and the four of its residual adds, which are divided again.
-    products = collections.Counter(
+    # Smoothing multiplies three inputs in each layer: that of query, key and value (not in `ffn`),
+    # and those of the two linear layers of the feed-forward network. It also multiplies the four
+    # inputs of residual adds, whose outputs are divided again.
+    multiplications = collections.Counter(
         (node.name or "").rpartition(".")[2]
         for node in lowered(bert, "portable", recipe).graph
         if node.op_type == "Mul"
@@ -93,13 +97,13 @@ def test_each_recipe_has_the_pairs_it_says(bert, recipe) -> None:
     smoothing = build_recipe(recipe).smoothing
     restored = 4 if smoothing and smoothing.sums else 0
     rescaled = (2 if recipe == "ffn" else 3) + restored
-    assert products["rescale"] == (len(bert.layers) * rescaled if smoothing else 0)
-    assert products["restore"] == len(bert.layers) * restored
+    assert multiplications["rescale"] == (len(bert.layers) * rescaled if smoothing else 0)
+    assert multiplications["restore"] == len(bert.layers) * restored
 
 
-def test_query_key_and_value_read_one_pair(bert, recipe) -> None:
+def test_query_key_and_value_share_a_pair(bert, recipe) -> None:
     if recipe == "ffn":
-        pytest.skip("it leaves them in float")
+        pytest.skip("`ffn` leaves them in float")
     model = lowered(bert, "portable", recipe)
     weights = {
         (node.name or "").split(".")[-3]: node
@@ -108,14 +112,14 @@ def test_query_key_and_value_read_one_pair(bert, recipe) -> None:
         and (node.name or "").endswith("._weight_quantizer.dequantize")
     }
     assert set(weights) == {"query", "key", "value"}
-    products = [next(iter(node.outputs[0].consumers())) for node in weights.values()]
-    assert len({product.inputs[0] for product in products}) == 1
-    assert products[0].inputs[0].producer().op_type == "DequantizeLinear"
+    matmuls = [next(iter(node.outputs[0].consumers())) for node in weights.values()]
+    assert len({matmul.inputs[0] for matmul in matmuls}) == 1
+    assert matmuls[0].inputs[0].producer().op_type == "DequantizeLinear"
 
 
 @pytest.mark.parametrize("embeddings", ["int8", "float"])
-@pytest.mark.parametrize("target", IN_FLOAT32)
-def test_a_quantized_weight_is_in_the_file_as_int8_only(bert, tmp_path, target, embeddings) -> None:
+@pytest.mark.parametrize("target", FLOAT32_TARGETS)
+def test_a_quantized_weight_is_stored_only_as_int8(bert, tmp_path, target, embeddings) -> None:
     path = tmp_path / "model.onnx"
     save_graph(lowered(bert, target, embeddings=embeddings), path)
     graph = onnx.load(path).graph
@@ -123,32 +127,31 @@ def test_a_quantized_weight_is_in_the_file_as_int8_only(bert, tmp_path, target, 
     for tensor in graph.initializer:
         elements[tensor.data_type] += int(np.prod(tensor.dims))
     tables = (1024 + 64 + 2) * 32
-    linears = len(bert.layers) * (4 * 32 * 32 + 2 * 32 * 64)
-    vectors = len(bert.layers) * (6 * 64 + 32)  # at least their scales' zero points are int8
-    int8 = linears + (tables if embeddings == "int8" else 0)
+    linear = len(bert.layers) * (4 * 32 * 32 + 2 * 32 * 64)
+    # Zero points of weights are int8 vectors.
+    vectors = len(bert.layers) * (6 * 64 + 32)
+    int8 = linear + (tables if embeddings == "int8" else 0)
     assert int8 <= elements[onnx.TensorProto.INT8] <= int8 + vectors
-    # What stays in float are vectors: biases, scales and LayerNorms, 32 or 64 wide.
+    # Only vectors stay in float: biases, scales and LayerNorm parameters, of 32 or 64 channels.
     floats = elements[onnx.TensorProto.FLOAT] - (0 if embeddings == "int8" else tables)
     assert 0 < floats < len(bert.layers) * 40 * 32
     largest = {tensor.data_type for tensor in graph.initializer if tuple(tensor.dims) == (1024, 32)}
     assert largest == {onnx.TensorProto.INT8 if embeddings == "int8" else onnx.TensorProto.FLOAT}
 
 
-def test_a_table_is_looked_up_as_int8_and_scaled_after(bert) -> None:
+def test_an_embedding_is_looked_up_as_int8_and_then_scaled(bert) -> None:
     model = lowered(bert, "portable")
-    looked_up = [node for node in model.graph if (node.name or "").endswith(".gather")]
-    assert len(looked_up) == 3
-    for gather in looked_up:
+    lookups = [node for node in model.graph if (node.name or "").endswith(".gather")]
+    assert len(lookups) == 3
+    for gather in lookups:
         assert gather.inputs[0].const_value.dtype == ir.DataType.INT8
         cast = next(iter(gather.outputs[0].consumers()))
         scale = next(iter(cast.outputs[0].consumers()))
         assert (cast.op_type, scale.op_type) == ("Cast", "Mul")
 
 
-@pytest.mark.parametrize("target", OF_INPUTS)
-def test_a_written_graph_passes_the_checker_and_keeps_inputs_and_outputs(
-    bert, tmp_path, target
-) -> None:
+@pytest.mark.parametrize("target", INPUT_TARGETS)
+def test_a_saved_graph_is_valid_and_keeps_inputs_and_outputs(bert, tmp_path, target) -> None:
     path = tmp_path / "model.onnx"
     save_graph(lowered(bert, target), path)
     onnx.checker.check_model(str(path), full_check=True)
@@ -158,11 +161,11 @@ def test_a_written_graph_passes_the_checker_and_keeps_inputs_and_outputs(
 
 
 @pytest.mark.parametrize("target", ["portable", "openvino"])
-def test_a_portable_graph_is_standard_onnx(bert, target) -> None:
+def test_a_portable_graph_has_only_standard_onnx_operators(bert, target) -> None:
     assert {node.domain for node in lowered(bert, target).graph} <= {"", "ai.onnx"}
 
 
-def test_a_written_graph_tells_nothing_of_the_machine_that_made_it(bert, tmp_path) -> None:
+def test_a_saved_graph_contains_no_paths_of_this_machine(bert, tmp_path) -> None:
     path = tmp_path / "model.onnx"
     save_graph(lowered(bert, "portable"), path)
     content = path.read_bytes()
@@ -170,15 +173,15 @@ def test_a_written_graph_tells_nothing_of_the_machine_that_made_it(bert, tmp_pat
     assert b"site-packages" not in content
 
 
-@pytest.mark.parametrize("target", IN_FLOAT32)
-def test_a_graph_computes_layer_by_layer_what_pytorch_does(bert, engine, recipe, target) -> None:
+@pytest.mark.parametrize("target", FLOAT32_TARGETS)
+def test_a_graph_agrees_with_pytorch_layer_by_layer(bert, engine, recipe, target) -> None:
     if engine not in TARGETS[target].engines:
         pytest.skip(f"{target} graphs do not run on {engine}")
     plan = bert.plan(target, recipe)
     chosen = bert.calibration(plan)
-    # Without VNNI, OpenVINO adds s8 x s8 products in pairs in 16 bits. Weights are kept small
-    # enough for that; both sides of an attention product are activations, so codes of 7 bits
-    # stand in for them.
+    # Without VNNI, OpenVINO adds two products of signed codes in 16 bits. The adjacent sum limit
+    # keeps weights small enough for that. Both inputs of an attention matmul are activations, so
+    # the test limits them to codes of 7 bits with a range that is 2.1 times as wide.
     width = 2.1 if engine == "openvino" else 1
     ranges = {
         name: dataclasses.replace(each, amax=each.amax * (width if ".matmul_" in name else 1))
@@ -190,13 +193,11 @@ def test_a_graph_computes_layer_by_layer_what_pytorch_does(bert, engine, recipe,
     assert check.is_exact
 
 
-@pytest.mark.parametrize("target", IN_FLOAT32)
+@pytest.mark.parametrize("target", FLOAT32_TARGETS)
 @pytest.mark.parametrize(
     "name", ["deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
 )
-def test_other_families_compute_layer_by_layer_what_pytorch_does(
-    prepared, engine, target, name
-) -> None:
+def test_other_families_agree_with_pytorch_layer_by_layer(prepared, engine, target, name) -> None:
     if engine not in TARGETS[target].engines:
         pytest.skip(f"{target} graphs do not run on {engine}")
     each = prepared(name)
@@ -206,14 +207,14 @@ def test_other_families_compute_layer_by_layer_what_pytorch_does(
 
 
 @pytest.mark.parametrize("name", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
-def test_other_families_lower_every_site_of_the_paper(prepared, name) -> None:
+def test_other_families_support_all_sites_of_the_paper(prepared, name) -> None:
     each = prepared(name)
     references = each.references(each.plan("portable", "qdqbert"), each.plain.ranges, {})
     check = check_lowering(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
     assert check.worst_layer_db >= 40
 
 
-def test_unsigned_codes_give_the_outputs_of_signed_ones(bert, run_plainly) -> None:
+def test_unsigned_and_signed_codes_give_equal_outputs(bert, run_plainly) -> None:
     plan = bert.plan("portable", "qdqbert")
     ranges = bert.calibration(plan).ranges
     inputs = bert.batches[0].inputs
@@ -227,7 +228,7 @@ def test_unsigned_codes_give_the_outputs_of_signed_ones(bert, run_plainly) -> No
         if name.endswith("input_quantizer.zero_point")
     }
     assert kinds == {ir.DataType.UINT8}
-    # Plainly run, both dequantize to the same float32 values before any product.
+    # Without optimizations, both dequantize to the same float32 values before each matmul.
     np.testing.assert_array_equal(
         run_plainly(unsigned, inputs)["last_hidden_state"],
         run_plainly(signed, inputs)["last_hidden_state"],
@@ -248,7 +249,7 @@ def test_padding_does_not_change_a_text(bert, tmp_path, target) -> None:
         return runner.run(given)["last_hidden_state"]
 
     alone, together = states(texts[:1]), states(texts)
-    # Scales are fixed, so only the order of float32 sums may differ with the shape.
+    # Scales are fixed, so only the order of float32 sums depends on the shape.
     np.testing.assert_allclose(together[:1, : alone.shape[1]], alone, atol=1e-4)
 
 
@@ -259,11 +260,9 @@ def test_padding_does_not_change_a_text(bert, tmp_path, target) -> None:
         (0.25, ["QuantizeLinear", "DequantizeLinear"] * 2 + ["Abs", "Neg"]),
         (None, ["QuantizeLinear", "DequantizeLinear", "Abs", "Neg"]),
     ],
-    ids=["equal-ranges-share-a-pair", "other-ranges-do-not", "float-beside-int8"],
+    ids=["equal-ranges-share-a-pair", "different-ranges-do-not", "float-next-to-int8"],
 )
-def test_sites_that_read_one_value_share_a_pair_if_their_ranges_agree(
-    run_plainly, second, ops
-) -> None:
+def test_sites_with_equal_input_and_range_share_a_pair(run_plainly, second, ops) -> None:
     sited = ir.from_onnx_text(TWO_READERS)
     ranges = {
         "one": Range(amax=0.5, low=-0.5, high=0.5),
@@ -277,13 +276,13 @@ def test_sites_that_read_one_value_share_a_pair_if_their_ranges_agree(
     steps = [np.float32(0.5 / 127), np.float32((second or 1) / 127)]
     one, two = (np.clip(np.rint(x / step), -128, 127) * step for step in steps)
     two = x if second is None else two
-    # One float32 multiplication on either side.
+    # Both sides round one float32 multiplication.
     np.testing.assert_allclose(result["y"], np.abs(one), rtol=1e-6)
     np.testing.assert_allclose(result["z"], -two, rtol=1e-6)
 
 
 @pytest.mark.parametrize("spec", [None, TensorSpec()], ids=["float", "int8"])
-def test_a_site_may_be_an_output_of_the_graph(run_plainly, spec) -> None:
+def test_a_site_can_be_an_output_of_the_graph(run_plainly, spec) -> None:
     model = insert_qdq(
         ir.from_onnx_text(GRAPH_OUTPUT), {"one": spec}, {"one": Range(amax=127, low=0, high=0)}
     )
@@ -293,26 +292,26 @@ def test_a_site_may_be_an_output_of_the_graph(run_plainly, spec) -> None:
     np.testing.assert_array_equal(run_plainly(model, {"x": x})["y"], expected)
 
 
-def test_an_activation_without_a_range_is_named() -> None:
+def test_the_error_for_a_missing_range_names_the_site() -> None:
     specs = {"one": TensorSpec(), "two": None}
     with pytest.raises(CalibrationError, match="`one` has no calibrated range"):
         insert_qdq(ir.from_onnx_text(TWO_READERS), specs, {})
 
 
-def test_a_weight_that_is_neither_linear_nor_table_is_refused() -> None:
+def test_a_weight_of_neither_linear_layer_nor_embedding_is_refused() -> None:
     spec = TensorSpec(narrow=True, axis=0)
-    with pytest.raises(GraphError, match="`one` is read by a Add node"):
+    with pytest.raises(GraphError, match="`one` is read by a node of type Add"):
         insert_qdq(ir.from_onnx_text(ODD_WEIGHT), {"one": spec}, {})
 
 
-def test_a_weight_left_in_float_may_be_read_by_anything(run_plainly) -> None:
+def test_a_weight_left_in_float_can_have_readers_of_any_type(run_plainly) -> None:
     model = float_graph(ir.from_onnx_text(ODD_WEIGHT))
     result = run_plainly(model, {"x": np.zeros(3, np.float32)})
     np.testing.assert_array_equal(result["y"], [1, 2, 3])
 
 
-@pytest.mark.parametrize("target", OF_INPUTS)
-def test_one_scale_in_all_is_a_scalar(bert, target) -> None:
+@pytest.mark.parametrize("target", INPUT_TARGETS)
+def test_the_scale_of_an_activation_is_a_scalar(bert, target) -> None:
     model = lowered(bert, target)
     seen = 0
     for node in model.graph:

@@ -21,7 +21,7 @@ from qdqbert.encoding import Batch
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
-from qdqbert.graph.check import layer_inputs, save_graph, teacher_forced
+from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
 from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
@@ -124,7 +124,7 @@ def make_references(
         batches: Batches of real text.
         last_bits: Relative size of the noise that simulates rounding between int8 operators.
     """
-    names = layer_inputs(sited, sited_graph, layers)
+    names = layer_input_names(sited, sited_graph, layers)
     modules = [sited.model.get_submodule(layer) for layer in layers]
     places = dict(zip(names, modules, strict=True))
     references = []
@@ -160,7 +160,7 @@ def make_graph_references(
     """
     # Graphs have reference cycles, and those that were written before still hold weights.
     gc.collect()
-    forced = teacher_forced(model, list(names))
+    forced = add_teacher_forcing(model, list(names))
     outputs = [value.name or "" for value in model.graph.outputs]
     whole = model.clone()
     add_outputs(whole, names)
@@ -248,7 +248,7 @@ def check_lowering(
         references: Results of PyTorch, at least one.
         engine: Engine that runs the graph.
     """
-    forced = teacher_forced(model, list(references[0].states))
+    forced = add_teacher_forcing(model, list(references[0].states))
     with tempfile.TemporaryDirectory() as folder:
         layers, whole = Path(folder) / "layers.onnx", Path(folder) / "whole.onnx"
         save_graph(forced, layers)

@@ -1,4 +1,4 @@
-"""Checks of a finished graph: ONNX's own, and a form of it that shows where it goes wrong."""
+"""Save and check a finished graph, and prepare it for the layer-by-layer check."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from qdqbert.errors import GraphError
 from qdqbert.graph.qdq import sites_of
 from qdqbert.insert.sited import SitedModel
 
+# Protocol buffers are limited to 2 GB. Larger weights are saved in a separate file.
 _EXTERNAL_OVER_BYTES = 1_500_000_000
-# Protocol buffers end at 2 GB; larger weights go to a file beside.
 
 
 def save_graph(model: ir.Model, path: Path, *, temporary: bool = False) -> None:
-    """Writes a graph and has onnx check the file.
+    """Save a graph, and check the file with `onnx.checker`.
+
+    Weights of more than 1.5 GB are saved in a second file next to `path`, with the suffix `.data`.
 
     Args:
         model: The graph.
         path: The .onnx file.
-        temporary: Whether it is only run and thrown away: weights go to a file beside, which takes
-            no memory, and nothing is checked.
+        temporary: Whether the file is only run and then deleted. Weights are then always saved in
+            the second file, which needs less memory, and the file is not checked.
 
     Raises:
-        GraphError: onnx finds it invalid.
+        GraphError: If `onnx.checker` finds the graph invalid.
     """
     if temporary:
         ir.save(model, path, external_data=f"{path.name}.data")
@@ -44,11 +46,19 @@ def save_graph(model: ir.Model, path: Path, *, temporary: bool = False) -> None:
         raise GraphError(f"The graph for {path.name!r} is invalid: {error}") from error
 
 
-def layer_inputs(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]) -> list[str]:
-    """Names of the values that enter the encoder layers at the given paths, in order.
+def layer_input_names(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]) -> list[str]:
+    """Return the name of the value that enters each encoder layer.
 
-    They are what the first residual add of each layer adds to. Its first linear may read a
-    LayerNorm of that.
+    This is the residual input of the layer's first residual add. In a layer that normalizes first,
+    the first linear layer reads a LayerNorm of it.
+
+    Args:
+        sited: The model with quantizers.
+        sited_graph: The graph that was exported from it, with site nodes.
+        layers: Module paths of the encoder layers.
+
+    Returns:
+        One name for each layer, in the order of `layers`.
     """
     sources = {
         node.attributes["site"].as_string(): node.inputs[0] for node in sites_of(sited_graph)
@@ -68,18 +78,19 @@ def layer_inputs(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]
     return names
 
 
-def teacher_forced(model: ir.Model, values: Sequence[str]) -> ir.Model:
-    """A graph that is given the listed values instead of using its own, which it returns.
+def add_teacher_forcing(model: ir.Model, values: Sequence[str]) -> ir.Model:
+    """Return a copy of a graph that takes the listed values as inputs.
 
-    Rounding turns a difference in the last bit into a whole step now and then, and such steps grow
-    from layer to layer until two right implementations look apart. Given the same input, each
-    layer can be compared alone, and only real differences are left.
+    Rounding sometimes turns a difference in the last bit into a whole quantization step. Such
+    differences grow from layer to layer, so that two correct implementations seem to disagree. With
+    the same input to each layer, every layer is compared separately and only real differences
+    remain.
 
     Args:
-        model: A finished graph; not changed.
-        values: Names of inner values, each `(batch, seq, hidden)`. Value `v` is taken from a
-            new input `v.forced`; what the graph computes for it becomes an output `v`. Both are
-            float32, whatever the graph computes in.
+        model: A finished graph. It is not changed.
+        values: Names of inner values of shape `(batch, seq, hidden)`. The readers of value `v` read
+            a new input `v.forced` instead. The value that the graph computes becomes an output `v`.
+            Inputs and outputs are float32, also in a float16 graph.
     """
     forced = model.clone()
     by_name = {value.name: value for node in forced.graph for value in node.outputs}
@@ -87,7 +98,7 @@ def teacher_forced(model: ir.Model, values: Sequence[str]) -> ir.Model:
         value = by_name[name]
         given = ir.val(f"{name}.forced", dtype=ir.DataType.FLOAT, shape=value.shape)
         if value.dtype == ir.DataType.FLOAT16:
-            _force_half(forced.graph, value, given)
+            _force_float16(forced.graph, value, given)
         else:
             value.replace_all_uses_with(given)
             value.dtype = ir.DataType.FLOAT
@@ -96,8 +107,8 @@ def teacher_forced(model: ir.Model, values: Sequence[str]) -> ir.Model:
     return forced
 
 
-def _force_half(graph: ir.Graph, value: ir.Value, given: ir.Value) -> None:
-    """Lets a float32 input stand for a float16 value, which becomes a float32 output."""
+def _force_float16(graph: ir.Graph, value: ir.Value, given: ir.Value) -> None:
+    """Replace a float16 value with a float32 input, and return the value as a float32 output."""
     producer, name = value.producer(), value.name
     assert producer is not None
     as_half = ir.node("Cast", [given], {"to": ir.DataType.FLOAT16}, name=f"{name}.forced.cast")

@@ -1,4 +1,4 @@
-"""The few strokes that every rewrite of a graph is made of."""
+"""Basic edits that the rewrites of a graph are made of."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 MICROSOFT = "com.microsoft"
-"""Domain of onnxruntime's own operators."""
+"""Domain of the operators that ONNX Runtime adds to ONNX."""
 
 
 def constant_array(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """The array of an initializer, or `None` for a value that is known at run time only."""
+    """Return the array of an initializer, or `None` if the value is known only at run time."""
     if value is None or value.const_value is None or value.is_graph_input():
         return None
     array: NDArray[np.generic] = value.const_value.numpy()
@@ -22,16 +22,20 @@ def constant_array(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 
 def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
-    """An initializer of that name; one that holds the same is used again, another is not."""
-    # numpy makes `(1,)` of `()`, and a scale of that shape is one for each index of an axis.
+    """Add an initializer, and return it.
+
+    If the graph has an initializer of that name with the same dtype and values, return that one. If
+    the values differ, add a number to the name.
+    """
+    # `np.ascontiguousarray` turns shape `()` into `(1,)`, which ONNX reads as a scale per channel.
     array = np.ascontiguousarray(array).reshape(array.shape)
-    wanted, count = name, 0
+    base, count = name, 0
     while name in graph.initializers:
-        there = constant_array(graph.initializers[name])
-        if there is not None and there.dtype == array.dtype and np.array_equal(there, array):
+        known = constant_array(graph.initializers[name])
+        if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
             return graph.initializers[name]
         count += 1
-        name = f"{wanted}.{count}"
+        name = f"{base}.{count}"
     tensor = ir.tensor(array, name=name)
     value = ir.val(name, const_value=tensor)
     graph.register_initializer(value)
@@ -39,7 +43,7 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.V
 
 
 def add_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Makes outputs of inner float32 values; those that are outputs already stay as they are."""
+    """Make inner float32 values outputs of the graph, except those that are outputs already."""
     values = {value.name: value for node in model.graph for value in node.outputs}
     outputs = {value.name for value in model.graph.outputs}
     for name in names:
@@ -50,14 +54,14 @@ def add_outputs(model: ir.Model, names: Sequence[str]) -> None:
 
 
 def keep_outputs(model: ir.Model, names: Collection[str]) -> None:
-    """Drop the outputs of a graph whose names are not listed; nodes stay as they are."""
+    """Remove the outputs that are not listed. Nodes stay as they are."""
     for value in list(model.graph.outputs):
         if value.name not in names:
             model.graph.outputs.remove(value)
 
 
 def producer_of(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
-    """The node that makes a value, if it is of that type."""
+    """Return the node that computes a value, or `None` if it has a different type or domain."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != op_type or node.domain not in (domain, domain or "ai.onnx"):
         return None
@@ -65,13 +69,19 @@ def producer_of(value: ir.Value | None, op_type: str, domain: str = "") -> ir.No
 
 
 def only_consumer(value: ir.Value) -> ir.Node | None:
-    """The node that reads a value, if just one does, once, and it is no output of the graph."""
+    """Return the only reader of a value.
+
+    Return `None` if the value has several uses or none, or if it is an output of the graph.
+    """
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def bias_of(matmul: ir.Node, *, columns: int) -> tuple[ir.Value | None, ir.Node | None]:
-    """The constant that is added to each column of the product, and the node that adds it."""
+    """Return the bias that is added to a matmul, of shape `(columns,)`, and the node that adds it.
+
+    Return `(None, None)` if there is no such bias.
+    """
     add = only_consumer(matmul.outputs[0])
     if add is None or add.op_type != "Add":
         return None, None
@@ -85,16 +95,17 @@ def bias_of(matmul: ir.Node, *, columns: int) -> tuple[ir.Value | None, ir.Node 
 def replace(
     graph: ir.Graph, before: ir.Node, new: ir.Node, *, old: ir.Value, also: Sequence[ir.Node] = ()
 ) -> None:
-    """Inserts `new` in front of `before` and lets its first output stand for `old`.
+    """Insert a node, and replace a value with its first output.
 
-    Nodes left without readers are removed by `tidy`.
+    The output takes over the name, shape and type of the value. Call `tidy` afterwards to remove
+    nodes without readers.
 
     Args:
-        graph: Holds all of them.
-        before: Every input of `new` is known where it stands.
-        new: The new node, not yet in the graph.
-        old: The value that it computes in another way.
-        also: Nodes that `new` reads and that are not in the graph yet, in order.
+        graph: The graph to change.
+        before: Node of the graph. The new nodes are inserted directly before it.
+        new: The new node.
+        old: The value to replace.
+        also: Further new nodes, which `new` reads. They are inserted before `new`, in this order.
     """
     graph.insert_before(before, [*also, new])
     made = new.outputs[0]
@@ -105,7 +116,7 @@ def replace(
 
 
 def tidy(model: ir.Model) -> ir.Model:
-    """Removes what nothing reads, merges what is the same, and puts nodes in order."""
+    """Remove unused nodes and opset imports, and sort the nodes topologically."""
     for step in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),

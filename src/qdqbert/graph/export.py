@@ -1,8 +1,9 @@
-"""Exports a model with sites to one float ONNX graph in which every site is a named node.
+"""Export a model to a float ONNX graph in which every site is a node.
 
-The graph holds a `qdqbert::Site` node with attribute `site` wherever a quantizer stood. It is
-exported once; each target then turns sites into Q/DQ pairs as its recipe says, or drops them
-(`graph/qdq.py`). A graph that came ready-made is given the same nodes, and is one with ours.
+Each quantizer of the model becomes a `qdqbert::Site` node, whose attribute `site` is the site's
+name. A model is exported once. Each target then replaces the nodes with Q/DQ pairs, as its recipe
+specifies, or removes them (`graph/qdq.py`). Existing ONNX models get the same nodes, so that the
+same code handles both.
 """
 
 from __future__ import annotations
@@ -25,22 +26,26 @@ from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.insert.sited import SitedModel, marking
 
 OPSET = 21
-"""LayerNormalization (17), Gelu (20), Q/DQ with any float type of scale (19) and int4 (21)."""
+"""Opset of exported graphs.
+
+It has LayerNormalization (since 17), Q/DQ with scales of every float type (19), Gelu (20) and int4
+(21).
+"""
 
 OUTPUTS = {
     "feature-extraction": ("last_hidden_state",),
     "question-answering": ("start_logits", "end_logits"),
 }
-"""transformers' names of what a task reads; `logits` of every other."""
+"""Names of the model outputs that a task uses. Tasks that are not listed use `logits`."""
 
 OF_TOKENS = ("feature-extraction", "token-classification", "fill-mask", "text-generation")
-"""Tasks whose first output is `(batch, seq, n)`; those of all others are `(batch, n)`."""
+"""Tasks whose first output has shape `(batch, seq, n)`. In all other tasks it is `(batch, n)`."""
 
 CHOICES = 4
-"""Choices of the example that a multiple-choice graph is traced with; any number runs."""
+"""Choices per example when a multiple-choice model is traced. The graph accepts any number."""
 
 SENTENCE_EMBEDDING = "sentence_embedding"
-"""Name of the pooled output of sentence-transformers folders."""
+"""Name of the pooled output of embedders."""
 
 _EXPORTER_LOGGERS = (
     "torch.onnx._internal.exporter._registration",
@@ -49,10 +54,13 @@ _EXPORTER_LOGGERS = (
 
 
 class GraphBody(nn.Module):
-    """A transformers model that takes and returns plain tensors, pooled if it has a head.
+    """Wraps a transformers model so that it returns a tuple of tensors, which can be exported.
 
     Attributes:
-        output_names: Names of what `forward` returns, in order.
+        model: The transformers model.
+        head: Pooling of an embedder. The pooled vectors are then the last output.
+        mask: Kind of attention mask that `model` is called with.
+        output_names: Names of the tensors that `forward` returns, in order.
     """
 
     def __init__(
@@ -61,14 +69,14 @@ class GraphBody(nn.Module):
         super().__init__()
         self.model = model
         self.head = head
-        # A causal mask is for transformers to make, and so is one that choices are folded into.
+        # transformers computes causal masks, and masks of inputs with choices, itself.
         self.mask = "plain" if task in ("text-generation", "multiple-choice") else mask
         outputs = OUTPUTS.get(task, ("logits",))
         self.output_names = (*outputs, *([SENTENCE_EMBEDDING] if head else []))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
-        """The body of a checkpoint's model."""
+        """Wrap the model of a checkpoint."""
         return cls(
             checkpoint.model,
             task=checkpoint.task,
@@ -79,7 +87,16 @@ class GraphBody(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """All inputs `(batch, seq)`, or `(batch, choices, seq)`, int64. Returns `output_names`."""
+        """Run the model.
+
+        Args:
+            input_ids: `(batch, seq)` or `(batch, choices, seq)`, int64.
+            attention_mask: Same shape and dtype, 0 for [PAD].
+            token_type_ids: Same shape and dtype, if the model takes them.
+
+        Returns:
+            One tensor for each of `output_names`.
+        """
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         mask = additive_mask(attention_mask) if self.mask == "additive" else attention_mask
         outputs = self.model(input_ids=input_ids, attention_mask=mask, **segments)
@@ -90,15 +107,15 @@ class GraphBody(nn.Module):
 
 
 def choices_of(task: str) -> int | None:
-    """How many choices an input row of the task holds; `None` where it holds one text."""
+    """Return the choices per feature of an example input, or `None` if a feature is one text."""
     return CHOICES if task == "multiple-choice" else None
 
 
 def additive_mask(attention_mask: Tensor) -> Tensor:
-    """What is added to attention scores: 0 for text, the lowest float32 for [PAD].
+    """Return the mask that is added to attention scores: 0 for text, lowest float32 for [PAD].
 
-    Given ready-made, transformers takes it as it is; its own mask, for any kind of attention,
-    costs a dozen nodes and a `(batch, 1, seq, seq)` tensor.
+    transformers uses a mask of this shape as it is. Its own mask costs a dozen nodes and a
+    `(batch, 1, seq, seq)` tensor.
 
     Args:
         attention_mask: `(batch, seq)`, 0 for [PAD].
@@ -114,12 +131,12 @@ def additive_mask(attention_mask: Tensor) -> Tensor:
 
 
 def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
-    """One vector a text, as sentence-transformers makes it.
+    """Pool token states into one vector per text, as sentence-transformers does.
 
     Args:
         states: Token states `(batch, seq, hidden)`.
         attention_mask: `(batch, seq)`, 0 for [PAD].
-        head: Which pooling, and whether to to_canonical_form.
+        head: Kind of pooling, and whether vectors are normalized to length 1.
 
     Returns:
         `(batch, hidden)`.
@@ -141,7 +158,15 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
 
 
 def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
-    """Two rows of tokens, one with padding, for the exporter to trace; which tokens is all one."""
+    """Return inputs with which the exporter traces a model: two features, one with padding.
+
+    Args:
+        input_names: Names of the model's inputs.
+        task: transformers' name of the task.
+
+    Returns:
+        int64 tensors by name, `(2, 8)`, or `(2, choices, 8)` for multiple choice.
+    """
     known = {
         "input_ids": torch.full((2, 8), 5),
         "attention_mask": torch.ones((2, 8), dtype=torch.int64),
@@ -155,14 +180,14 @@ def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
 
 
 def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tensor]) -> ir.Model:
-    """The float graph with a node at every site; batch and sequence are dynamic.
+    """Export a float graph with a node at every site. Batch, choices and sequence are dynamic.
 
     Args:
         sited: The model with quantizers.
         body: The same model, wrapped.
-        example: Inputs by name, each `(batch, seq)` or `(batch, choices, seq)` with all at least
-            2, some of it padding: the exporter takes a dimension of 1, or a mask of ones, for a
-            constant.
+        example: Inputs by name, `(batch, seq)` or `(batch, choices, seq)`. Every dimension has to
+            be at least 2, and some tokens have to be padding. The exporter would treat a dimension
+            of 1, or a mask of ones, as a constant.
     """
     axes = {3: ("batch", "choices", "sequence")}.get(example["input_ids"].dim())
     dims = [torch.export.Dim(name) for name in axes or ("batch", "sequence")]
@@ -179,14 +204,14 @@ def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tenso
             verbose=False,
         )
     assert program is not None
-    # The exporter notes where in the sources of this machine each node came from.
+    # The exporter stores paths of this machine in the metadata of each node.
     cleared: ir.Model = common.ClearMetadataAndDocStringPass()(program.model).model
     return cleared
 
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silences the exporter's notes on its own deprecations, torchvision and constant folding."""
+    """Silence the exporter's messages about deprecations, torchvision and constant folding."""
     loggers = [logging.getLogger(name) for name in _EXPORTER_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -201,5 +226,5 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:
-    """Outputs of a `GraphBody` by name, as an engine would return them."""
+    """Return the outputs of a `GraphBody` as arrays by name, like those of an engine."""
     return {name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)}

@@ -1,16 +1,21 @@
-"""Turns the sites of a graph into Q/DQ pairs and int8 constants.
+"""Replace the sites of a graph with Q/DQ pairs and int8 constants.
 
-    Site(x)              ->  DequantizeLinear(QuantizeLinear(x))       an activation
-    Site(x)              ->  DequantizeLinear(QuantizeLinear(x * p))   with a pre_quant_scale p
-    Site(x)              ->  DequantizeLinear(QuantizeLinear(x * p)) * (1 / p)   an add's input
-    Site(x)              ->  DequantizeLinear(DynamicQuantizeLinear(x))  a dynamic one
-    Transpose(Site(W))   ->  DequantizeLinear(int8 codes of W')        a linear's weight
-    Gather(Site(T), i)   ->  Mul(Cast(Gather(int8 codes of T, i)), s)  an embedding table
-    Site(x)              ->  x                                         a site left in float
+An activation:
 
-Weights are stored as int8 once. A scale per hidden channel is multiplied after the lookup, since
-a table's rows are what is looked up. The same code serves graphs that we exported and, once
-they carry the same `Site` nodes, any other.
+    Site(x)             ->  DequantizeLinear(QuantizeLinear(x))
+    Site(x)             ->  DequantizeLinear(QuantizeLinear(x * p))            pre_quant_scale p
+    Site(x)             ->  DequantizeLinear(QuantizeLinear(x * p)) * (1 / p)  input of an add
+    Site(x)             ->  DequantizeLinear(DynamicQuantizeLinear(x))         dynamic quantization
+    Site(x)             ->  x                                                  left in float
+
+The weight of a linear layer, and an embedding table:
+
+    Transpose(Site(W))  ->  DequantizeLinear(int8 codes of W')
+    Gather(Site(T), i)  ->  Mul(Cast(Gather(int8 codes of T, i)), s)
+
+Each weight is stored once, as int8. An embedding table has a scale per hidden channel, so the scale
+is multiplied after the lookup of rows. The same code serves exported graphs and existing ONNX
+models with `Site` nodes.
 """
 
 from __future__ import annotations
@@ -35,12 +40,15 @@ from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual
 
 
 def sites_of(model: ir.Model) -> list[ir.Node]:
-    """The site nodes of a graph, in order."""
+    """Return the site nodes of a graph, in the order of the graph."""
     return [node for node in model.graph if node.domain == "qdqbert" and node.op_type == "Site"]
 
 
 def value_names(sited: ir.Model) -> dict[str, str]:
-    """The value that each activation's site reads, by site name, as `float_graph` calls it."""
+    """Return the name of the value that each activation site reads, by site name.
+
+    The names are those in the graph that `float_graph` returns.
+    """
     return {
         node.attributes["site"].as_string(): str(source.name)
         for node in sites_of(sited)
@@ -49,7 +57,7 @@ def value_names(sited: ir.Model) -> dict[str, str]:
 
 
 def float_graph(sited: ir.Model) -> ir.Model:
-    """The graph with every site left in float."""
+    """Return a copy of the graph with every site left in float."""
     names = [site.attributes["site"].as_string() for site in sites_of(sited)]
     return insert_qdq(sited, dict.fromkeys(names), {})
 
@@ -63,50 +71,52 @@ def insert_qdq(
     weight_amax: Mapping[str, torch.Tensor] | None = None,
     style: QdqStyle | None = None,
 ) -> ir.Model:
-    """A new graph in which every site is quantized as its spec says.
+    """Return a copy of a graph in which every site is quantized according to its spec.
 
-    Sites that read one value with equal parameters share one pair, unless the style says not to.
+    Sites that read the same value with equal parameters share one Q/DQ pair, unless `style` asks
+    for dedicated pairs.
 
     Args:
-        sited: A float graph with site nodes; not changed.
-        specs: By site name; `None` leaves the site in float.
-        ranges: By site name, for every activation with a spec that is not dynamic.
-        scales: `pre_quant_scale` by site name, `(channels,)`; weights, and inputs of residual
-            adds after their pair, are divided by it.
-        weight_amax: Of weights whose range is not their own, by site name, `()` or `(channels,)`.
-        style: How the target wants its pairs.
+        sited: A float graph with site nodes. It is not changed.
+        specs: Spec of every site by name. `None` leaves the site in float.
+        ranges: Ranges by site name, for every activation with a spec that is not dynamic.
+        scales: `pre_quant_scale` by site name, `(channels,)`. Weights are divided by it, and the
+            inputs of residual adds are divided by it after their Q/DQ pair.
+        weight_amax: `amax` of weights by site name, `()` or `(channels,)`. It replaces the largest
+            magnitude of the weight.
+        style: Form of the Q/DQ pairs that the target needs.
 
     Raises:
-        CalibrationError: An activation has a spec and no range.
-        GraphError: A weight's site is read by something that we cannot fold it into.
+        CalibrationError: If an activation has a spec and no range.
+        GraphError: If a weight's site is read by a node that its codes cannot be folded into.
     """
     style = style or QdqStyle()
     model = sited.clone()
     if style.dedicated_pairs:
-        _separate_readers(model.graph)
+        _add_site_per_reader(model.graph)
     scales = scales or {}
     pairs: dict[tuple[object, ...], ir.Value] = {}
-    rescaled: dict[tuple[object, ...], ir.Value] = {}
+    scaled: dict[tuple[object, ...], ir.Value] = {}
     for node in sites_of(model):
         name = node.attributes["site"].as_string()
         spec = specs[name]
         weight = constant_array(node.inputs[0])
-        scaled = name if weight is None else input_site_of(name)
-        # A weight is divided where its input is multiplied, whether or not it is quantized itself.
-        scale = scales.get(scaled) if specs.get(scaled) is not None else None
+        input_site = name if weight is None else input_site_of(name)
+        # If the input is multiplied, its weight is divided, whether the weight is quantized or not.
+        scale = scales.get(input_site) if specs.get(input_site) is not None else None
         if weight is not None:
             weight = weight if scale is None else weight.astype(np.float32) * (1 / scale)
             amax = (weight_amax or {}).get(name)
             _lower_weight(model.graph, node, name, weight, spec, amax)
         elif spec is None:
-            _bypass(model.graph, node)
+            _remove_site(model.graph, node)
         elif name not in ranges and not spec.dynamic:
             raise CalibrationError(f"Site `{name}` has no calibrated range. Calibrate it first.")
         else:
             if scale is not None:
-                _rescale(model.graph, node, name, scale, rescaled)
+                _apply_pre_quant_scale(model.graph, node, name, scale, scaled)
                 if is_residual_input(name):
-                    _restore(model.graph, node, name, scale)
+                    _undo_pre_quant_scale(model.graph, node, name, scale)
             reader = node.attributes.get("reader")
             label = name if reader is None else f"{name}.{reader.as_int()}"
             if spec.dynamic:
@@ -117,8 +127,11 @@ def insert_qdq(
     return tidy(model)
 
 
-def _separate_readers(graph: ir.Graph) -> None:
-    """Gives each reader of an activation's site a site of its own, of the same name."""
+def _add_site_per_reader(graph: ir.Graph) -> None:
+    """Copy the site of each activation, so that every reader has a site of its own.
+
+    The copies have the same site name, and a number in their attribute `reader`.
+    """
     for node in [node for node in graph if node.domain == "qdqbert" and node.op_type == "Site"]:
         result = node.outputs[0]
         if constant_array(node.inputs[0]) is not None:
@@ -138,38 +151,45 @@ def _separate_readers(graph: ir.Graph) -> None:
             use.node.replace_input_with(use.idx, made)
 
 
-def _bypass(graph: ir.Graph, node: ir.Node) -> None:
+def _remove_site(graph: ir.Graph, node: ir.Node) -> None:
+    """Let the readers of a site read its input directly."""
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
-    if result.is_graph_output():  # whose name has to stay
+    if result.is_graph_output():
+        # The name of an output has to stay.
         replace(graph, node, ir.node("Identity", [source]), old=result)
     else:
         result.replace_all_uses_with(source)
 
 
-def _rescale(
+def _apply_pre_quant_scale(
     graph: ir.Graph,
     site: ir.Node,
     name: str,
     scale: NDArray[np.float32],
-    rescaled: dict[tuple[object, ...], ir.Value],
+    scaled: dict[tuple[object, ...], ir.Value],
 ) -> None:
-    """Multiplies what a site reads by its `pre_quant_scale`, once for all sites that agree."""
+    """Multiply the input of a site by its `pre_quant_scale`.
+
+    Sites with the same input and an equal scale share one multiplication, found in `scaled`.
+    """
     source = site.inputs[0]
     assert source is not None
     key = (id(source), scale.tobytes())
-    if key not in rescaled:
+    if key not in scaled:
         constant = add_constant(graph, f"{name}.pre_quant_scale", scale)
         node = ir.node("Mul", [source, constant], name=f"{name}.rescale")
         node.outputs[0].name = f"{name}.rescaled"
         node.outputs[0].shape, node.outputs[0].type = source.shape, source.type
         graph.insert_before(site, node)
-        rescaled[key] = node.outputs[0]
-    site.replace_input_with(0, rescaled[key])
+        scaled[key] = node.outputs[0]
+    site.replace_input_with(0, scaled[key])
 
 
-def _restore(graph: ir.Graph, site: ir.Node, name: str, scale: NDArray[np.float32]) -> None:
-    """Divides what a site gives by its `pre_quant_scale`."""
+def _undo_pre_quant_scale(
+    graph: ir.Graph, site: ir.Node, name: str, scale: NDArray[np.float32]
+) -> None:
+    """Divide the output of a site by its `pre_quant_scale`."""
     result = site.outputs[0]
     constant = add_constant(graph, f"{name}.restoring_scale", 1 / scale)
     node = ir.node("Mul", [result, constant], name=f"{name}.restore")
@@ -189,6 +209,7 @@ def _lower_activation(
     style: QdqStyle,
     pairs: dict[tuple[object, ...], ir.Value],
 ) -> None:
+    """Replace an activation site with a Q/DQ pair, or with an equal pair found in `pairs`."""
     unsigned = style.unsigned_activations or not spec.signed
     offset = 128 if unsigned and spec.signed else 0
     zero_point = np.array(
@@ -205,7 +226,8 @@ def _lower_activation(
     if key not in pairs:
         also = []
         limits = np.array([spec.qmin, spec.qmax]) - int(parameters.zero_point)
-        if spec.qmax - spec.qmin < 255:  # QuantizeLinear keeps to the limits of its type only
+        # QuantizeLinear clips to the limits of its type. Narrower limits need a Clip.
+        if spec.qmax - spec.qmin < 255:
             low, high = (limits * scale).astype(np.float32)
             ends = [
                 add_constant(graph, f"{name}.low", low),
@@ -228,22 +250,25 @@ def _lower_activation(
         pairs[key] = reals.outputs[0]
     else:
         node.replace_input_with(0, pairs[key])
-        _bypass(graph, node)
+        _remove_site(graph, node)
 
 
 def _lower_dynamic(
     graph: ir.Graph, node: ir.Node, name: str, pairs: dict[tuple[object, ...], ir.Value]
 ) -> None:
-    """A pair whose scale and zero point are computed where it stands, once a source."""
+    """Replace a site with a Q/DQ pair whose scale and zero point are computed while the graph runs.
+
+    Sites with the same input share one pair, found in `pairs`.
+    """
     source = node.inputs[0]
     key = (id(source), "dynamic")
     if key in pairs:
         node.replace_input_with(0, pairs[key])
-        _bypass(graph, node)
+        _remove_site(graph, node)
         return
     codes = ir.node("DynamicQuantizeLinear", [source], num_outputs=3, name=f"{name}.quantize")
-    for value, what in zip(codes.outputs, ("codes", "scale", "zero_point"), strict=True):
-        value.name = f"{name}.{what}"
+    for value, suffix in zip(codes.outputs, ("codes", "scale", "zero_point"), strict=True):
+        value.name = f"{name}.{suffix}"
     reals = ir.node("DequantizeLinear", codes.outputs, name=f"{name}.dequantize")
     replace(graph, node, reals, old=node.outputs[0], also=[codes])
     pairs[key] = reals.outputs[0]
@@ -257,19 +282,20 @@ def _lower_weight(
     spec: TensorSpec | None,
     amax: torch.Tensor | None,
 ) -> None:
+    """Replace a weight site, and the nodes that read it, with int8 constants."""
     for consumer in site.outputs[0].consumers():
         if consumer.op_type == "Transpose":
             _lower_linear_weight(graph, consumer, name, weight, spec, amax)
         elif spec is None:
             continue
         elif consumer.op_type == "Gather" and consumer.inputs[0] is site.outputs[0]:
-            _lower_table(graph, consumer, name, weight, spec)
+            _lower_embedding_table(graph, consumer, name, weight, spec)
         else:
             raise GraphError(
-                f"The weight at site `{name}` is read by a {consumer.op_type} node; expected "
-                "Transpose (a linear) or Gather (an embedding)."
+                f"The weight at site `{name}` is read by a node of type {consumer.op_type}; "
+                "expected Transpose (a linear layer) or Gather (an embedding table)."
             )
-    _bypass(graph, site)
+    _remove_site(graph, site)
 
 
 def _lower_linear_weight(
@@ -280,14 +306,14 @@ def _lower_linear_weight(
     spec: TensorSpec | None,
     amax: torch.Tensor | None,
 ) -> None:
-    """Folds the transpose: `(out, in)` is stored as `(in, out)`, as MatMul reads it."""
+    """Fold the transpose: store a weight `(out, in)` as `(in, out)`, as MatMul reads it."""
     base = name.removesuffix("._weight_quantizer")
     old = transpose.outputs[0]
     if spec is None:
         folded = add_constant(graph, f"{base}.weight_transposed", weight.T)
         old.replace_all_uses_with(folded)
         return
-    codes, scale = _codes(weight, spec, amax)
+    codes, scale = _quantize_weight(weight, spec, amax)
     axis = {} if spec.axis is None else {"axis": 1 - spec.axis}
     dequantize = ir.node(
         "DequantizeLinear",
@@ -302,30 +328,30 @@ def _lower_linear_weight(
     replace(graph, transpose, dequantize, old=old)
 
 
-def _lower_table(
+def _lower_embedding_table(
     graph: ir.Graph, gather: ir.Node, name: str, table: NDArray[np.generic], spec: TensorSpec
 ) -> None:
+    """Look up rows of int8 codes, and multiply them by the scale."""
     base = name.removesuffix("._weight_quantizer")
-    codes, scale = _codes(table, spec)
-    looked_up = ir.node(
+    codes, scale = _quantize_weight(table, spec)
+    lookup = ir.node(
         "Gather",
         [add_constant(graph, f"{base}.weight_codes", codes), gather.inputs[1]],
         name=f"{name}.gather",
     )
-    as_float = ir.node(
-        "Cast", [looked_up.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.cast"
-    )
+    as_float = ir.node("Cast", [lookup.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.cast")
     scaled = ir.node(
         "Mul",
         [as_float.outputs[0], add_constant(graph, f"{base}.weight_scale", scale)],
         name=f"{name}.scale",
     )
-    replace(graph, gather, scaled, old=gather.outputs[0], also=[looked_up, as_float])
+    replace(graph, gather, scaled, old=gather.outputs[0], also=[lookup, as_float])
 
 
-def _codes(
+def _quantize_weight(
     weight: NDArray[np.generic], spec: TensorSpec, amax: torch.Tensor | None = None
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return the int8 codes of a weight, in its shape, and its scale, `()` or `(channels,)`."""
     tensor = clipped(torch.from_numpy(weight.astype(np.float32)), amax, spec.axis)
     parameters = weight_parameters(tensor, spec, amax=amax)
     codes = quantize(tensor, parameters, spec).numpy().astype(np.int8)
