@@ -134,17 +134,18 @@ def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe
     return named if embeddings is None else _with_tables(named, embeddings)
 
 
-def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None) -> Recipe:
+def stored_recipe(embeddings: Embeddings = "int8", placed_by: str | None = None) -> Recipe:
     """Return the recipe of a QDQBERT checkpoint, which has quantizers of its own.
 
-    It places embedding tables only; the checkpoint has the specs of all other sites.
+    The recipe only places the quantizers of embedding tables. The checkpoint has the specs of all
+    other sites.
 
     Args:
         embeddings: How embedding tables are stored.
-        placement: Name of the recipe that placed the quantizers. It decides how they are
-            calibrated.
+        placed_by: Name of the recipe that placed the checkpoint's own quantizers, if known. It
+            decides how they are calibrated.
     """
-    placed = None if placement is None else build_recipe(placement, embeddings=None)
+    placed = None if placed_by is None else build_recipe(placed_by, embeddings=None)
     return _with_tables(
         Recipe(
             name="stored",
@@ -160,7 +161,7 @@ def stored_recipe(embeddings: Embeddings = "int8", placement: str | None = None)
 
 _LAYER_MODULE = r"layers?\.\d+\."
 
-QKV_PRODUCTS = (
+QKV_MATMULS = (
     ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer"),
 )
 QKV_WEIGHTS = tuple(
@@ -172,7 +173,7 @@ QKV_WEIGHTS = tuple(
         ("q", "k", "v"),
     )
 )
-"""Sites that `fuse_qkv` gives one range, by the ends of their names."""
+"""Weights of query, key and value, which `fuse_qkv` gives a common range, by end of name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,7 +333,7 @@ class QuantizerOptions:
             if self.clip_gelu is not None and site.source == "activation" and site.name in adjusted:
                 adjusted[site.name] = _clipped(adjusted[site.name], self.clip_gelu)
         if self.fuse_qkv:
-            for names in fused_groups(adjusted, QKV_PRODUCTS):
+            for names in fused_groups(adjusted, QKV_MATMULS):
                 shared = _hull([adjusted[name] for name in names])
                 adjusted.update(dict.fromkeys(names, shared))
         return adjusted

@@ -111,9 +111,9 @@ def test_recipes_that_a_target_cannot_run_are_refused_before_anything_is_done() 
 
 
 def test_the_recipe_that_placed_stored_quantizers_decides_too() -> None:
-    check_recipe(TARGETS["qordered"], stored_recipe(placement="qordered"))
+    check_recipe(TARGETS["qordered"], stored_recipe(placed_by="qordered"))
     with pytest.raises(UserInputError, match="cannot run recipe 'stored'"):
-        check_recipe(TARGETS["tensorrt"], stored_recipe(placement="qordered"))
+        check_recipe(TARGETS["tensorrt"], stored_recipe(placed_by="qordered"))
     with pytest.raises(UserInputError, match="cannot run recipe 'stored'"):
         check_recipe(TARGETS["qordered"], stored_recipe())
 

@@ -165,7 +165,7 @@ def make_plan(
     embeddings: Embeddings,
     quantizer_options: QuantizerOptions | None = None,
     stored: Mapping[str, TensorSpec | None] | None = None,
-    placement: str | None = None,
+    placed_by: str | None = None,
     dedicated_pairs: bool = False,
 ) -> Plan:
     """Resolve a recipe for a target.
@@ -178,8 +178,8 @@ def make_plan(
         embeddings: How embedding tables are stored.
         quantizer_options: Changes to the recipe; `None` changes nothing.
         stored: Specs of the checkpoint's own quantizers, by site name.
-        placement: Name of the recipe that placed these quantizers, if known. It decides how they
-            are calibrated.
+        placed_by: Name of the recipe that placed the checkpoint's own quantizers, if known. It
+            decides how they are calibrated.
         dedicated_pairs: Give each reader of an activation its own Q/DQ pair.
 
     Raises:
@@ -188,7 +188,7 @@ def make_plan(
             options matches no quantizer.
     """
     if stored is not None and recipe is None:
-        built, kept = stored_recipe(embeddings, placement), stored
+        built, kept = stored_recipe(embeddings, placed_by), stored
     else:
         built, kept = build_recipe(recipe or target.recipe, embeddings=embeddings), {}
     check_recipe(target, built)

@@ -1,1 +1,1 @@
-"""Graphs that come ready-made: read with care, put in normal form, and given sites by structure."""
+"""Import existing ONNX models: bring them into canonical form, and insert a node at each site."""

@@ -264,7 +264,7 @@ def make_plans(
             # Without changes, quantizers of a checkpoint keep their own bits.
             quantizer_options=effective_quantizer_options(options) if changes else None,
             stored=None if stored is None else stored.specs,
-            placement=None if stored is None else stored.recipe,
+            placed_by=None if stored is None else stored.recipe,
             dedicated_pairs=options.dedicated_qdq_pairs,
         )
         for target in targets
