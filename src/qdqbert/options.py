@@ -12,6 +12,7 @@ panel of the help. Imports nothing heavier than the standard library.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shlex
 import types
 import typing
@@ -325,7 +326,8 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 def _attribute_docs(group: type) -> Mapping[str, str]:
     """Read the text of each field from a class's docstring."""
-    lines = str(group.__doc__).partition("Attributes:\n")[2].splitlines()
+    # The compiler removes the indentation from Python 3.13 on; `getdoc` does so in all versions.
+    lines = (inspect.getdoc(group) or "").partition("Attributes:\n")[2].splitlines()
     docs: dict[str, str] = {}
     name = ""
     for line in lines:
@@ -333,7 +335,7 @@ def _attribute_docs(group: type) -> Mapping[str, str]:
         indent = len(line) - len(line.lstrip())
         if not text:
             break
-        if indent == 8:
+        if indent == 4:
             name, _, text = text.partition(": ")
             docs[name] = text
         else:
