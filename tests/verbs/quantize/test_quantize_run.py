@@ -72,7 +72,9 @@ def test_the_folder_holds_the_report(quantized) -> None:
     assert report["warnings"] == list(made.report.warnings) == []
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("deberta-v2", marks=pytest.mark.slow), "modernbert"]
+)
 def test_families_with_another_attention_are_quantized(
     save_tiny, write_file, tmp_path, family
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_killed_run_can_be_resumed(classifier, tmp_path, out) -> None:
     assert_same_weights(out, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work_and_the_ranges(classifier, tmp_path, out) -> None:
     words = ["--epochs", "2", "--batch-size", "4", "--seed", "3", "--calibration-samples", "12"]
     paths = [classifier.checkpoint, "--train-data", classifier.train, "--eval-data", classifier.dev]
