@@ -1,9 +1,9 @@
-"""Peak memory of calibration against the number of examples, for each calibrator.
+"""Measure the peak memory of each calibrator for different numbers of examples.
 
     python benchmarks/calibration_memory.py [--model MODEL] [--counts 64,1024] [--max-length 128]
 
-Each run is a process of its own that loads the checkpoint, calibrates all 20 sites a layer and
-chooses ranges. The texts repeat, so that all runs see equal lengths.
+Each run is a separate process that loads the checkpoint, calibrates all 20 sites of each layer, and
+chooses ranges. The texts are repeated, so that all runs have inputs of the same lengths.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ CALIBRATORS = ("max", "percentile", "mse", "entropy")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--counts", default="64,1024")
+    parser.add_argument("--model", default="demo", help="checkpoint (default: the packaged one)")
+    parser.add_argument("--counts", default="64,1024", help="numbers of calibration examples")
     parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--one", nargs=2, metavar=("CALIBRATOR", "COUNT"))
+    parser.add_argument(
+        "--one", nargs=2, metavar=("CALIBRATOR", "COUNT"), help="measure this process only"
+    )
     arguments = parser.parse_args()
     if arguments.one:
         run_one(arguments.model, arguments.one[0], int(arguments.one[1]), arguments.max_length)
@@ -38,6 +40,7 @@ def main() -> None:
 
 
 def peak_mb(arguments: argparse.Namespace, calibrator: str, count: int) -> float:
+    """Return the peak memory of one run, in MB, measured in a new process."""
     command = [sys.executable, __file__, "--model", arguments.model]
     command += ["--max-length", str(arguments.max_length), "--one", calibrator, str(count)]
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -45,6 +48,7 @@ def peak_mb(arguments: argparse.Namespace, calibrator: str, count: int) -> float
 
 
 def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
+    """Calibrate in this process, and print its peak memory in MB."""
     from qdqbert import resources
     from qdqbert.calibration.calibrate import calibrate
     from qdqbert.checkpoint.demo import demo_checkpoint

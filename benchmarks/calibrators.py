@@ -1,11 +1,11 @@
-r"""A recipe with every calibrator on a whole test file, in PyTorch and on engines.
+r"""Compare calibrators for one recipe on a whole test file, in PyTorch and on engines.
 
     python benchmarks/calibrators.py CHECKPOINT --test F --calibration F [--recipe qdqbert] \
         [--engines pytorch onnxruntime openvino] [--max-length N]
 
-Statistics are collected once, on 300 examples; each calibrator chooses its ranges from them, as in
-the paper, and with `clips_residuals` where the recipe has it. Graphs of the latter are those that
-`qdqbert quantize --target ENGINE` writes.
+Statistics are collected once, on 300 examples. Each calibrator chooses ranges from them, as in the
+paper. If the recipe clips residuals, each calibrator is measured with and without clipping. Graphs
+with clipping are those that `qdqbert quantize --target ENGINE` writes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def main() -> None:
     parser.add_argument("--recipe", default="qdqbert")
     parser.add_argument("--engines", nargs="+", default=["pytorch", "onnxruntime", "openvino"])
     parser.add_argument(
-        "--only", nargs="+", default=[""], help="rows whose words have one of these"
+        "--only", nargs="+", default=[""], help="only calibrators with one of these in their name"
     )
     parser.add_argument("--max-length", type=int)
     arguments = parser.parse_args()
     test = TestSet(arguments.checkpoint, arguments.test, max_length=arguments.max_length)
-    print(f"float: {test.float.name} {test.float.value:.2f}; in brackets: other answers\n")
+    print(f"float: {test.float.name} {test.float.value:.2f}; in parentheses: changed predictions\n")
     print(f"| calibrator | {' | '.join(arguments.engines)} |")
     print("|---" * (1 + len(arguments.engines)) + "|", flush=True)
     checkpoint, recipe = test.checkpoint, build_recipe(arguments.recipe)
@@ -67,18 +67,18 @@ def main() -> None:
         scales = choose_pre_quant_scales(
             channels, linear_weights(sited), alpha=recipe.smoothing.alpha
         )
-    collector, sums = HistogramObserver(names), ResidualErrorObserver(names)
-    run(CombinedObserver(collector, sums), scales)
+    histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
+    run(CombinedObserver(histograms, errors), scales)
     inputs = example_inputs(checkpoint.input_names, checkpoint.task)
     graph = export_sited(sited, test.body, inputs)
     arrays = {name: scale.numpy() for name, scale in scales.items()}
     clips = [False, True] if recipe.clips_residuals else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):
         name += ", clipped" if clip else ""
-        if not any(words in name for words in arguments.only):
+        if not any(part in name for part in arguments.only):
             continue
-        ranges = choose_ranges(collector.statistics, calibrator)
-        ranges = clip_residual_ranges(ranges, sums.errors if clip else {})
+        ranges = choose_ranges(histograms.statistics, calibrator)
+        ranges = clip_residual_ranges(ranges, errors.errors if clip else {})
         cells = []
         for engine in arguments.engines:
             target = TARGETS["portable" if engine == "pytorch" else engine]
@@ -92,6 +92,7 @@ def main() -> None:
 
 
 def on_engine(model: Any, engine: Any, test: TestSet) -> Any:
+    """Return the score of a graph on an engine."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_graph(model, path)

@@ -1,12 +1,12 @@
-"""Whether a plain `torch.onnx.export` of a QDQBERT model computes what PyTorch does.
+"""Check that `torch.onnx.export` of a QDQBERT model gives the same int8 codes as PyTorch.
 
     python benchmarks/export_agreement.py                    # the packaged all-MiniLM-L6-v2
     python benchmarks/export_agreement.py ./my-bert --opsets 13 18 23
 
-The model is calibrated on built-in sentences and exported by both exporters with a dynamic batch
-and sequence. ONNX Runtime then runs the graph without optimizations, and every int8 code of every
-activation quantizer is compared with PyTorch's. After each quantizer PyTorch goes on with the
-graph's codes, so that a difference counts once: carried on, each is a whole step at the next.
+The model is calibrated on built-in sentences and exported by both exporters, with dynamic batch and
+sequence. ONNX Runtime then runs the graph without optimizations, and every int8 code of every
+activation quantizer is compared with PyTorch's. After each quantizer, PyTorch continues with the
+graph's codes. Each difference is therefore counted once, and causes no further differences.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ import onnxruntime
 
 transformers.logging.set_verbosity_error()
 
+# Opsets of each exporter. If dynamo cannot convert a graph to an opset below 18, it writes 18.
 EXPORTERS = {"dynamo": range(18, 24), "torchscript": range(13, 24)}
-"""Opsets that each can write; below 18 dynamo keeps 18 when it finds no way down, and says so."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("model", nargs="?", help="checkpoint (default: the packaged one)")
     parser.add_argument("--opsets", type=int, nargs="+", default=[13, 17, 18, 20, 21, 23])
-    options = parser.parse_args()
-    source = options.model or str(demo_checkpoint())
+    arguments = parser.parse_args()
+    source = arguments.model or str(demo_checkpoint())
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     texts = [example.text for example in resources.calibration_examples()][:96]
     batches = [
@@ -58,7 +58,7 @@ def main() -> None:
     combinations = [
         (exporter, opset, per_tensor, dtype)
         for exporter, known in EXPORTERS.items()
-        for opset in options.opsets
+        for opset in arguments.opsets
         if opset in known
         for per_tensor in (False, True)
         for dtype in (torch.float32, torch.float16)
@@ -66,8 +66,8 @@ def main() -> None:
     models = {}
     for per_tensor in (False, True):
         model = QDQBertModel.from_pretrained(source, add_pooling_layer=False, dtype=torch.float32)
-        recipe = QuantizerOptions(quant_per_tensor=per_tensor)
-        models[per_tensor] = calibrate(model.eval(), batches[:4], **recipe.to_dict())
+        options = QuantizerOptions(quant_per_tensor=per_tensor)
+        models[per_tensor] = calibrate(model.eval(), batches[:4], **options.to_dict())
     for exporter, opset, per_tensor, dtype in track(combinations, description="Exporting"):
         model = copy.deepcopy(models[per_tensor]).to(dtype)
         found = compare(model, dict(batches[4]), dict(batches[5]), exporter, opset)
@@ -83,23 +83,24 @@ def compare(
     exporter: str,
     opset: int,
 ) -> tuple[str, str, str, str]:
-    """Pairs in the graph, codes, how many differ, and by how much."""
+    """Return table cells: Q/DQ pairs, codes, codes that differ, and the largest difference."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         export(model, example, path, exporter, opset)
         graph = onnx.load(path)
     pairs = sum(node.op_type == "QuantizeLinear" for node in graph.graph.node)
     try:
-        theirs = codes_of_graph(graph, inputs)
+        expected = codes_of_graph(graph, inputs)
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
         return str(pairs), "-", f"not run: {str(error)[:40]}", "-"
-    total, differ, largest = differences(model, inputs, theirs)
+    total, differ, largest = differences(model, inputs, expected)
     return str(pairs), f"{total:,}", f"{differ:,} ({differ / total:.1e})", f"<= {largest}"
 
 
 def export(
     model: torch.nn.Module, example: dict[str, torch.Tensor], path: Path, exporter: str, opset: int
 ) -> None:
+    """Export a model with dynamic batch and sequence."""
     names = ["input_ids", "attention_mask", "token_type_ids"]
     values = tuple(example[name] for name in names)
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
@@ -111,7 +112,7 @@ def export(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            Named(model).eval(),
+            KeywordInputs(model).eval(),
             values,
             str(path),
             input_names=names,
@@ -123,8 +124,8 @@ def export(
         )
 
 
-class Named(torch.nn.Module):
-    """Calls by keyword: TorchScript's exporter passes all that a forward could take in order."""
+class KeywordInputs(torch.nn.Module):
+    """Calls a model with keywords, since TorchScript's exporter passes inputs by position."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -136,19 +137,21 @@ class Named(torch.nn.Module):
         attention_mask: torch.Tensor,
         token_type_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """All `(batch, seq)`; last hidden states."""
+        """Return the last hidden states. All inputs are `(batch, seq)`, int64."""
         return self.model(
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
         ).last_hidden_state
 
 
 def codes_of_graph(graph: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
-    """Codes of every activation, in the order of the graph."""
+    """Return the int8 codes of every quantized activation, in the order of the graph."""
     constants = {tensor.name for tensor in graph.graph.initializer}
-    for node in graph.graph.node:  # weights in half precision are cast first
+    # float16 weights have a Cast before their QuantizeLinear.
+    for node in graph.graph.node:
         if node.op_type in ("Cast", "Transpose") and constants.issuperset(node.input):
             constants.update(node.output)
-    first: dict[str, str] = {}  # query, key and value read one tensor: dynamo keeps one pair
+    # Query, key and value read the same tensor, for which dynamo keeps one Q/DQ pair.
+    first: dict[str, str] = {}
     for node in graph.graph.node:
         if node.op_type == "QuantizeLinear" and node.input[0] not in constants:
             first.setdefault(node.input[0], node.output[0])
@@ -158,7 +161,7 @@ def codes_of_graph(graph: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> l
             onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT8, None)
         )
     options = onnxruntime.SessionOptions()
-    # Fused int8 kernels saturate on CPUs without VNNI; the graph as it is written does not.
+    # Fused int8 kernels saturate on CPUs without VNNI. The unoptimized graph does not.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
     known = {each.name for each in session.get_inputs()}
@@ -166,28 +169,28 @@ def codes_of_graph(graph: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> l
 
 
 def differences(
-    model: torch.nn.Module, inputs: dict[str, torch.Tensor], theirs: list[np.ndarray]
+    model: torch.nn.Module, inputs: dict[str, torch.Tensor], expected: list[np.ndarray]
 ) -> tuple[int, int, int]:
-    """How many codes there are, how many differ from the graph's, and by how much at most."""
+    """Return the number of codes, how many differ from `expected`, and the largest difference."""
     seen: list[torch.Tensor] = []
     differ = largest = 0
 
-    def compare_and_go_on(
+    def compare_and_replace(
         module: TensorQuantizer, inputs: tuple[torch.Tensor], output: torch.Tensor
     ) -> torch.Tensor:
         nonlocal differ, largest
         step = module.amax / 127
         index = next((i for i, each in enumerate(seen) if each is inputs[0]), len(seen))
-        codes = torch.from_numpy(theirs[index]).float()
+        codes = torch.from_numpy(expected[index]).float()
         if index == len(seen):
             seen.append(inputs[0])
-            apart = (torch.round(output.float() / step) - codes).abs()
-            differ += int((apart > 0).sum())
-            largest = max(largest, int(apart.max()))
+            distance = (torch.round(output.float() / step) - codes).abs()
+            differ += int((distance > 0).sum())
+            largest = max(largest, int(distance.max()))
         return (codes * step).to(output.dtype)
 
     hooks = [
-        module.register_forward_hook(compare_and_go_on)
+        module.register_forward_hook(compare_and_replace)
         for name, module in model.named_modules()
         if isinstance(module, TensorQuantizer) and not name.endswith("_weight_quantizer")
     ]
@@ -195,8 +198,8 @@ def differences(
         model(**inputs)
     for hook in hooks:
         hook.remove()
-    assert len(seen) == len(theirs), (len(seen), len(theirs))
-    return sum(codes.size for codes in theirs), differ, largest
+    assert len(seen) == len(expected), (len(seen), len(expected))
+    return sum(codes.size for codes in expected), differ, largest
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""What quantizers cost in training: a step with all 20 a layer on, against the step in float.
+"""Measure how much quantizers slow down a training step.
 
     python benchmarks/fake_quant.py                  # eager and compiled, on a GPU if there is one
     python benchmarks/fake_quant.py --modes eager --device cpu
 
-A step is forward, loss, backward and AdamW on a BERT-base-shaped encoder of two layers. Steps of
-the models alternate, so that a slow spell of the machine hits all; the ratio is that of medians.
-The float model is run twice: as transformers runs it (its fused attention), and with the eager
-attention that QDQBERT's quantizers between the products need. `linears` has quantizers on the
-linears' inputs and weights alone; `torch's kernels` has all of them, by torch's own fake-quantize
-operators (`TensorQuantizer.use_fb_fake_quant`), eager only.
+A step is forward, loss, backward and AdamW on an encoder of two layers with the shape of BERT-base.
+The models take turns, so that a slow period of the machine affects all of them. Ratios are those of
+medians. The models are:
+
+- `float`: transformers' default, with fused attention
+- `float, eager attention`: the attention that quantizers between the matmuls need
+- `linear layers`: quantizers only on the inputs and weights of linear layers
+- `all quantizers`: all 20 quantizers of each layer
+- `all, torch's kernels`: the same with torch's own fake-quantize operators
+  (`TensorQuantizer.use_fb_fake_quant`), in eager mode only
 """
 
 from __future__ import annotations
@@ -46,7 +50,13 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
         return
     table = Table(title=f"Training step, {options.batch} x {options.tokens}, {options.device}")
-    for column in ("mode", "model", "median ms", "to float", "to float, eager attention"):
+    for column in (
+        "mode",
+        "model",
+        "median ms",
+        "relative to float",
+        "relative to float, eager attention",
+    ):
         table.add_column(column)
     for row in rows:
         table.add_row(
@@ -60,12 +70,14 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, mode: str) -> list[dict[str, object]]:
+    """Time the models in one mode, and return a row for each."""
     models = build(options)
     steps = {name: make_step(model, options, mode) for name, model in models.items()}
     if mode == "eager":
         steps["all, torch's kernels"] = with_torch_kernels(steps["all quantizers"])
     for step in steps.values():
-        for _ in range(3):  # compiles, and fills AdamW's state
+        # The first steps compile the model and create the state of AdamW.
+        for _ in range(3):
             step()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.rounds):
@@ -87,7 +99,7 @@ def measure(options: argparse.Namespace, mode: str) -> list[dict[str, object]]:
 
 
 def build(options: argparse.Namespace) -> dict[str, torch.nn.Module]:
-    """Float models and quantized ones, calibrated, all with the same weights."""
+    """Return float models and calibrated quantized models with equal weights, by name."""
     shape = {
         "vocab_size": 1000,
         "hidden_size": options.hidden,
@@ -99,8 +111,8 @@ def build(options: argparse.Namespace) -> dict[str, torch.nn.Module]:
     quantized = QDQBertModel(QDQBertConfig(**shape), add_pooling_layer=False)
     state = quantized.state_dict()
     calibrate(quantized, [{"input_ids": tokens(options)}], calibrator="max")
-    linears = copy.deepcopy(quantized)
-    for name, module in linears.named_modules():
+    linear_only = copy.deepcopy(quantized)
+    for name, module in linear_only.named_modules():
         if isinstance(module, TensorQuantizer) and ("matmul_" in name or "add_" in name):
             module.disable()
     models: dict[str, torch.nn.Module] = {}
@@ -109,13 +121,13 @@ def build(options: argparse.Namespace) -> dict[str, torch.nn.Module]:
         model = transformers.BertModel(config, add_pooling_layer=False)
         model.load_state_dict(state)
         models[name] = model
-    models["linears"] = linears
+    models["linear layers"] = linear_only
     models["all quantizers"] = quantized
     return {name: model.to(options.device).train() for name, model in models.items()}
 
 
 def make_step(model: torch.nn.Module, options: argparse.Namespace, mode: str) -> Callable[[], None]:
-    """One training step, that waits for its device."""
+    """Return a training step that waits until the device has finished."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     ids = tokens(options).to(options.device)
     forward = torch.compile(model) if mode == "compile" else model
@@ -132,6 +144,8 @@ def make_step(model: torch.nn.Module, options: argparse.Namespace, mode: str) ->
 
 
 def with_torch_kernels(step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step with torch's own fake-quantize operators."""
+
     def switched() -> None:
         TensorQuantizer.use_fb_fake_quant = True
         try:
@@ -143,6 +157,7 @@ def with_torch_kernels(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def tokens(options: argparse.Namespace) -> torch.Tensor:
+    """Return random token ids, `(batch, tokens)`."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(1000, (options.batch, options.tokens), generator=generator)
 

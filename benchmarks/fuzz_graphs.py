@@ -1,14 +1,16 @@
-"""Whether a damaged .onnx file is ever answered by anything but a graph or an error that names it.
+"""Check that a damaged .onnx file is either loaded or refused with an error that names it.
 
     python benchmarks/fuzz_graphs.py --count 10000 --seed 0
-    python benchmarks/fuzz_graphs.py model.onnx --only 1234    # one mutant again, with its error
+    python benchmarks/fuzz_graphs.py model.onnx --only 1234    # repeat one mutant, show its error
 
-A small encoder is damaged in bytes (flips, cuts, pieces copied and dropped) and in its parsed form
-(operators, inputs, shapes, types, attributes, weights, opsets changed, dropped and doubled), and
-each mutant goes the way of `qdqbert quantize model.onnx` up to a loaded float model, or with
-`--evaluate` that of `qdqbert evaluate model.onnx` up to a loaded graph. A mutant
-passes if that works, or raises an error of this package. It fails if it raises anything else, ends
-its process, or takes longer than `--limit` seconds.
+Mutants are made from a small encoder. Some are changed in their bytes: bits are flipped, the file
+is truncated, pieces are duplicated or removed. Others are changed in their parsed form: operators,
+inputs, shapes, types, attributes, weights and opsets are changed, removed or duplicated. Each
+mutant is loaded as `qdqbert quantize model.onnx` loads its float model or, with `--evaluate`, as
+`qdqbert evaluate model.onnx` loads its graph.
+
+A mutant passes if it is loaded, or if an error of this package is raised. It fails if another error
+is raised, if the process ends, or if it takes longer than `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from qdqbert.graph.imported.imported_model import import_onnx
 
 TASK = "text-classification"
 
+# Address space that a worker may use in addition to what it has at its start, in bytes.
 MEMORY = 8 << 30
-"""Most address space of a worker beyond what it starts with, in bytes."""
 
 OPERATORS = (
     *("Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Softmax", "LayerNormalization", "Gelu"),
@@ -56,16 +58,16 @@ OPERATORS = (
     *("MultiHeadAttention", "FusedMatMul", "QLinearMatMul", "Nonsense", ""),
 )
 NUMBERS = (-(2**63), -(2**31), -7, -2, -1, 0, 1, 2, 3, 4, 5, 7, 11, 32, 2**31 - 1, 2**62, 2**63 - 1)
-DOMAINS = ("", "ai.onnx", "com.microsoft", "qdqbert", "qdqbert.later", "elsewhere")
+DOMAINS = ("", "ai.onnx", "com.microsoft", "qdqbert", "qdqbert.future", "unknown")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a mutant.
+    """Result of one mutant.
 
     Attributes:
-        kind: `read`, `refused`, `refused by the guard`, or a failure.
-        detail: Its error.
+        kind: `loaded`, `refused`, `refused by the guard`, or the kind of failure.
+        detail: The error.
     """
 
     kind: str
@@ -73,12 +75,12 @@ class Outcome:
 
     @property
     def fails(self) -> bool:
-        """Whether the program, not the file, is at fault."""
-        return self.kind not in ("read", "refused", "refused by the guard")
+        """Whether this is an error of the program instead of one of the file."""
+        return self.kind not in ("loaded", "refused", "refused by the guard")
 
 
 def tiny_encoder() -> bytes:
-    """BERT of one layer, 16 wide, as TorchScript exports it."""
+    """Return a BERT of one layer with 16 channels, exported by TorchScript."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
         hidden_size=16,
@@ -110,15 +112,15 @@ def tiny_encoder() -> bytes:
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """One damaged copy."""
+    """Return a damaged copy."""
     if rng.random() < 0.3:
-        return rng.choice([_flip, _cut, _drop, _double, _overwrite])(data, rng)
+        return rng.choice([_flip, _cut, _drop, _duplicate, _overwrite])(data, rng)
     try:
         model = onnx.ModelProto.FromString(data)
     except DecodeError:
         return _flip(data, rng)
     for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
-        # A change that does not fit what is there is none; the next is drawn.
+        # Skip an edit that cannot be applied to the model.
         with contextlib.suppress(IndexError, ValueError, TypeError):
             rng.choice(EDITS)(model, rng)
     return bytes(model.SerializeToString())
@@ -126,13 +128,13 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 def _flip(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
-    # Names and shapes are at the ends of a file; weights, most of it, take any value.
+    # Most of a file are weights, which can have any value. Names and shapes are at both ends.
     for _ in range(rng.choice([1, 1, 2, 8, 64])):
-        changed[_place(data, rng)] ^= 1 << rng.randrange(8)
+        changed[_position(data, rng)] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def _place(data: bytes, rng: random.Random) -> int:
+def _position(data: bytes, rng: random.Random) -> int:
     ends = min(len(data), 6000)
     return rng.choice(
         [rng.randrange(len(data)), rng.randrange(ends), len(data) - 1 - rng.randrange(ends)]
@@ -140,21 +142,21 @@ def _place(data: bytes, rng: random.Random) -> int:
 
 
 def _cut(data: bytes, rng: random.Random) -> bytes:
-    return data[: _place(data, rng)]
+    return data[: _position(data, rng)]
 
 
 def _drop(data: bytes, rng: random.Random) -> bytes:
-    start = _place(data, rng)
+    start = _position(data, rng)
     return data[:start] + data[start + rng.choice([1, 2, 16, 256]) :]
 
 
-def _double(data: bytes, rng: random.Random) -> bytes:
-    start = _place(data, rng)
+def _duplicate(data: bytes, rng: random.Random) -> bytes:
+    start = _position(data, rng)
     return data[:start] + data[start : start + rng.choice([1, 2, 16, 256])] + data[start:]
 
 
 def _overwrite(data: bytes, rng: random.Random) -> bytes:
-    start, count = _place(data, rng), rng.choice([1, 4, 16])
+    start, count = _position(data, rng), rng.choice([1, 4, 16])
     return data[:start] + rng.randbytes(count) + data[start + count :]
 
 
@@ -167,7 +169,7 @@ def _node(model: onnx.ModelProto, rng: random.Random) -> onnx.NodeProto:
 
 def _value(model: onnx.ModelProto, rng: random.Random) -> str:
     node = _node(model, rng)
-    names = [*node.output, *node.input, rng.choice(model.graph.initializer).name, "", "nowhere"]
+    names = [*node.output, *node.input, rng.choice(model.graph.initializer).name, "", "missing"]
     return rng.choice(names)
 
 
@@ -211,7 +213,7 @@ def _other_domain(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _to_microsoft(model: onnx.ModelProto, rng: random.Random) -> None:
-    """A fused operator with inputs that mean nothing to it."""
+    """Turn a node into a fused operator with random inputs."""
     node = _node(model, rng)
     node.domain = "com.microsoft"
     node.op_type = rng.choice(
@@ -246,7 +248,7 @@ def _attribute(model: onnx.ModelProto, rng: random.Random) -> onnx.AttributeProt
 def _other_attribute(model: onnx.ModelProto, rng: random.Random) -> None:
     attribute = _attribute(model, rng)
     name = attribute.name
-    made = rng.choice(
+    value = rng.choice(
         [
             rng.choice(NUMBERS),
             rng.choice([0.0, -1.0, float("nan"), float("inf"), 1e30]),
@@ -255,7 +257,7 @@ def _other_attribute(model: onnx.ModelProto, rng: random.Random) -> None:
             onnx.helper.make_tensor("t", TensorProto.INT64, [1], [rng.choice(NUMBERS)]),
         ]
     )
-    attribute.CopyFrom(onnx.helper.make_attribute(name, made))
+    attribute.CopyFrom(onnx.helper.make_attribute(name, value))
 
 
 def _other_integer(model: onnx.ModelProto, rng: random.Random) -> None:
@@ -401,13 +403,13 @@ def _ir_version(model: onnx.ModelProto, rng: random.Random) -> None:
 
 def _function(model: onnx.ModelProto, rng: random.Random) -> None:
     node = _node(model, rng)
-    node.domain, inputs = "elsewhere", list(node.input)
+    node.domain, inputs = "unknown", list(node.input)
     inner = onnx.NodeProto.FromString(node.SerializeToString())
     if rng.random() < 0.7:
         inner.domain = ""
     model.functions.append(
         onnx.helper.make_function(
-            "elsewhere",
+            "unknown",
             node.op_type,
             inputs[: rng.randrange(len(inputs) + 1)],
             list(node.output),
@@ -416,7 +418,7 @@ def _function(model: onnx.ModelProto, rng: random.Random) -> None:
         )
     )
     if rng.random() < 0.8:
-        model.opset_import.append(onnx.helper.make_opsetid("elsewhere", 1))
+        model.opset_import.append(onnx.helper.make_opsetid("unknown", 1))
 
 
 def _sparse(model: onnx.ModelProto, rng: random.Random) -> None:
@@ -438,13 +440,13 @@ EDITS: tuple[Edit, ...] = (
 
 
 def mutant(bases: list[bytes], seed: int) -> bytes:
-    """The mutant of a seed."""
+    """Return the mutant of a seed."""
     rng = random.Random(seed)
     return mutate(rng.choice(bases), rng)
 
 
 def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
-    """Reads a mutant as `quantize` does, or as `evaluate`."""
+    """Load a mutant as `quantize` or `evaluate` does."""
     path = folder / "model.onnx"
     path.write_bytes(data)
     try:
@@ -455,16 +457,16 @@ def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
     except QdqBertError as error:
         text = str(error)
         if "\n" in text or path.name not in text:
-            return Outcome(kind="refused in bad words", detail=text)
+            return Outcome(kind="refused without naming the file", detail=text)
         by_guard = "in a way that no check names" in text
         return Outcome(kind="refused by the guard" if by_guard else "refused", detail=text)
     except Exception:
-        return Outcome(kind="raised something else", detail=traceback.format_exc())
-    return Outcome(kind="read")
+        return Outcome(kind="unexpected error", detail=traceback.format_exc())
+    return Outcome(kind="loaded")
 
 
 def work(connection: Connection, bases: list[bytes], evaluated: bool) -> None:
-    """Answers seeds with outcomes until there are no more."""
+    """Receive seeds and send their outcomes, until `None` is received."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -475,22 +477,22 @@ def work(connection: Connection, bases: list[bytes], evaluated: bool) -> None:
 
 
 class Worker:
-    """A process that is started again when it dies or hangs."""
+    """A process that is restarted when it crashes or hangs."""
 
     def __init__(self, bases: list[bytes], *, evaluated: bool) -> None:
         self._bases, self._evaluated = bases, evaluated
         self._start()
 
     def _start(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
+        self.connection, remote = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(
-            target=work, args=(theirs, self._bases, self._evaluated), daemon=True
+            target=work, args=(remote, self._bases, self._evaluated), daemon=True
         )
         self._process.start()
-        theirs.close()
+        remote.close()
 
     def outcome(self, seed: int, limit: float) -> Outcome:
-        """What becomes of the mutant of a seed within so many seconds."""
+        """Return the outcome of the mutant of a seed, with a time limit in seconds."""
         self.connection.send(seed)
         if not self.connection.poll(limit):
             self.stop()
@@ -505,21 +507,29 @@ class Worker:
             return Outcome(kind="crashed", detail=f"exit code {code}")
 
     def stop(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.kill()
         self._process.join()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("models", nargs="*", type=Path, help="small graphs to damage")
+    parser.add_argument(
+        "models", nargs="*", type=Path, help="small graphs to mutate (default: an encoder)"
+    )
     parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=20, help="seconds for a mutant")
-    parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
-    parser.add_argument("--only", type=int, help="one mutant, in this process")
-    parser.add_argument("--evaluate", action="store_true", help="the way of `evaluate`")
-    parser.add_argument("--keep", type=Path, help="with --only: a file to write it to")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first mutant")
+    parser.add_argument(
+        "--limit", type=float, default=20, help="time limit of a mutant, in seconds"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="time limit of the run, in minutes"
+    )
+    parser.add_argument(
+        "--only", type=int, help="load only the mutant of this seed, in this process"
+    )
+    parser.add_argument("--evaluate", action="store_true", help="load mutants as `evaluate` does")
+    parser.add_argument("--keep", type=Path, help="with --only: write the mutant to this file")
     arguments = parser.parse_args()
     bases = [path.read_bytes() for path in arguments.models] or [tiny_encoder()]
     if arguments.only is not None:
@@ -549,7 +559,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     for detail, seeds in sorted(by_guard.items(), key=lambda item: -len(item[1])):
-        print(f"{len(seeds)} times, first by mutant {seeds[0]}: {detail}")
+        print(f"{len(seeds)} times, first for mutant {seeds[0]}: {detail}")
     sys.exit(any(Outcome(kind=kind).fails for kind in counts))
 
 

@@ -1,13 +1,18 @@
-r"""Memory and time of calibrating a ready .onnx graph of BERT-base's size at 384 tokens.
+r"""Measure memory and time of calibrating an ONNX model of BERT-base's size at 384 tokens.
 
     python benchmarks/graph_calibration.py [--examples 100] [--rival-examples 4] [--length 384]
 
-Weights and tokens are random: neither memory nor time depends on them. Each row is a process of its
-own. "bare" loads the graph and runs it over the examples, one at a time; ours collects statistics
-of all 16 watched tensors a layer once and chooses the ranges of each calibrator from them, sums
-clipped; onnxruntime's calibrators are given as many examples as memory allows. "load" is reading
-the graph, for ours also finding its parts and writing the one that is watched; the ratio is of the
-passes and what follows them, load apart. onnxruntime's is all in one.
+Weights and tokens are random, since neither memory nor time depends on them. Each row of the table
+is measured in a separate process:
+
+- "bare forward passes" loads the graph and runs it on the examples, one at a time.
+- "qdqbert" collects statistics of the 16 observed tensors of each layer once. Each calibrator
+  chooses ranges from them, with residual clipping.
+- "onnxruntime" uses the calibrators of ONNX Runtime, on as many examples as memory allows.
+
+"load s" is the time to read the graph. For qdqbert, it includes finding the layers and writing the
+graph whose tensors are observed. For onnxruntime, it is part of "passes s". The last column divides
+"passes s", which includes choosing ranges, by that of bare forward passes.
 """
 
 from __future__ import annotations
@@ -31,12 +36,14 @@ VOCABULARY = 30522
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--examples", type=int, default=100)
-    parser.add_argument("--rival-examples", type=int, default=4)
-    parser.add_argument("--length", type=int, default=384)
+    parser.add_argument("--examples", type=int, default=100, help="calibration examples")
+    parser.add_argument("--rival-examples", type=int, default=4, help="examples of onnxruntime")
+    parser.add_argument("--length", type=int, default=384, help="tokens of each example")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--one", nargs=2, metavar=("WHAT", "GRAPH"))
+    parser.add_argument(
+        "--one", nargs=2, metavar=("KIND", "GRAPH"), help="measure this process only"
+    )
     arguments = parser.parse_args()
     if arguments.one:
         run_one(arguments, *arguments.one)
@@ -44,17 +51,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "model.onnx"
         export(arguments, graph)
-        print("| calibration | examples | peak memory, GB | load s | passes s | by bare passes |")
+        print("| calibration | examples | peak memory, GB | load s | passes s | relative to bare |")
         print("|---|---|---|---|---|---|")
-        bare = child(arguments, "bare", graph, arguments.examples)[0]
+        bare = measure(arguments, "bare", graph, arguments.examples)[0]
         show("bare forward passes", arguments.examples, bare, bare[2])
         for name, row in zip(
-            CALIBRATORS, child(arguments, "ours", graph, arguments.examples), strict=True
+            CALIBRATORS, measure(arguments, "ours", graph, arguments.examples), strict=True
         ):
             show(f"qdqbert, {name}", arguments.examples, row, bare[2])
         share = arguments.rival_examples / arguments.examples
         for name in RIVALS:
-            row = child(arguments, name, graph, arguments.rival_examples)[0]
+            row = measure(arguments, name, graph, arguments.rival_examples)[0]
             show(f"onnxruntime, {name}", arguments.rival_examples, row, bare[2] * share)
 
 
@@ -64,11 +71,11 @@ def show(name: str, examples: int, row: tuple[float, ...], bare: float) -> None:
     print(f"| {name} | {examples} | {cells} |", flush=True)
 
 
-def child(
-    arguments: argparse.Namespace, what: str, graph: Path, examples: int
+def measure(
+    arguments: argparse.Namespace, kind: str, graph: Path, examples: int
 ) -> list[tuple[float, ...]]:
-    """Peak memory in GB, seconds to load and seconds after, of each line that a process prints."""
-    command = [sys.executable, __file__, "--one", what, str(graph), "--examples", str(examples)]
+    """Measure in a new process. Return peak memory in GB, load seconds and pass seconds, by row."""
+    command = [sys.executable, __file__, "--one", kind, str(graph), "--examples", str(examples)]
     command += ["--length", str(arguments.length)]
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
     lines = [line.split() for line in finished.stdout.splitlines() if line.startswith("row ")]
@@ -76,7 +83,7 @@ def child(
 
 
 def export(arguments: argparse.Namespace, path: Path) -> None:
-    """A BERT for questions with random weights, by TorchScript's exporter."""
+    """Export a question-answering BERT with random weights, with TorchScript's exporter."""
     code = f"""
 import torch, warnings
 from transformers import BertConfig, BertForQuestionAnswering
@@ -100,6 +107,7 @@ torch.onnx.export(
 
 
 def inputs_of(arguments: argparse.Namespace) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Return random inputs of one example each, `(1, length)`."""
     random = np.random.default_rng(0)
     shape = (1, arguments.length)
     return [
@@ -112,12 +120,13 @@ def inputs_of(arguments: argparse.Namespace) -> list[dict[str, np.ndarray[Any, A
     ]
 
 
-def run_one(arguments: argparse.Namespace, what: str, graph: str) -> None:
+def run_one(arguments: argparse.Namespace, kind: str, graph: str) -> None:
+    """Measure one kind of run in this process, and print its rows."""
     steps: dict[str, Callable[..., None]] = {"bare": run_bare, "ours": run_ours}
-    steps.get(what, run_rival)(Path(graph), inputs_of(arguments), what)
+    steps.get(kind, run_rival)(Path(graph), inputs_of(arguments), kind)
 
 
-def tell(load: float, passes: float) -> None:
+def print_row(load: float, passes: float) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     print(f"row {peak} {load} {passes}", flush=True)
 
@@ -130,7 +139,7 @@ def run_bare(graph: Path, inputs: list[Any], _: str) -> None:
     loaded = time.perf_counter()
     for each in inputs:
         session.run(None, each)
-    tell(loaded - start, time.perf_counter() - loaded)
+    print_row(loaded - start, time.perf_counter() - loaded)
 
 
 def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
@@ -150,14 +159,14 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     names = [site.name for site in sited.sites if site.kind == "activation"]
     observed = ObservedGraph(sited, graph.with_name("observed.onnx"), sites=names)
     loaded = time.perf_counter()
-    collector, sums = HistogramObserver(names), ResidualErrorObserver(names)
+    histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]
-    observed.run(batches, CombinedObserver(collector, sums), {})
+    observed.run(batches, CombinedObserver(histograms, errors), {})
     collected = time.perf_counter() - loaded
     for rule in (Max(), Percentile(99.99), Mse(), Entropy()):
         chosen = time.perf_counter()
-        clip_residual_ranges(choose_ranges(collector.statistics, rule), sums.errors)
-        tell(loaded - start, collected + time.perf_counter() - chosen)
+        clip_residual_ranges(choose_ranges(histograms.statistics, rule), errors.errors)
+        print_row(loaded - start, collected + time.perf_counter() - chosen)
 
 
 def run_rival(graph: Path, inputs: list[Any], name: str) -> None:
@@ -167,12 +176,12 @@ def run_rival(graph: Path, inputs: list[Any], name: str) -> None:
         create_calibrator,
     )
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class DataReader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self._rest = iter(inputs)
+            self._inputs = iter(inputs)
 
         def get_next(self) -> Any:
-            return next(self._rest, None)
+            return next(self._inputs, None)
 
     start = time.perf_counter()
     calibrator = create_calibrator(
@@ -181,9 +190,9 @@ def run_rival(graph: Path, inputs: list[Any], name: str) -> None:
         augmented_model_path=str(graph.with_name("augmented.onnx")),
         calibrate_method=getattr(CalibrationMethod, RIVALS[name]),
     )
-    calibrator.collect_data(Reader())
+    calibrator.collect_data(DataReader())
     calibrator.compute_data()
-    tell(0.0, time.perf_counter() - start)
+    print_row(0.0, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

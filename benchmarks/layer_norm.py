@@ -1,6 +1,8 @@
-"""Why residual adds are written as Sum for ONNX Runtime: its two ways to add and to_canonical_form.
+"""Compare Add and Sum before LayerNormalization on ONNX Runtime.
 
-python benchmarks/layer_norm.py [--hidden 384] [--tokens 1024] [--threads 2]
+The result is the reason why residual adds are written as Sum for that engine.
+
+    python benchmarks/layer_norm.py [--hidden 384] [--tokens 1024] [--threads 2]
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import onnxruntime
 
 
 def graph(op_type: str, hidden: int, layers: int) -> bytes:
-    """A chain of `LayerNormalization(op(x, y))`."""
+    """Return a chain of `LayerNormalization(op(x, y))`."""
     nodes, value = [], "x"
     for index in range(layers):
         nodes += [
@@ -32,7 +34,7 @@ def graph(op_type: str, hidden: int, layers: int) -> bytes:
         ]
         value = f"out{index}"
     shape = ["tokens", 1, hidden]
-    made = helper.make_graph(
+    chain = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")],
@@ -43,7 +45,7 @@ def graph(op_type: str, hidden: int, layers: int) -> bytes:
         ],
     )
     opsets = [helper.make_opsetid("", 21)]
-    return bytes(helper.make_model(made, opset_imports=opsets, ir_version=10).SerializeToString())
+    return bytes(helper.make_model(chain, opset_imports=opsets, ir_version=10).SerializeToString())
 
 
 def main() -> None:

@@ -1,15 +1,19 @@
-r"""What is found in graphs of every exporter, and what each target makes of them.
+r"""Check import and lowering of ONNX models from every exporter, for each target.
 
     python benchmarks/onnx_models.py [--only bert] [--targets portable openvino ...]
 
 Two-layer models with random weights, exported by TorchScript and dynamo at several opsets with
-eager and sdpa attention, and fused by onnxruntime's transformer optimizer. Each graph is opened,
+eager and sdpa attention, and fused by onnxruntime's transformer optimizer. Each graph is imported,
 calibrated once on random tokens with padding, and lowered for each target.
 
-Sites are those found in a BERT, MiniLM, RoBERTa, DistilBERT and ELECTRA. A target's cell has the
-int8 nodes placed; the largest difference, of all families, of an output number to the same Q/DQ
-pairs computed literally by ONNX Runtime, by the largest output; and the worst layer's SQNR to them
-given the same input. Rounding ties make both: a layer that these do not explain is counted.
+The column "sites" has the number of sites found in BERT, MiniLM, RoBERTa, DistilBERT and ELECTRA. A
+target's cell combines all families:
+
+- the number of int8 nodes in the lowered graph
+- the largest difference of an output from that of the graph's Q/DQ pairs, which ONNX Runtime runs
+  without optimizations, relative to the largest output
+- the lowest SQNR of a layer, in dB, each layer given the same input
+- the number of graphs in which a layer differs by more than rounding ties explain, if any
 """
 
 from __future__ import annotations
@@ -67,9 +71,9 @@ NAMES = ["input_ids", "attention_mask", "token_type_ids"]
 
 
 def families(attention: str) -> dict[str, tuple[Callable[[], nn.Module], int]]:
-    """What makes each model, and how many inputs it has."""
+    """Return a function that creates the model, and its number of inputs, for each family."""
 
-    def made(name: str, **sizes: Any) -> nn.Module:
+    def create(name: str, **sizes: Any) -> nn.Module:
         config = getattr(transformers, f"{name}Config")(
             attn_implementation=attention, return_dict=False, **sizes
         )
@@ -77,22 +81,22 @@ def families(attention: str) -> dict[str, tuple[Callable[[], nn.Module], int]]:
         return model.eval()
 
     return {
-        "bert": (lambda: made("Bert", **SIZES), 3),
-        "minilm": (lambda: made("Bert", **MINILM), 3),
-        "roberta": (lambda: made("Roberta", **SIZES, type_vocab_size=1), 2),
+        "bert": (lambda: create("Bert", **SIZES), 3),
+        "minilm": (lambda: create("Bert", **MINILM), 3),
+        "roberta": (lambda: create("Roberta", **SIZES, type_vocab_size=1), 2),
         "distilbert": (
-            lambda: made("DistilBert", **DISTIL, vocab_size=100, max_position_embeddings=64),
+            lambda: create("DistilBert", **DISTIL, vocab_size=100, max_position_embeddings=64),
             2,
         ),
-        "electra": (lambda: made("Electra", **SIZES, embedding_size=32), 3),
+        "electra": (lambda: create("Electra", **SIZES, embedding_size=32), 3),
     }
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default="", help="families whose name has this")
-    parser.add_argument("--exports", default="", help="exports whose words have this")
+    parser.add_argument("--only", default="", help="only families with this in their name")
+    parser.add_argument("--exports", default="", help="only exports with this in their description")
     parser.add_argument(
         "--targets",
         nargs="+",
@@ -112,25 +116,26 @@ def main() -> None:
 
 
 def graphs(folder: Path, only: str, exports: str) -> Iterator[tuple[str, Path]]:
-    """Every export: its words, and its file for each family in turn."""
+    """Yield the description and the file of every export, for each family."""
     for dynamo, opset, attention in EXPORTS:
-        words = f"{'dynamo' if dynamo else 'TorchScript'} {opset}, {attention}"
+        description = f"{'dynamo' if dynamo else 'TorchScript'} {opset}, {attention}"
         for family, (make, inputs) in families(attention).items():
-            if only in family and exports in words:
+            if only in family and exports in description:
                 path = folder / f"{family}.onnx"
                 write(make(), inputs, path, opset, dynamo)
-                yield words, path
+                yield description, path
     for opset, half in FUSED:
-        words = f"TorchScript {opset}, fused, {'float16' if half else 'float32'}"
+        description = f"TorchScript {opset}, fused, {'float16' if half else 'float32'}"
         for family, (make, inputs) in families("eager").items():
-            if only in family and exports in words:
+            if only in family and exports in description:
                 path = folder / f"{family}.onnx"
                 write(make(), inputs, path, opset, False)
                 fuse(path, 2 if family == "minilm" else 4, half)
-                yield words, path
+                yield description, path
 
 
 def write(model: nn.Module, inputs: int, path: Path, opset: int, dynamo: bool) -> None:
+    """Export a model with random weights."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
@@ -166,6 +171,7 @@ def write(model: nn.Module, inputs: int, path: Path, opset: int, dynamo: bool) -
 
 
 def fuse(path: Path, heads: int, half: bool) -> None:
+    """Fuse a graph with ONNX Runtime's transformer optimizer, in place."""
     from onnxruntime.transformers import optimizer
 
     fused = optimizer.optimize_model(
@@ -177,6 +183,7 @@ def fuse(path: Path, heads: int, half: bool) -> None:
 
 
 def tokens(input_names: tuple[str, ...], count: int) -> list[Batch]:
+    """Return batches of three random texts of different lengths, one with padding."""
     random = np.random.default_rng(0)
     batches = []
     for index in range(count):
@@ -191,7 +198,15 @@ def tokens(input_names: tuple[str, ...], count: int) -> list[Batch]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What one target made of one graph."""
+    """Result of lowering one graph for one target.
+
+    Attributes:
+        nodes: Number of int8 nodes.
+        difference: Largest difference of an output from the reference, relative to the largest
+            output.
+        worst_layer_db: Lowest SQNR of a layer, in dB.
+        is_exact: Whether rounding ties explain all differences.
+    """
 
     nodes: int
     difference: float
@@ -200,19 +215,19 @@ class Cell:
 
 
 def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
-    """How many sites a graph has, and each target's cell, from one calibration."""
+    """Return the number of sites, and the cell of each target. The graph is calibrated once."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        opened = import_onnx(path, task="token-classification", input_names={}, scratch=scratch)
-        sites = opened.sited.sites
+        imported = import_onnx(path, task="token-classification", input_names={}, scratch=scratch)
+        sites = imported.sited.sites
         plans = [make_plan(TARGETS[name], sites, embeddings="int8") for name in targets]
         wanted = frozenset().union(*(plan.activations for plan in plans))
-        batches = tokens(opened.input_names, 4)
-        observed = ObservedGraph(opened.sited, scratch / "observed.onnx", sites=wanted)
+        batches = tokens(imported.input_names, 4)
+        observed = ObservedGraph(imported.sited, scratch / "observed.onnx", sites=wanted)
         plan = CalibrationPlan(
             sites=[site for site in sites if site.name in wanted],
             all_sites=sites,
-            weights={key: torch.from_numpy(each) for key, each in opened.sited.weights.items()},
+            weights={key: torch.from_numpy(each) for key, each in imported.sited.weights.items()},
             calibrator=Max(),
             smoothing=WIDE_INPUTS,
             unsmoothed_sites=wanted,
@@ -222,16 +237,17 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
             lambda observer, scales: observed.run(batches, observer, scales), plan
         )
         return len(sites), [
-            cell_of(opened, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans
+            cell_of(imported, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans
         ]
 
 
-def cell_of(opened: ImportedModel, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
+def cell_of(imported: ImportedModel, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
+    """Lower a graph for one target, and compare it with its Q/DQ pairs."""
     scales = {key: value.numpy() for key, value in chosen.scales.items()}
-    pairs = insert_qdq(opened.sited.graph, plan.specs, chosen.ranges, scales=scales)
-    model = lower(opened.sited.graph, plan, chosen.ranges, scales)
+    pairs = insert_qdq(imported.sited.graph, plan.specs, chosen.ranges, scales=scales)
+    model = lower(imported.sited.graph, plan, chosen.ranges, scales)
     references = make_graph_references(
-        pairs, opened.sited.starts, batches, last_bits=plan.target.last_bits
+        pairs, imported.sited.starts, batches, last_bits=plan.target.last_bits
     )
     counts = collections.Counter(node.op_type for node in model.graph)
     nodes = sum(count for op, count in counts.items() if "quant" in op.lower() or "Integer" in op)
@@ -246,6 +262,7 @@ def cell_of(opened: ImportedModel, plan: Plan, chosen: Calibration, batches: lis
 
 
 def difference(model: ir.Model, references: list[Reference], engine: EngineName) -> float:
+    """Return the largest difference of an output, relative to the largest output."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lowered.onnx"
         save_graph(model, path)
@@ -260,12 +277,14 @@ def difference(model: ir.Model, references: list[Reference], engine: EngineName)
 
 
 def summary(cells: list[Cell]) -> str:
-    """One target over all families."""
+    """Return one cell for all families."""
     nodes = "/".join(dict.fromkeys(str(cell.nodes) for cell in cells))
     worst = max(cell.difference for cell in cells)
     least = min(cell.worst_layer_db for cell in cells)
-    off = sum(not cell.is_exact for cell in cells)
-    return f"{nodes}, {worst:.0e}, {least:.0f} dB" + (f", {off} not explained" if off else "")
+    inexact = sum(not cell.is_exact for cell in cells)
+    return f"{nodes}, {worst:.0e}, {least:.0f} dB" + (
+        f", {inexact} not explained" if inexact else ""
+    )
 
 
 if __name__ == "__main__":

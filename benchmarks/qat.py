@@ -1,13 +1,13 @@
-r"""QAT with distillation, from a float checkpoint to INT8 graphs on their engines, over seeds.
+r"""Measure QAT with distillation, from a float checkpoint to INT8 graphs, for several seeds.
 
     python benchmarks/qat.py CHECKPOINT --task T --train-data F --eval-data F [--seeds 0 1 2] \
         [--learning-rate X] [--epochs N] [--alpha A] ...
 
-For each seed: `train(qat=True, distill_from=CHECKPOINT)`, `quantize` for ONNX Runtime and OpenVINO
-with the ranges that were trained with, `evaluate` of the trained checkpoint in PyTorch and of both
-graphs (`--engines` leaves some out). Prints the main metric of each, in brackets the answers that
-differ from the float checkpoint's; the last row is the mean over seeds. The model after the last
-step is taken, whatever it scores.
+For each seed, the script trains with `qat=True` and `distill_from=CHECKPOINT`, quantizes for ONNX
+Runtime and OpenVINO with the trained ranges, and evaluates the trained checkpoint in PyTorch and
+both graphs. `--engines` selects some of these. The table has the main metric of each and, in
+parentheses, the share of predictions that differ from the float checkpoint's. The last row is the
+mean over seeds. The model of the last step is used, not the one with the best score.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=0.3)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-length", type=int)
-    parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--alpha", type=float, default=1.0, help="`distill_alpha` of `train`")
     parser.add_argument("--temperature", type=float, default=2.0)
-    parser.add_argument("--hidden", type=float, default=0.0, help="weight of the states' distance")
+    parser.add_argument(
+        "--hidden", type=float, default=0.0, help="weight of the loss of hidden states"
+    )
     parser.add_argument("--dropout", default="off")
-    parser.add_argument("--ranges", default="fixed")
+    parser.add_argument("--ranges", default="fixed", help="`qat_ranges` of `train`")
     parser.add_argument("--recipe", default="qdqbert")
     parser.add_argument("--calibrator", default="mse")
     parser.add_argument("--percentile", type=float, default=99.99)
@@ -49,7 +51,7 @@ def main() -> None:
     print(f"float: {test.float.name} {test.float.value:.2f}", flush=True)
     print(f"| seed | {' | '.join(options.engines)} |", flush=True)
     print(f"|---|{'---|' * len(options.engines)}", flush=True)
-    rows = [row_of(seed, options, test) for seed in options.seeds]
+    rows = [measure(seed, options, test) for seed in options.seeds]
     print(f"| mean | {cells([mean_of(column) for column in zip(*rows, strict=True)])} |")
 
 
@@ -57,7 +59,8 @@ def cells(row: Sequence[Score]) -> str:
     return " | ".join(map(str, row))
 
 
-def row_of(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]:
+def measure(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]:
+    """Train and quantize with one seed, print the row, and return its scores."""
     with tempfile.TemporaryDirectory() as scratch:
         trained, graphs = Path(scratch) / "trained", Path(scratch) / "int8"
         percentile = options.percentile if options.calibrator == "percentile" else None
@@ -91,9 +94,9 @@ def row_of(seed: int, options: argparse.Namespace, test: TestSet) -> list[Score]
             targets=tuple(engine for engine in options.engines if engine != "pytorch"),
             benchmark=False,
         )
-        made = {each.engine: graphs / each.model for each in report.targets}
+        paths = {each.engine: graphs / each.model for each in report.targets}
         row = [
-            test.trained(trained) if engine == "pytorch" else test.graph(engine, made[engine])
+            test.trained(trained) if engine == "pytorch" else test.graph(engine, paths[engine])
             for engine in options.engines
         ]
         if options.keep is not None:

@@ -1,8 +1,9 @@
-"""Accuracy of recipes, smoothing and calibrators, simulated in PyTorch on a whole test file.
+"""Compare recipes, smoothing and calibrators on a whole test file, in PyTorch.
 
     python benchmarks/recipes.py MODEL --test TEST.csv [--calibration TRAIN.csv]
 
-MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2.
+MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Without
+`--calibration`, recipes are calibrated on built-in texts.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def at_alpha(alpha: float) -> Smoothing:
 CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear", build_recipe("linear"), Max()),
     ("linear, alpha 0.5", with_smoothing("linear", at_alpha(0.5)), Max()),
-    ("linear, FFN smoothed only", with_smoothing("linear", FFN_ONLY), Max()),
+    ("linear, only the FFN smoothed", with_smoothing("linear", FFN_ONLY), Max()),
     ("linear, every input smoothed", with_smoothing("linear", EVERY_INPUT), Max()),
-    ("linear, LayerNorms' outputs smoothed only", with_smoothing("linear", NORMS_ONLY), Max()),
+    ("linear, only LayerNorms' outputs smoothed", with_smoothing("linear", NORMS_ONLY), Max()),
     ("linear, not smoothed", with_smoothing("linear", None), Max()),
     ("linear", build_recipe("linear"), Percentile(99.999)),
     ("linear", build_recipe("linear"), Mse()),
@@ -57,7 +58,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--test", required=True)
     parser.add_argument("--calibration")
-    parser.add_argument("--only", default="", help="cases whose name or calibrator has this")
+    parser.add_argument(
+        "--only", default="", help="only cases with this in their name or calibrator"
+    )
     arguments = parser.parse_args()
     test = TestSet(arguments.model, arguments.test, batch_size=32)
     print(f"float: {test.float.name} {test.float.value:.2f} on {test.encoded.texts} texts\n")
@@ -66,7 +69,7 @@ def main() -> None:
     batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
     sited = insert_quantizers_(test.checkpoint.model, test.checkpoint.family)
     for name, recipe, calibrator in CASES:
-        if arguments.only not in f"{name} {words_of(calibrator)}":
+        if arguments.only not in f"{name} {name_of(calibrator)}":
             continue
         specs = plan_specs(recipe, sited.sites)
         calibration = calibrate(
@@ -79,17 +82,17 @@ def main() -> None:
             clips_residuals=recipe.clips_residuals,
         )
         with quantizing(sited, specs, calibration.ranges, calibration.scales):
-            made = test.run(test.runner)
-        print(f"| {name} | {words_of(calibrator)} | {made.cells()} |", flush=True)
+            score = test.run(test.runner)
+        print(f"| {name} | {name_of(calibrator)} | {score.cells()} |", flush=True)
 
 
-def words_of(calibrator: Calibrator) -> str:
+def name_of(calibrator: Calibrator) -> str:
     name = type(calibrator).__name__.lower()
     return f"{name} {calibrator.percentile}" if isinstance(calibrator, Percentile) else name
 
 
 def plan_specs(recipe, sites):  # type: ignore[no-untyped-def]
-    """A recipe as the CPU targets run it."""
+    """Return the specs of a recipe for CPU targets, by site name."""
     resolved = resolve(recipe.rules, sites)
     return {site.name: TARGETS["portable"].adapt(site, resolved[site.name]) for site in sites}
 

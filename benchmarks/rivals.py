@@ -1,7 +1,8 @@
-"""Accuracy, fidelity, size and speed of qdqbert beside ONNX Runtime's and NNCF's quantizers.
+"""Compare accuracy, fidelity, size and speed with the quantizers of ONNX Runtime and NNCF.
 
-All start from one checkpoint, calibrate on the same texts (never the test's) and are measured in
-one run: accuracy on the whole test file, latency in turns, each graph in a process of its own.
+All quantizers start from the same checkpoint and calibrate on the same texts, which are not in the
+test file. Everything is measured in one run: accuracy on the whole test file, and latency of each
+graph in a separate process, which take turns.
 
     python benchmarks/rivals.py MODEL --test TEST.csv [--calibration TRAIN.csv] [--threads 2]
 
@@ -40,8 +41,8 @@ with openvino_telemetry_disabled():
     import openvino
 
 
-class _Reader(ort_quantization.CalibrationDataReader):
-    """Feeds onnxruntime's calibrators."""
+class _DataReader(ort_quantization.CalibrationDataReader):
+    """Yields inputs to the calibrators of ONNX Runtime."""
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
         self._inputs = iter(inputs)
@@ -51,16 +52,16 @@ class _Reader(ort_quantization.CalibrationDataReader):
 
 
 def onnxruntime_dynamic(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
-    """`quantize_dynamic`, per channel."""
+    """Run `quantize_dynamic`, per channel."""
     ort_quantization.quantize_dynamic(source, target, per_channel=True)
 
 
 def onnxruntime_static(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
-    """`quantize_static` of MatMul, u8s8, per channel, min/max."""
+    """Run `quantize_static` for MatMul: uint8 inputs, int8 weights per channel, MinMax ranges."""
     ort_quantization.quantize_static(
         source,
         target,
-        _Reader(inputs),
+        _DataReader(inputs),
         op_types_to_quantize=["MatMul"],
         per_channel=True,
         activation_type=ort_quantization.QuantType.QUInt8,
@@ -69,12 +70,12 @@ def onnxruntime_static(source: Path, target: Path, inputs: list[dict[str, Any]])
 
 
 def onnxruntime_static_defaults(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
-    """`quantize_static` as it comes."""
-    ort_quantization.quantize_static(source, target, _Reader(inputs))
+    """Run `quantize_static` with its defaults."""
+    ort_quantization.quantize_static(source, target, _DataReader(inputs))
 
 
 def nncf_transformer(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
-    """NNCF's TRANSFORMER preset on OpenVINO."""
+    """Run NNCF's TRANSFORMER preset, for OpenVINO."""
     quantized = nncf.quantize(
         openvino.Core().read_model(source),
         nncf.Dataset(inputs),
@@ -106,10 +107,10 @@ def main() -> None:
     parser.add_argument("--label-column")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-length", type=int)
-    parser.add_argument("--rounds", type=int, default=9, help="0 takes no times")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of latency; 0 skips it")
     parser.add_argument("--shapes", default="1x32,1x128,8x128")
     parser.add_argument("--weights-for", default="any", choices=("any", "vnni"))
-    parser.add_argument("--json")
+    parser.add_argument("--json", help="write the results to this file")
     arguments = parser.parse_args()
     columns = Columns(text=arguments.text_column, label=arguments.label_column)
     with tempfile.TemporaryDirectory() as folder:
@@ -120,6 +121,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> list[dict[str, Any]]:
+    """Quantize with all tools, and return a row for each graph and engine."""
     test = TestSet(
         arguments.model,
         arguments.test,
@@ -168,7 +170,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
                 "cosine_mean": score.cosine and score.cosine[0],
                 "cosine_min": score.cosine and score.cosine[1],
                 "sqnr_db": score.sqnr_db,
-                "flips_percent": score.flips,
+                "changed_percent": score.changed,
                 "size_ratio": size / (folder / "float.onnx").stat().st_size,
             }
         )
@@ -178,7 +180,10 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
 
 
 def without_value_info(source: Path, target: Path) -> Path:
-    """A copy without inferred shapes: onnxruntime's quantizers turn Gemm round and trip on them."""
+    """Write a copy without inferred shapes, and return its path.
+
+    ONNX Runtime's quantizers transpose the weights of Gemm and fail if shapes are recorded.
+    """
     model = onnx.load(source)
     del model.graph.value_info[:]
     onnx.save(model, target)
@@ -186,7 +191,7 @@ def without_value_info(source: Path, target: Path) -> Path:
 
 
 def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> list[dict[str, Any]]:
-    """One text at a time, unpadded, as the rivals' readers take it."""
+    """Return the inputs of one text each, without padding, as the other tools expect them."""
     texts = (
         test.task.read(path, columns=columns, max_examples=CALIBRATION_EXAMPLES).examples
         if path
@@ -210,11 +215,11 @@ def add_latency(
     engine: str,
     arguments: argparse.Namespace,
 ) -> None:
-    """Latency of all graphs on one engine, and ours as a multiple of each."""
+    """Add the latency of all graphs on one engine, and the speed-up of qdqbert over each."""
     candidates = [
         Candidate(name=name, engine=engine, model=path, vocab_size=20_000)  # type: ignore[arg-type]
-        for (name, other), path in models.items()
-        if other == engine
+        for (name, of_engine), path in models.items()
+        if of_engine == engine
     ]
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     timings = time_candidates(
@@ -229,12 +234,12 @@ def add_latency(
         row = next(r for r in results if (r["name"], r["engine"]) == (timing.name, engine))
         shape = f"{timing.batch}x{timing.sequence}"
         row[f"{shape} ms"] = timing.median_ms
-        row[f"{shape} qdqbert is"] = speedup(timing, ours)
+        row[f"{shape} speed-up of qdqbert"] = speedup(timing, ours)
         row["precision"] = timing.precision
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A Markdown table."""
+    """Print the rows as a Markdown table."""
     names = [name for name in rows[0] if rows[0][name] is not None]
     print("| " + " | ".join(names) + " |")
     print("|" + "---|" * len(names))

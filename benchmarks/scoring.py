@@ -1,6 +1,7 @@
-"""A whole test set, what the float checkpoint says to it, and how near others come.
+"""Score models on a whole test file, and compare them with the float checkpoint.
 
-What the benchmarks of accuracy share: each encodes the set and runs the float checkpoint once.
+The benchmarks of accuracy share this module. Each encodes the test file and runs the float
+checkpoint once.
 """
 
 from __future__ import annotations
@@ -36,48 +37,52 @@ CALIBRATION_EXAMPLES = 300
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-    """How right a model is, and how near to the float checkpoint.
+    """Metric of a model, and its fidelity to the float checkpoint.
 
     Attributes:
-        name: Of the task's main metric.
-        value: The metric, most often in percent.
-        flips: Answers that differ from float's, %; `None` where answers are no choices.
-        sqnr_db: Of all outputs, dB.
-        cosine: Mean and worst cosine to float's vector, of embedders.
+        name: Name of the task's main metric.
+        value: Value of the metric, in percent for most tasks.
+        changed: Predictions that differ from the float checkpoint's, in percent. `None` for tasks
+            without decisions.
+        sqnr_db: SQNR of all outputs, in dB.
+        cosine: Mean and lowest cosine to the float vectors. `None` if the model is not an embedder.
     """
 
     name: str
     value: float
-    flips: float | None
+    changed: float | None
     sqnr_db: float
     cosine: tuple[float, float] | None
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}" + ("" if self.flips is None else f" ({self.flips:.2f} %)")
+        return f"{self.value:.2f}" + ("" if self.changed is None else f" ({self.changed:.2f} %)")
 
     def cells(self) -> str:
-        """The metric, cosines if there are any, flips and SQNR: cells of a table."""
+        """Return cells of a table: metric, cosines if any, changed predictions if any, and SQNR."""
         cosine = [] if self.cosine is None else ["{:.4f} / {:.4f}".format(*self.cosine)]
-        flips = [] if self.flips is None else [f"{self.flips:.2f}"]
-        return " | ".join([f"{self.value:.2f}", *cosine, *flips, f"{self.sqnr_db:.1f}"])
+        changed = [] if self.changed is None else [f"{self.changed:.2f}"]
+        return " | ".join([f"{self.value:.2f}", *cosine, *changed, f"{self.sqnr_db:.1f}"])
 
     def titles(self) -> str:
-        """What stands above `cells`."""
+        """Return the column titles of `cells`."""
         cosine = [] if self.cosine is None else ["cosine mean / worst"]
-        flips = [] if self.flips is None else ["flips %"]
-        return " | ".join([self.name, *cosine, *flips, "SQNR dB"])
+        changed = [] if self.changed is None else ["changed %"]
+        return " | ".join([self.name, *cosine, *changed, "SQNR dB"])
 
 
 class TestSet:
-    """A test file as a checkpoint is fed it.
+    """A test file, encoded for a checkpoint.
 
     Attributes:
-        checkpoint: The float one.
-        body: Its model and pooling.
-        runner: Runs them in PyTorch; quantizers that are put in count.
-        encoded: The examples.
-        expected: What the float checkpoint says.
-        float: Its score.
+        model: Folder or hub id of the checkpoint.
+        checkpoint: The float checkpoint.
+        task: Its task.
+        max_length: Longest input, in tokens.
+        encoded: The encoded examples.
+        body: The checkpoint's model and pooling.
+        runner: Runs `body` in PyTorch, with any quantizers that have been inserted.
+        expected: Predictions of the float checkpoint.
+        float: Score of the float checkpoint.
     """
 
     def __init__(
@@ -89,13 +94,21 @@ class TestSet:
         max_length: int | None = None,
         batch_size: int = 16,
     ) -> None:
-        """Reads and encodes `path`, and runs the checkpoint `model`; `demo` is the packaged one."""
+        """Encode a test file, and run the float checkpoint on it.
+
+        Args:
+            model: Folder or hub id of the checkpoint. `demo` is the packaged one.
+            path: The test file.
+            columns: Columns of the file. `None` uses those with known names.
+            max_length: Longest input, in tokens. `None` uses the default of the task.
+            batch_size: Examples per batch.
+        """
         self.model = str(demo_checkpoint()) if model == "demo" else model
         self.checkpoint: Checkpoint = load_checkpoint(self.model)
         self.task = TASKS[self.checkpoint.task]
         self._columns, self._batch_size = columns or Columns(), batch_size
-        usual = max_length or self.task.max_length or self.checkpoint.max_length
-        self.max_length = min(usual, self.checkpoint.max_length)
+        length = max_length or self.task.max_length or self.checkpoint.max_length
+        self.max_length = min(length, self.checkpoint.max_length)
         self.encoded = self.encode(path)
         self.body = GraphBody.of(self.checkpoint)
         self.runner = TorchRunner(self.body, self.checkpoint.input_names)
@@ -103,7 +116,12 @@ class TestSet:
         self.float = self.score(self.expected)
 
     def encode(self, path: str | None, *, count: int | None = None) -> EncodedExamples:
-        """The examples of a file, or `count` drawn of them; of the built-in ones without a file."""
+        """Encode the examples of a file, or the built-in examples without one.
+
+        Args:
+            path: The file, or `None`.
+            count: Number of examples, drawn at random. `None` takes all.
+        """
         examples = (
             resources.calibration_examples()
             if path is None
@@ -121,45 +139,45 @@ class TestSet:
             options=TaskOptions(),
         )
 
-    def score(self, rows: Predictions) -> Score:
-        """What a model's rows are worth."""
+    def score(self, predictions: Predictions) -> Score:
+        """Score the predictions of a model."""
         labels, features = self.checkpoint.config.id2label, self.encoded.features
-        metric = self.task.metrics(rows, features, labels, TaskOptions())[0]
-        nearness = fidelity_of(self.task, self.expected, rows, features, TaskOptions())
+        metric = self.task.metrics(predictions, features, labels, TaskOptions())[0]
+        fidelity = fidelity_of(self.task, self.expected, predictions, features, TaskOptions())
         cosine = (
             None
-            if nearness.cosine_mean is None or nearness.cosine_min is None
-            else (nearness.cosine_mean, nearness.cosine_min)
+            if fidelity.cosine_mean is None or fidelity.cosine_min is None
+            else (fidelity.cosine_mean, fidelity.cosine_min)
         )
         return Score(
             name=metric.name,
             value=metric.value,
-            flips=nearness.flips_percent,
-            sqnr_db=nearness.sqnr_db,
+            changed=fidelity.flips_percent,
+            sqnr_db=fidelity.sqnr_db,
             cosine=cosine,
         )
 
     def run(self, runner: Runner) -> Score:
-        """The score of whatever runs."""
+        """Return the score of a runner."""
         return self.score(predict(self.task, runner, self.encoded))
 
     def graph(self, engine: EngineName, path: Path) -> Score:
-        """The score of a graph on an engine."""
+        """Return the score of a graph on an engine."""
         return self.run(open_runner(engine, path, threads=torch.get_num_threads()))
 
     def trained(self, folder: Path) -> Score:
-        """The score of a trained checkpoint in PyTorch, with its quantizers if it has any."""
+        """Return the score of a trained checkpoint in PyTorch, with its quantizers if any."""
         checkpoint = load_model(str(folder), task=self.task.name)
         return self.run(TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names))
 
 
 def mean_of(scores: Sequence[Score]) -> Score:
-    """The mean over seeds; of cosines there is none."""
-    flips = [score.flips for score in scores if score.flips is not None]
+    """Return the mean score over seeds, without cosines."""
+    changed = [score.changed for score in scores if score.changed is not None]
     return dataclasses.replace(
         scores[0],
         value=statistics.mean(score.value for score in scores),
-        flips=statistics.mean(flips) if flips else None,
+        changed=statistics.mean(changed) if changed else None,
         sqnr_db=statistics.mean(score.sqnr_db for score in scores),
         cosine=None,
     )

@@ -1,8 +1,9 @@
-"""What each kind of quantizer costs: a recipe without one kind after another, in PyTorch.
+"""Measure the loss that each kind of quantizer causes, in PyTorch.
 
     python benchmarks/sensitivity.py CHECKPOINT --test FILE --calibration FILE [--recipe full]
 
-One calibration; then the whole test set with all quantizers, and with each kind left in float.
+The recipe is calibrated once. The whole test file is then evaluated with all quantizers, and with
+each kind of quantizer left in float.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from scoring import CALIBRATION_EXAMPLES, TestSet
 
 
 def kinds_of(site: Site) -> list[str]:
-    """What a site is counted under."""
+    """Return the kinds that a site belongs to."""
     if "embeddings" in site.name:
         return ["embedding tables"]
     if site.kind == "weight":
         return ["weights"]
     if site.name == input_site_of(site.name):
-        return [f"linears' inputs: {site.source}"]
+        return [f"inputs of linear layers: {site.source}"]
     kind = site.name.rpartition(".")[2].removesuffix("_input_quantizer")
     return [kind, "both inputs of adds"] if kind.startswith("add_") else [kind]
 
@@ -57,8 +58,8 @@ def main() -> None:
     for left in [None, *sorted(known)]:
         specs = {n: None if left in kinds.get(n, ()) else s for n, s in plan.specs.items()}
         with quantizing(sited, specs, calibration.ranges, calibration.scales):
-            made = test.run(test.runner)
-        print(f"| {left or 'nothing'} | {made.cells()} |", flush=True)
+            score = test.run(test.runner)
+        print(f"| {left or 'nothing'} | {score.cells()} |", flush=True)
 
 
 if __name__ == "__main__":

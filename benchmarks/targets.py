@@ -1,10 +1,10 @@
-"""One calibration, every target: accuracy of each graph on each engine that runs it here.
+"""Evaluate the graphs of all targets on the engines that run them here, with one calibration.
 
     python benchmarks/targets.py CHECKPOINT --test FILE --calibration FILE [--targets T ...]
 
-Quantizes once, from one ranges file, with each target's default recipe, then evaluates every graph
-on the whole test set and compares it with the float checkpoint, answer by answer. `qordered` is
-left out: no engine here has its CUDA operators.
+The script quantizes once, with each target's default recipe. It evaluates every graph on the whole
+test file, and counts the predictions that differ from the float checkpoint's. Targets without an
+engine are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--test", required=True)
     parser.add_argument("--calibration", required=True)
     parser.add_argument("--targets", nargs="+", default=list(RUNNABLE), choices=RUNNABLE)
-    parser.add_argument("--recipe", help="one recipe for all, instead of each target's own")
+    parser.add_argument("--recipe", help="recipe of all targets (default: that of each target)")
     parser.add_argument("--max-length", type=int)
     options = parser.parse_args()
     test = TestSet(options.checkpoint, options.test, max_length=options.max_length, batch_size=8)
@@ -45,8 +45,10 @@ def main() -> None:
             benchmark=False,
         )
         for each in report.targets:
-            made = test.graph(each.engine, folder / each.model)
-            print(f"| {each.target} | {each.recipe} | {each.engine} | {made.cells()} |", flush=True)
+            score = test.graph(each.engine, folder / each.model)
+            print(
+                f"| {each.target} | {each.recipe} | {each.engine} | {score.cells()} |", flush=True
+            )
 
 
 if __name__ == "__main__":

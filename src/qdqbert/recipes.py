@@ -377,26 +377,21 @@ class QuantizerOptions:
         return found
 
 
-QAT_QUANTIZER_OPTIONS = QuantizerOptions(calibrator="mse")
-"""What training starts from. The paper and the SQuAD example take percentile 99.99, which is as
-good on some texts and loses 10 points on others: `benchmarks/calibrators.py`."""
-
+# Percentile if none is given; `quantize` uses it by default. It is closer to float than `max` for
+# every task and engine in `docs/benchmarks.md`, since one outlier does not determine the scale.
 PERCENTILE = 99.999
-"""Where the calibrator is named alone, and what `quantize` takes when none is: nearer to float than
-`max` on every task and engine of `docs/benchmarks.md`, as one odd token sets no step any more."""
-
-
-def training_quantizer_options(
-    *, calibrator: CalibratorName, percentile: float | None, **changes: Any
-) -> QuantizerOptions:
-    """QuantizerOptions for QAT; a percentile that is not given is `PERCENTILE`."""
-    if calibrator == "percentile" and percentile is None:
-        percentile = PERCENTILE
-    return QuantizerOptions(calibrator=calibrator, percentile=percentile, **changes)
 
 
 def fused_groups(names: Iterable[str], members: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Names that end in the members of one tuple and share what comes before, if all are there."""
+    """Group names that differ only in their last part.
+
+    Args:
+        names: Names of sites.
+        members: Tuples of last parts.
+
+    Returns:
+        For each tuple, the groups of which every name is in `names`.
+    """
     known = set(names)
     groups = []
     for endings in members:
