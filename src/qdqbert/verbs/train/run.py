@@ -145,8 +145,8 @@ def insert_quantizers(
     """
     model: Any = checkpoint.model
     if not sited_model(model).quantizers:
-        # The paper and the SQuAD example use percentile 99.99, which is as good as mse on some texts
-        # and loses 10 points on others (`benchmarks/calibrators.py`).
+        # The paper and the SQuAD example use percentile 99.99, which is as good as mse on some
+        # texts and loses 10 points on others (`benchmarks/calibrators.py`).
         quantizer_options = quantizer_options_of(
             options, calibrator=options.calibrator or "mse", percentile=options.percentile
         )
