@@ -311,7 +311,7 @@ def test_a_folder_that_no_engine_runs_is_reported_with_a_hint(tmp_path) -> None:
     ("target", "message"),
     [
         ("openvino", "`target='openvino'` does not run on engine 'onnxruntime', only on: openvino"),
-        ("tensorrt", "`target='tensorrt'`: .* holds graphs for portable, onnxruntime"),
+        ("tensorrt", "`target='tensorrt'`: .* contains graphs for portable, onnxruntime"),
     ],
 )
 def test_a_target_that_does_not_fit_is_refused(quantized, target, message) -> None:

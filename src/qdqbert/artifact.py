@@ -104,8 +104,8 @@ class Artifact:
         found = {engine for entry in self.targets.values() for engine in entry["engines"]}
         if not found:
             raise UserInputError(
-                f"{str(self.directory)!r} holds a graph for target {', '.join(self.targets)} only, "
-                "which runs on no engine of this package. Add 'portable' to `targets` when you "
+                f"{str(self.directory)!r} contains only a graph for target {', '.join(self.targets)}, "
+                "which no engine of this package runs. Add 'portable' to `targets` when you "
                 "quantize."
             )
         return tuple(sorted(found))
@@ -126,7 +126,7 @@ class Artifact:
         usable = [name for name, entry in self.targets.items() if engine in entry["engines"]]
         if not usable:
             raise UserInputError(
-                f"{str(self.directory)!r} holds no graph for engine {engine!r}, only for target "
+                f"{str(self.directory)!r} contains no graph for engine {engine!r}, only for target "
                 f"{', '.join(self.targets)}. Add {engine!r} or 'portable' to `targets` when you "
                 "quantize.",
                 argument="engine",
@@ -157,7 +157,7 @@ class Artifact:
     def _check_target(self, engine: EngineName, target: str) -> None:
         if target not in self.targets:
             raise UserInputError(
-                f"`target={target!r}`: {str(self.directory)!r} holds graphs for "
+                f"`target={target!r}`: {str(self.directory)!r} contains graphs for "
                 f"{', '.join(self.targets)} only.",
                 argument="target",
             )
@@ -325,7 +325,7 @@ def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:
 
 
 def _make_partial(directory: Path) -> Path:
-    # The name holds the process, so that a later call can tell whether it still runs.
+    # The name contains the process id, so that a later call can find out whether it still runs.
     return Path(tempfile.mkdtemp(prefix=f".{directory.name}.{os.getpid()}.", dir=directory.parent))
 
 

@@ -1,4 +1,4 @@
-"""Writes files so that a reader sees the old content or the new one, never a part."""
+"""Write files so that a reader sees the old content or the new one, never a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long calls. The library shows nothing unless it is asked to."""
+"""Progress of long calls. Nothing is shown by default."""
 
 from __future__ import annotations
 

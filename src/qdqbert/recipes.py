@@ -165,8 +165,8 @@ QKV_MATMULS = (
     ("matmul_q_input_quantizer", "matmul_k_input_quantizer", "matmul_v_input_quantizer"),
 )
 QKV_WEIGHTS = tuple(
-    tuple(f"{linear}._weight_quantizer" for linear in linears)
-    for linears in (
+    tuple(f"{name}._weight_quantizer" for name in names)
+    for names in (
         ("query", "key", "value"),
         ("query_proj", "key_proj", "value_proj"),
         ("q_lin", "k_lin", "v_lin"),

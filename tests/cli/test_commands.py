@@ -163,8 +163,8 @@ def test_a_missing_output_is_refused(checkpoints) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "arguments", "message"),
     [
-        ("empty.txt", "", [], "holds no examples"),
-        ("blank.txt", "\n \n", [], "holds no examples"),
+        ("empty.txt", "", [], "contains no examples"),
+        ("blank.txt", "\n \n", [], "contains no examples"),
         (
             "data.csv",
             "text,label\na,b\n",
@@ -428,7 +428,7 @@ def test_an_unknown_label_lists_those_of_the_model(quantized, write_file) -> Non
         (["--batch", "one"], "--batch: expected whole numbers separated by commas, got 'one'"),
         (["--sequence", "0"], "at least 1"),
         (["--rounds", "0"], "at least 1"),
-        (["--sequence", "4096"], "`--sequence` holds 4096, which exceeds the limit"),
+        (["--sequence", "4096"], "`--sequence` contains 4096, which exceeds the limit"),
     ],
     ids=["engine", "batch", "sequence", "rounds", "too-long"],
 )

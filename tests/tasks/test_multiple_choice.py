@@ -138,7 +138,7 @@ def test_max_examples_limits_what_is_read(write_file) -> None:
 
 
 def test_empty_file_is_refused(write_file) -> None:
-    with pytest.raises(DataFileError, match="holds no examples"):
+    with pytest.raises(DataFileError, match="contains no examples"):
         read(write_file("val.csv", SWAG.splitlines()[0]))
 
 

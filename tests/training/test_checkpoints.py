@@ -103,7 +103,7 @@ def test_a_stopped_run_resumes_from_its_last_checkpoint_in_each_process(
 
 
 def test_a_stopped_run_is_not_replaced_or_resumed_unless_requested(stopped, opened) -> None:
-    message = r"holds checkpoints of a run that was interrupted. Pass `resume=True` to continue"
+    message = r"contains checkpoints of a run that was interrupted. Pass `resume=True` to continue"
     with pytest.raises(UserInputError, match=message), opened():
         pytest.fail("The run continued.")
     assert last_checkpoint(stopped) == stopped / "checkpoint-4"

@@ -25,7 +25,7 @@ def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
 
     Args:
         run: Runs it over all batches. Called once for each of `plan.passes`.
-        plan: What has to be found.
+        plan: Settings of the calibration.
 
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.

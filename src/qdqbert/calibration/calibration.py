@@ -12,9 +12,9 @@ from qdqbert.spec import Range, Recipe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What a calibration found.
+    """Result of a calibration.
 
-    A pass of `qdqbert.calibration.passes` that finds something else adds a field with a default.
+    For a new kind of result, a pass of `qdqbert.calibration.passes` needs a field with a default.
 
     Attributes:
         ranges: Range of each activation, by site name. If the site has a scale, the range is that

@@ -1,7 +1,7 @@
 """The passes of a calibration over its data, and what each adds to the result.
 
 A pass is a function. It runs the model once over all batches with observers of its own, and returns
-the calibration with what it found. `CalibrationPlan.passes` lists them in order. To calibrate more,
+the calibration with its results. `CalibrationPlan.passes` lists them in order. To calibrate more,
 such as second moments or corrected biases, add a field to `Calibration` and a pass to that list.
 """
 
@@ -34,7 +34,7 @@ each activation, multiplied by its scale if the mapping has one for its site."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationPlan:
-    """What a calibration has to find.
+    """Settings of a calibration.
 
     Attributes:
         sites: Activations that need a range.
@@ -74,7 +74,7 @@ class CalibrationPlan:
 
 
 Pass = Callable[[Run, CalibrationPlan, Calibration], Calibration]
-"""Runs the model once and returns the calibration with what this pass found."""
+"""Runs the model once, and returns the calibration with the results of this pass."""
 
 
 def smoothing_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibration:

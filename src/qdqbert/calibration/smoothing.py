@@ -94,7 +94,7 @@ def choose_pre_quant_scales(
             log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
             scales.update(dict.fromkeys(weighted, _inverse(log_s)))
         if len(weighted) < len(members):
-            # A channel that hardly moved on these texts may move on others.
+            # A channel with small values on these texts may have larger ones on other texts.
             floor = max(1e-5, float(amax_x.mean()) / 100)
             others = [name for name in members if name not in weights]
             scales.update(dict.fromkeys(others, _inverse(amax_x.clamp_min(floor).log())))

@@ -28,10 +28,10 @@ MaskKind = Literal["additive", "plain"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSites:
-    """Where the sites of a layer, or of its cross-attention, are. Paths are relative to a layer.
+    """Paths of the sites of a layer or of its cross-attention, relative to the layer.
 
     Attributes:
-        linears: Paths of all linear layers, by the source of their input.
+        linear_layers: Paths of all linear layers, by the source of their input.
         attention: Path of the module that computes the attention matmuls.
         residual_outputs: Paths of modules of the form
             `LayerNorm(dropout(dense(x)) + residual)`.
@@ -40,7 +40,7 @@ class LayerSites:
             with sites on outputs support.
     """
 
-    linears: Mapping[Source, tuple[str, ...]]
+    linear_layers: Mapping[Source, tuple[str, ...]]
     attention: str
     residual_outputs: tuple[str, ...] = ()
     branches: tuple[str, ...] = ()
@@ -49,11 +49,11 @@ class LayerSites:
     @property
     def reads_encoder(self) -> bool:
         """Whether key and value are computed from another model's states: cross-attention."""
-        return "encoder" in self.linears
+        return "encoder" in self.linear_layers
 
 
 BERT_LAYER = LayerSites(
-    linears={
+    linear_layers={
         "norm": (
             "attention.self.query",
             "attention.self.key",
@@ -70,7 +70,7 @@ BERT_LAYER = LayerSites(
 """20 sites: 6 linear layers x (input, weight), 4 inputs of matmuls, 2 residual adds x 2."""
 
 BERT_CROSS_ATTENTION = LayerSites(
-    linears={
+    linear_layers={
         "norm": ("crossattention.self.query",),
         "encoder": ("crossattention.self.key", "crossattention.self.value"),
         "attention": ("crossattention.output.dense",),
@@ -81,7 +81,7 @@ BERT_CROSS_ATTENTION = LayerSites(
 """14 sites: 4 linear layers x 2, 4 inputs of matmuls, 1 residual add x 2."""
 
 DISTILBERT_LAYER = LayerSites(
-    linears={
+    linear_layers={
         "norm": ("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"),
         "attention": ("attention.out_lin",),
         "activation": ("ffn.lin2",),
@@ -92,7 +92,7 @@ DISTILBERT_LAYER = LayerSites(
 """20 sites, as `BERT_LAYER`."""
 
 MPNET_LAYER = LayerSites(
-    linears={
+    linear_layers={
         "norm": ("attention.attn.q", "attention.attn.k", "attention.attn.v", "intermediate.dense"),
         "attention": ("attention.attn.o",),
         "activation": ("output.dense",),
@@ -104,7 +104,7 @@ MPNET_LAYER = LayerSites(
 """20 sites, as `BERT_LAYER`."""
 
 DEBERTA_LAYER = LayerSites(
-    linears={
+    linear_layers={
         "norm": (
             "attention.self.query_proj",
             "attention.self.key_proj",
@@ -120,7 +120,7 @@ DEBERTA_LAYER = LayerSites(
 """20 sites, as `BERT_LAYER`; the attention matmuls are those of content with content."""
 
 MODERNBERT_LAYER = LayerSites(
-    linears={
+    linear_layers={
         "norm": ("attn.Wqkv", "mlp.Wi"),
         "attention": ("attn.Wo",),
         "gate": ("mlp.Wo",),
@@ -133,7 +133,7 @@ MODERNBERT_LAYER = LayerSites(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the parts of an encoder are, and which inputs its models take.
+    """Paths of the parts of an encoder, and the inputs of its models.
 
     Attributes:
         model_type: transformers' name of the family, as in `config.json`.

@@ -1,4 +1,4 @@
-"""Makes commands from the declared options of the public functions."""
+"""Make commands from the declared options of the public functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns exceptions into messages and exit codes of the command line."""
+"""Turn exceptions into messages and exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ExitCode(enum.IntEnum):
     """Exit codes of all commands."""
 
     OK = 0
-    # A defect of this package, or a graph that is not what it should be.
+    # A bug in this package, or an invalid graph.
     FAILED = 1
     # An argument, a file or the environment cannot be used.
     USAGE = 2
-    # The model does not meet a limit that was set for it.
+    # The model does not meet a limit that the user set.
     QUALITY_GATE = 3
     INTERRUPTED = 130
 

@@ -1,4 +1,4 @@
-"""Prints the result of a command: tables for people, or JSON."""
+"""Print the result of a command: tables for people, or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes the quantizers of QDQBERT models, which have pytorch-quantization's interface."""
+"""Create the quantizers of QDQBERT models, which have pytorch-quantization's interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqbert.spec import Site
 
 
 class ToolkitFactory:
-    """Makes quantizers from the default descriptors of `QuantLinear`, as QDQBERT does."""
+    """Creates quantizers from the default descriptors of `QuantLinear`, as QDQBERT does."""
 
     def activation(self, site: Site) -> TensorQuantizer:
         """Return a quantizer like those of the inputs of linear layers."""

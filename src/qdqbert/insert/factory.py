@@ -1,4 +1,4 @@
-"""What makes the quantizers that are inserted into a model."""
+"""Create the quantizers that are inserted into a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class QuantizerFactory(Protocol):
-    """Makes quantizers, and initializes them where their kind needs it."""
+    """Creates quantizers, and initializes them if their class needs it."""
 
     def activation(self, site: Site) -> Quantizer:
         """Return the quantizer of an activation that is not the input of a linear layer."""
@@ -65,7 +65,7 @@ class QuantizerFactory(Protocol):
 
 
 class PlainFactory:
-    """Makes this package's own quantizers. They wait for a recipe."""
+    """Creates quantizers of the core class. They stay in float until a recipe sets their spec."""
 
     def activation(self, site: Site) -> Quantizer:
         """Return a disabled quantizer."""

@@ -152,7 +152,7 @@ def _insert_in_layer_(
 
 
 def _insert_at_(model: nn.Module, layer: str, sites: LayerSites, factory: QuantizerFactory) -> None:
-    for source, paths in sites.linears.items():
+    for source, paths in sites.linear_layers.items():
         for path in paths:
             name = f"{layer}.{path}"
             linear = model.get_submodule(name)

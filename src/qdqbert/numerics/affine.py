@@ -128,11 +128,11 @@ def weight_parameters(
 
 
 def clipped(weight: Tensor, amax: Tensor | None, axis: int | None) -> Tensor:
-    """A weight without what lies beyond the range that it was trained with.
+    """Clip a weight to the range that it was trained with.
 
     Args:
         weight: Any shape.
-        amax: Its range, `()` or `(channels,)`; the weight stays as it is if `None`.
+        amax: Largest magnitude, `()` or `(channels,)`. `None` returns the weight unchanged.
         axis: Axis of the channels.
     """
     if amax is None:

@@ -26,7 +26,7 @@ BUFFERS = ("_amax", "_range", "_pre_quant_scale")
 
 _STATE = "quantizer"
 _STATE_VERSION = 1
-# What a stored state may hold besides, with the only value that this class supports.
+# Further entries that a stored state can have, with the only value that this class supports.
 _FIXED = {"scale_amax": None, "fake_quant": True, "if_quant": True, "if_clip": False}
 
 

@@ -147,7 +147,7 @@ def measured_plan(plan: Plan) -> Plan:
 
     That is the plan itself if an engine can run its graph. Otherwise the new plan has the same Q/DQ
     pairs, and none of the target's rewrites and checks. `Target.qdq_engines` can run that graph.
-    They show what the quantized model computes, and say nothing about its speed.
+    They show what the quantized model computes, but not its speed.
     """
     if plan.target.engines:
         return plan

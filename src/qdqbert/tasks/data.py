@@ -156,7 +156,7 @@ def read_dataset(
     examples = tuple(itertools.islice(_examples(table, resolved), max_examples))
     if not examples:
         raise DataFileError(
-            f"File `{path}` holds no examples: expected at least one row with a text, got "
+            f"File `{path}` contains no examples: expected at least one row with a text, got "
             f"{counted(len(table.blank_lines), 'blank row')}. Add rows, or name another file or "
             "column."
         )

@@ -74,7 +74,7 @@ def read_choices(path: str, *, columns: Columns, max_examples: int | None) -> Da
     examples = tuple(itertools.islice(_examples(path, table.rows), max_examples))
     if not examples:
         raise DataFileError(
-            f"File `{path}` holds no examples: expected rows with {_LAYOUT}, got none. Add rows."
+            f"File `{path}` contains no examples: expected rows with {_LAYOUT}, got none. Add rows."
         )
     return Dataset(path=path, examples=examples, columns=Columns(), notices=tuple(table.notices))
 

@@ -111,8 +111,8 @@ def _check_replaceable(folder: Path, *, overwrite: bool) -> None:
         )
     if last_checkpoint(folder) is not None and not overwrite:
         raise UserInputError(
-            f"{str(folder)!r} holds checkpoints of a run that was interrupted. Pass `resume=True` "
-            "to continue from the last one, or `overwrite=True` to start again.",
+            f"{str(folder)!r} contains checkpoints of a run that was interrupted. Pass "
+            "`resume=True` to continue from the last one, or `overwrite=True` to start again.",
             argument="output",
         )
 

@@ -1,1 +1,1 @@
-"""The verbs: quantize, evaluate, benchmark. Each is one call over the rooms below it."""
+"""One package for each command: what the public functions and the command line call."""

@@ -1,4 +1,4 @@
-"""Runs examples through a model, and compares the predictions of two models."""
+"""Run examples through a model, and compare the predictions of two models."""
 
 from __future__ import annotations
 

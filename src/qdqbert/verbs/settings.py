@@ -1,4 +1,4 @@
-"""Turns options into the settings that the layers below take."""
+"""Turn options into the settings that the layers below take."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_each_linear_has_the_size_that_it_must_have(exported, family) -> None:
     roles = find_roles(to_canonical_form(read_graph(exported(family))))
     sizes = {"intermediate.dense": (32, 64), "output.dense": (64, 32)}
     for layer in roles.layers:
-        for linear in layer.linears:
+        for linear in layer.linear_layers:
             shape = linear.matmul.inputs[1].const_value.shape.numpy()
             assert tuple(shape) == sizes.get(linear.name, (32, 32))
 
@@ -132,7 +132,7 @@ def test_query_key_and_value_are_distinguished(exported, make_model) -> None:
     weights = dict(model.named_parameters())
     roles = find_roles(to_canonical_form(read_graph(exported("bert"))))
     for index, layer in enumerate(roles.layers):
-        for linear in layer.linears:
+        for linear in layer.linear_layers:
             expected = weights[f"bert.encoder.layer.{index}.{linear.name}.weight"]
             found = torch.from_numpy(linear.matmul.inputs[1].const_value.numpy().copy())
             torch.testing.assert_close(found, expected.detach().T)
@@ -145,7 +145,7 @@ def test_the_local_side_of_each_sum_is_the_linears(exported, family) -> None:
         for total, name in zip(
             layer.residual_adds, ("attention.output.dense", "output.dense"), strict=True
         ):
-            linear = next(each for each in layer.linears if each.name == name).matmul
+            linear = next(each for each in layer.linear_layers if each.name == name).matmul
             value = total.add.inputs[total.local]
             while not is_linear(value.producer()):
                 value = value.producer().inputs[0]
@@ -231,6 +231,6 @@ def test_an_attention_to_something_else_is_refused(graph_of) -> None:
 
 def test_linear_layers_of_the_head_are_not_part_of_a_layer(exported) -> None:
     roles = find_roles(to_canonical_form(read_graph(exported("bert"))))
-    inside = {linear.matmul for layer in roles.layers for linear in layer.linears}
+    inside = {linear.matmul for layer in roles.layers for linear in layer.linear_layers}
     assert len(roles.head) == 2
     assert not inside & set(roles.head)

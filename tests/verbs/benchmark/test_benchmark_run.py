@@ -96,7 +96,7 @@ def test_models_without_a_shared_engine_are_refused(checkpoints, for_openvino, m
 
 
 def test_an_engine_that_a_folder_has_no_graph_for_is_refused(for_openvino) -> None:
-    with pytest.raises(UserInputError, match="holds no graph for engine 'onnxruntime'"):
+    with pytest.raises(UserInputError, match="contains no graph for engine 'onnxruntime'"):
         qdqbert.benchmark([for_openvino], engines=["onnxruntime"], sequences=(4,))
 
 
@@ -110,7 +110,7 @@ def test_an_engine_that_a_folder_has_no_graph_for_is_refused(for_openvino) -> No
         ({"seconds": 0}, "`seconds` must be above 0, got 0"),
         ({"engines": ["tpu"]}, "`engines='tpu'` is unknown"),
         ({"sequences": ()}, "`sequences` must not be empty"),
-        ({"sequences": (65,)}, "`sequences` holds 65, which exceeds the limit of .*64 tokens"),
+        ({"sequences": (65,)}, "`sequences` contains 65, which exceeds the limit of .*64 tokens"),
         ({"models": []}, "`models` must not be empty"),
         ({"models": ["missing.onnx"]}, "'missing.onnx' does not exist"),
         ({"provider": "cpu", "engines": ["openvino"]}, "`provider='cpu'` belongs to ONNX Runtime"),
@@ -125,5 +125,5 @@ def test_what_cannot_be_timed_is_refused(quantized, options, message) -> None:
 
 
 def test_a_checkpoint_is_not_timed_beyond_its_positions(checkpoints) -> None:
-    with pytest.raises(UserInputError, match=r"`sequences` holds 65, .* 64 tokens"):
+    with pytest.raises(UserInputError, match=r"`sequences` contains 65, .* 64 tokens"):
         qdqbert.benchmark([checkpoints("bert")], sequences=(65,))

@@ -224,7 +224,7 @@ def test_without_a_gpu_the_error_gives_the_command(written, monkeypatch, gpu) ->
         ({"batches": []}, "`batches` must not be empty"),
         ({"batches": [0]}, "`batches` must be at least 1, got 0"),
         ({"runs": 0}, "`runs` must be at least 1, got 0"),
-        ({"sequences": [4096]}, "`sequences` holds 4096, which exceeds .* 64 tokens"),
+        ({"sequences": [4096]}, "`sequences` contains 4096, which exceeds .* 64 tokens"),
         ({"tensorrt_version": "7.2.3", "dry_run": True}, "7.2.3 is too old"),
         ({"tensorrt_version": "11.2.0"}, "`tensorrt_version='11.2.0'` requires `dry_run=True`"),
     ],

@@ -81,7 +81,7 @@ def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
     with pytest.raises(UserInputError, match=r"All 1 examples .* are used to calibrate"):
         choose_examples(task, options(calibration_data=one), known=None)
     (example,) = task.read(str(one), columns=Columns(), max_examples=None).examples
-    with pytest.raises(UserInputError, match="holds only examples that the ranges"):
+    with pytest.raises(UserInputError, match="contains only examples that the ranges"):
         choose_examples(task, options(calibration_data=one), known={fingerprint(example)})
 
 

@@ -105,7 +105,7 @@ def test_an_onnx_model_uses_its_ranges_again(checkpoints, texts, tmp_path) -> No
 
 
 def test_ranges_of_other_weights_are_refused(checkpoints, both, tmp_path) -> None:
-    with pytest.raises(UserInputError, match=r"holds ranges for the weights of .*Leave it out"):
+    with pytest.raises(UserInputError, match=r"contains ranges for the weights of .*Leave it out"):
         make(checkpoints("classifier"), tmp_path / "out", ranges_from=both)
     assert not (tmp_path / "out").exists()
 
@@ -184,7 +184,7 @@ def test_changed_embeddings_are_other_weights(checkpoint_copy, both, tmp_path) -
     weights = load_file(folder / "model.safetensors")
     weights["embeddings.LayerNorm.weight"] *= 4
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserInputError, match="holds ranges for the weights of"):
+    with pytest.raises(UserInputError, match="contains ranges for the weights of"):
         make(folder, tmp_path / "out", ranges_from=both)
 
 

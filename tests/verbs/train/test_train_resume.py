@@ -78,7 +78,7 @@ def copy_of(interrupted: Interrupted, folder: Path) -> Interrupted:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "holds checkpoints of a run that "),
+        ({}, "contains checkpoints of a run that "),
         ({"resume": True, "seed": 1}, "`seed` was 0 when .* began and is 1 now"),
         ({"resume": True, "qat": True}, "`qat` was False when .* began and is True now"),
     ],

@@ -1,4 +1,4 @@
-"""Computes small parts of a graph in numpy, to recognize the function that they implement."""
+"""Compute small parts of a graph in numpy, to recognize the function that they implement."""
 
 from __future__ import annotations
 

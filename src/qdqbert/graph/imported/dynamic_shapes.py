@@ -1,4 +1,4 @@
-"""Makes the batch and the sequence of a graph with fixed input shapes dynamic.
+"""Make the batch and the sequence of a graph with fixed input shapes dynamic.
 
 Exporters without dynamic axes write the sizes of their example into the graph:
 

@@ -1,4 +1,4 @@
-"""Turns what libraries raise about a user's .onnx file into errors that name the file."""
+"""Turn what libraries raise about a user's .onnx file into errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs graphs that were exported with a fixed batch or sequence, by padding their inputs."""
+"""Run graphs that were exported with a fixed batch or sequence, by padding their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decomposes fused operators, so that the tensors between their steps can be quantized.
+"""Decompose fused operators, so that the tensors between their steps can be quantized.
 
 onnxruntime's transformer optimizer and ONNX 23 have operators for whole blocks. Each is replaced
 with plain ONNX operators, as its documentation defines it.

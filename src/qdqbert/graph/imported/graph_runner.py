@@ -1,4 +1,4 @@
-"""Runs a user's .onnx file on an engine, under transformers' names of inputs and outputs."""
+"""Run a user's .onnx file on an engine, under transformers' names of inputs and outputs."""
 
 from __future__ import annotations
 

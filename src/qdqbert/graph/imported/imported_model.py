@@ -1,4 +1,4 @@
-"""Reads a user's .onnx file into a float model that runs and a graph with sites."""
+"""Read a user's .onnx file into a float model that runs and a graph with sites."""
 
 from __future__ import annotations
 

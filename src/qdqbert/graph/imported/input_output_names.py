@@ -1,4 +1,4 @@
-"""Renames the inputs and outputs of an existing ONNX model to transformers' names and types."""
+"""Rename the inputs and outputs of an existing ONNX model to transformers' names and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognizes LayerNorm and GELU by the values that they compute, and makes each one node.
+"""Recognize LayerNorm and GELU by the values that they compute, and replace each with one node.
 
 Exporters write LayerNorm with one subtraction or two, with Pow or Mul, Div or Reciprocal, with
 casts, and, as TensorFlow does, with scale and shift folded together. A part of the graph that

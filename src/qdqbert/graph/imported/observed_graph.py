@@ -1,4 +1,4 @@
-"""Runs an existing ONNX model and passes what its sites read to an observer."""
+"""Run an existing ONNX model and pass what its sites read to an observer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a user's .onnx file, which may be damaged in any way, and names what is wrong with it."""
+"""Read a user's .onnx file, which may be damaged in any way, and report what is wrong with it."""
 
 from __future__ import annotations
 

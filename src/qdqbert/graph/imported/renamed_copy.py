@@ -1,4 +1,4 @@
-"""Writes a copy of an .onnx file, float or quantized, with transformers' names."""
+"""Write a copy of an .onnx file, float or quantized, with transformers' names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the parts of each encoder layer by how they are connected, not by what they are called.
+"""Find the parts of each encoder layer by how they are connected, not by their names.
 
 A Softmax between two matmuls of computed tensors is an attention. The linear layers that compute
 its three inputs are query, key and value. The linear layer that reads its context is the output,
@@ -58,7 +58,7 @@ class LayerRoles:
     """The parts of one encoder layer.
 
     Attributes:
-        linears: Query, key, value (or one for all three), attention output, and both of the
+        linear_layers: Query, key, value (or one for all three), attention output, and both of the
             feed-forward block.
         scores: The MatMul of query and key.
         context: The MatMul of probabilities and value.
@@ -66,7 +66,7 @@ class LayerRoles:
         start: The value that the layer reads.
     """
 
-    linears: tuple[LinearRole, ...]
+    linear_layers: tuple[LinearRole, ...]
     scores: ir.Node
     context: ir.Node
     residual_adds: tuple[ResidualAddRole, ...]
@@ -104,7 +104,7 @@ class Roles:
         """Return how many parts of each kind there are, for the report."""
         found = {"layers": len(self.layers)}
         for layer in self.layers:
-            for linear in layer.linears:
+            for linear in layer.linear_layers:
                 found[linear.name] = found.get(linear.name, 0) + 1
             for name, count in (
                 ("scores", 1),
@@ -138,7 +138,7 @@ def find_roles(model: ir.Model) -> Roles:
         # A head may have a softmax. A layer that is not recognized must not silently stay in float.
         if found[node] is None and _context_matmul(node) is not None:
             raise _not_found(node, "the matmul of query and key that it reads")
-    inside = {linear.matmul for layer in layers for linear in layer.linears}
+    inside = {linear.matmul for layer in layers for linear in layer.linear_layers}
     head = tuple(node for node in model.graph if is_linear(node) and node not in inside)
     return Roles(layers=tuple(layers), tables=_tables(model, layers[0].start), head=head)
 
@@ -158,7 +158,7 @@ def _layer_of(softmax: ir.Node) -> LayerRoles | None:
         return None
     query, key = (_linear_before(scores, index) for index in (0, 1))
     value = _linear_before(context, 1)
-    linears = _attention_linears(query, key, value)
+    linear_layers = _attention_linear_layers(query, key, value)
     start = query.inputs[0]
     assert start is not None
     output = _next_linear(context.outputs[0], softmax, "the attention's output")
@@ -170,8 +170,8 @@ def _layer_of(softmax: ir.Node) -> LayerRoles | None:
     if second_sum is None:
         raise _not_found(second, "the residual add after the feed-forward block")
     return LayerRoles(
-        linears=(
-            *linears,
+        linear_layers=(
+            *linear_layers,
             LinearRole(name="attention.output.dense", matmul=output, source="attention"),
             LinearRole(name="intermediate.dense", matmul=first, source="norm"),
             LinearRole(
@@ -188,7 +188,9 @@ def _layer_of(softmax: ir.Node) -> LayerRoles | None:
     )
 
 
-def _attention_linears(query: ir.Node, key: ir.Node, value: ir.Node) -> tuple[LinearRole, ...]:
+def _attention_linear_layers(
+    query: ir.Node, key: ir.Node, value: ir.Node
+) -> tuple[LinearRole, ...]:
     if query is key is value:
         return (LinearRole(name="attention.self.qkv", matmul=query, source="norm"),)
     return tuple(
@@ -202,7 +204,7 @@ def _scores_matmul(softmax: ir.Node) -> ir.Node | None:
     for node in _backwards(softmax.inputs[0]):
         if node.op_type != "MatMul" or node.domain or is_linear(node):
             continue
-        sides = [_linears_before(value) for value in node.inputs]
+        sides = [_linear_layers_before(value) for value in node.inputs]
         if len(sides[0]) == len(sides[1]) == 1 and sides[0][0].inputs[0] is sides[1][0].inputs[0]:
             return node
     return None
@@ -216,7 +218,7 @@ def _context_matmul(softmax: ir.Node) -> ir.Node | None:
 
 
 def _linear_before(matmul: ir.Node, index: int) -> ir.Node:
-    found = _linears_before(matmul.inputs[index])
+    found = _linear_layers_before(matmul.inputs[index])
     if len(found) != 1:
         raise _not_found(
             matmul, f"the linear layer that computes its input {index} ({len(found)} found)"
@@ -224,7 +226,7 @@ def _linear_before(matmul: ir.Node, index: int) -> ir.Node:
     return found[0]
 
 
-def _linears_before(value: ir.Value | None) -> list[ir.Node]:
+def _linear_layers_before(value: ir.Value | None) -> list[ir.Node]:
     """Return the nearest linear layers that a value depends on, with no LayerNorm in between."""
     return [node for node in _backwards(value, stop=(_NORM, "Softmax")) if is_linear(node)]
 
@@ -269,7 +271,7 @@ def _feed_forward(
             break
     if first is None:
         raise _not_found(softmax, "the first linear layer of the feed-forward block")
-    reached = list(_forwards(first.outputs[0], through=None, stop_at_linears=True))
+    reached = list(_forwards(first.outputs[0], through=None, stop_at_linear_layers=True))
     second = next((node for node in reached if is_linear(node)), None)
     if second is None:
         raise _not_found(first, "the second linear layer of the feed-forward block")
@@ -286,7 +288,7 @@ def _feed_forward(
 
 def _tables(model: ir.Model, start: ir.Value) -> tuple[TableRole, ...]:
     """Return the embedding tables before the first layer."""
-    before = set(_backwards(start, limit=10 * _STEPS, through_linears=True))
+    before = set(_backwards(start, limit=10 * _STEPS, through_linear_layers=True))
     found: list[TableRole] = []
     for node in model.graph:
         if node not in before or node.op_type != "Gather" or node.domain:
@@ -308,7 +310,7 @@ def _backwards(
     *,
     stop: tuple[str, ...] = (),
     limit: int = _STEPS,
-    through_linears: bool = False,
+    through_linear_layers: bool = False,
 ) -> Iterator[ir.Node]:
     """Yield the nodes that a value depends on, nearest first; linear layers end a path."""
     waiting = [value]
@@ -321,12 +323,12 @@ def _backwards(
             continue
         seen.add(node)
         yield node
-        if through_linears or not is_linear(node):
+        if through_linear_layers or not is_linear(node):
             waiting += list(node.inputs)
 
 
 def _forwards(
-    value: ir.Value, *, through: tuple[str, ...] | None, stop_at_linears: bool = False
+    value: ir.Value, *, through: tuple[str, ...] | None, stop_at_linear_layers: bool = False
 ) -> Iterator[ir.Node]:
     """Yield the nodes that read a value, nearest first, and the readers of nodes `through`."""
     waiting = [value]
@@ -338,7 +340,7 @@ def _forwards(
                 continue
             seen.add(node)
             yield node
-            if stop_at_linears and is_linear(node):
+            if stop_at_linear_layers and is_linear(node):
                 continue
             if through is None or node.op_type in through:
                 waiting += list(node.outputs)

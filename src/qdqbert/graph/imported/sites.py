@@ -1,4 +1,4 @@
-"""Inserts a `qdqbert::Site` node at every place of an existing ONNX model that can be quantized.
+"""Insert a `qdqbert::Site` node at every place of an existing ONNX model that can be quantized.
 
 The result is treated like a graph that was exported from PyTorch: it has the same names of sites,
 the same insertion of Q/DQ pairs and the same targets.
@@ -116,7 +116,7 @@ def mark_sites(model: ir.Model, roles: Roles) -> SitedGraph:
 
 
 def _mark_layer(marker: _Marker, layer: LayerRoles, path: str) -> None:
-    for linear in layer.linears:
+    for linear in layer.linear_layers:
         name = f"{path}.{linear.name}"
         site = Site(
             name=f"{name}._input_quantizer",

@@ -1,4 +1,4 @@
-"""Loads what an .onnx file does not contain: tokenizer, config, class names, longest input."""
+"""Load what an .onnx file does not contain: tokenizer, config, class names, longest input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the size of a graph's table of word embeddings."""
+"""Find the size of a graph's table of word embeddings."""
 
 from __future__ import annotations
 

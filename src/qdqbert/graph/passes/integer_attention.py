@@ -7,7 +7,7 @@
 One int8 matmul makes the three projections, and no head is transposed in memory. Applies after
 `integer_matmul`, if all of these hold:
 
-- Query, key and value read the same codes, and only head splits stand between.
+- Query, key and value read the same codes, and only head splits are between them.
 - The scores are scaled by `d^-0.5`.
 - The mask is 0 or very low, depends on the input `attention_mask` only, and is broadcast over
   queries.
@@ -47,7 +47,7 @@ from qdqbert.graph.passes.attention import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Projection:
-    """The matmul that makes query, key or value, and its heads."""
+    """The matmul that computes query, key or value, and its heads."""
 
     matmul: ir.Node
     heads: int

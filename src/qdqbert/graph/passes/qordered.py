@@ -11,7 +11,7 @@ A layer whose 12 outputs and 6 weights are quantized (the recipe `qordered`) bec
     QuantizeLinear(Gelu(x))           ->  QOrderedGelu(x)
 
 `x` and `y` are dequantized codes. The rewrite applies to every layer or fails, because a float
-layer among int8 ones would say nothing about the speed of either. Activations are in row order.
+layer among int8 layers would not show the speed of either. Activations are in row order.
 Weights are declared `(in, out)` and stored column by column. The kernels need:
 
 - constant scales and weights
@@ -109,7 +109,7 @@ def _fuse_attention(layer: LayerReader, softmax: ir.Node) -> tuple[ir.Node, Pair
     value = layer.projection(mixed.inputs[1], "value", "v", HEADS_FIRST)
     context = layer.written(layer.merged_heads(mixed), "attention.output.dense._input_quantizer")
     parts = (query, key, value)
-    linears = [part.linear for part in parts]
+    linear_layers = [part.linear for part in parts]
     states = query.linear.x
     _check_projections(layer, parts)
     _check_attention(layer, softmax, scaled, masked, query)
@@ -122,16 +122,16 @@ def _fuse_attention(layer: LayerReader, softmax: ir.Node) -> tuple[ir.Node, Pair
             states.inputs[0],
             states.inputs[1],
             *(part.scale for part in parts),
-            *(each.weight for each in linears),
-            *(each.scale for each in linears),
-            *(each.bias for each in linears),
+            *(each.weight for each in linear_layers),
+            *(each.scale for each in linear_layers),
+            *(each.bias for each in linear_layers),
             scores.inputs[1],
             probabilities.scale,
             context.scale,
             integer_mask(layer.graph),
         ],
         num_heads=query.heads,
-        qkv_hidden_sizes=[each.width for each in linears],
+        qkv_hidden_sizes=[each.width for each in linear_layers],
         order_input=_ROW,
         order_weight=_COLUMN,
         order_output=_ROW,

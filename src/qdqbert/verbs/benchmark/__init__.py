@@ -1,4 +1,4 @@
-"""Measures the latency of models."""
+"""Measure the latency of models."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def benchmark(
     seconds: float = 0.5,
     progress: Progress | bool = False,
 ) -> BenchmarkReport:
-    """Measure the latency of models, each in a process of its own, in turns.
+    """Measure the latency of models, which take turns in separate processes.
 
     Args:
         models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx files or
-            OpenVINO .xml files. The first is what the others are compared with.
+            OpenVINO .xml files. The others are compared with the first.
         engines: Engines to run them on. By default all installed engines that run the model.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
             is measured.

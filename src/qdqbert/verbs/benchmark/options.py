@@ -15,7 +15,7 @@ class BenchmarkOptions:
 
     Attributes:
         models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx files or
-            OpenVINO .xml files. The first is what the others are compared with.
+            OpenVINO .xml files. The others are compared with the first.
         engines: Engines to run them on. By default all installed engines that run the model.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
             is measured.

@@ -1,4 +1,4 @@
-"""Measures the latency of checkpoints, quantized folders and .onnx files."""
+"""Measure the latency of checkpoints, quantized folders and .onnx files."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint
 def _check_length(model: str, max_length: int, sequences: Sequence[int]) -> None:
     if max(sequences) > max_length:
         raise UserInputError(
-            f"`sequences` holds {max(sequences)}, which exceeds the limit of {model!r}, "
+            f"`sequences` contains {max(sequences)}, which exceeds the limit of {model!r}, "
             f"{max_length} tokens.",
             argument="sequences",
         )

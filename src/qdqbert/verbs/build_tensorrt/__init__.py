@@ -1,4 +1,4 @@
-"""Builds a TensorRT engine and measures its latency."""
+"""Build a TensorRT engine and measure its latency."""
 
 from __future__ import annotations
 

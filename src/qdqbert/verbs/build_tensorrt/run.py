@@ -1,4 +1,4 @@
-"""Builds the TensorRT engine of a quantized folder, and measures its latency."""
+"""Build the TensorRT engine of a quantized folder, and measure its latency."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(options: BuildTensorRTOptions, progress: Progress) -> TensorRTReport:
     )
     if max(sequences) > artifact.max_length:
         raise UserInputError(
-            f"`sequences` holds {max(sequences)}, which exceeds the limit of {options.model!r}, "
+            f"`sequences` contains {max(sequences)}, which exceeds the limit of {options.model!r}, "
             f"{artifact.max_length} tokens.",
             argument="sequences",
         )
@@ -132,7 +132,7 @@ def _graph_of(artifact: Artifact) -> Path:
     targets = artifact.quantization["targets"]
     if TENSORRT.name not in targets:
         raise UserInputError(
-            f"`model={str(artifact.directory)!r}` holds no graph for TensorRT, only for target "
+            f"`model={str(artifact.directory)!r}` contains no graph for TensorRT, only for target "
             f"{', '.join(targets)}. Add 'tensorrt' to `targets` when you quantize.",
             argument="model",
         )

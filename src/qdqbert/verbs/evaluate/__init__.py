@@ -1,4 +1,4 @@
-"""Computes the metrics of a model on labeled data."""
+"""Compute the metrics of a model on labeled data."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def evaluate(
         max_length: Longest input in tokens. The limit that the model was quantized with, or that of
             the task or the checkpoint, by default.
         batch_size: Number of examples in a batch.
-        allow_leakage: Also score examples that the model was calibrated on. The report says how
-            many.
+        allow_leakage: Also score examples that the model was calibrated on. The report has their
+            number.
         output: Folder for the files of the task, such as `predictions.json`.
         text_column: Column of the text: a name, or a number that counts from 0. Guessed from the
             names of the columns by default.

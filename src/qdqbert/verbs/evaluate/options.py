@@ -40,8 +40,8 @@ class EvaluateOptions(ColumnOptions, TaskOptions, OnnxOptions):
         max_length: Longest input in tokens. The limit that the model was quantized with, or that
             of the task or the checkpoint, by default.
         batch_size: Number of examples in a batch.
-        allow_leakage: Also score examples that the model was calibrated on. The report says how
-            many.
+        allow_leakage: Also score examples that the model was calibrated on. The report has their
+            number.
         output: Folder for the files of the task, such as `predictions.json`.
     """
 

@@ -1,4 +1,4 @@
-"""Computes the metrics of a model, and its fidelity to a reference."""
+"""Compute the metrics of a model, and its fidelity to a reference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-    """What is evaluated.
+    """The model to evaluate, and its reference.
 
     Attributes:
         subject: The model.
@@ -56,7 +56,7 @@ class Models:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a model returned for the data.
+    """Predictions and metrics of a model.
 
     Attributes:
         encoded: The examples as the model read them.
@@ -167,7 +167,7 @@ def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -
         raise UserInputError(
             f"The model was calibrated on {leaked} of {len(dataset)} examples of "
             f"`data={options.data!r}`, so its metrics would be inflated. Pass other data, or "
-            "`allow_leakage=True`; the report then says so.",
+            "`allow_leakage=True` to score them; the report then has their number.",
             argument="data",
         )
     return leaked

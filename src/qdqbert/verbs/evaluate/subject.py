@@ -1,4 +1,4 @@
-"""Loads what is evaluated: a checkpoint, a quantized folder, or an ONNX model."""
+"""Load what is evaluated: a checkpoint, a quantized folder, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         )
     folder = _folder_of(path.absolute())
     if folder is not None:
-        # Alone, the file does not say what it was calibrated on.
+        # A file without its folder does not contain the fingerprints of its calibration examples.
         raise UserInputError(
             f"`{request.parameter}={str(path)!r}` belongs to a quantized folder. Evaluate the "
             f"folder {folder.name!r}, with `target` if it has several graphs.",

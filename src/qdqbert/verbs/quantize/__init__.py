@@ -1,4 +1,4 @@
-"""Quantizes a float model to INT8 and measures the result."""
+"""Quantize a float model to INT8 and measure the result."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def choose_examples(
 def _heldout(
     task: Task, rest: Sequence[Any], built_in: Sequence[Any], *, wanted: int, used: int
 ) -> tuple[Sequence[Any], list[str]]:
-    """Choose held-out examples, and say why if they are not from the data."""
+    """Return held-out examples, and a notice if they are not from the data."""
     if built_in:
         return built_in, []
     if not rest and not task.reads_texts:
@@ -96,8 +96,8 @@ def _heldout(
             f"All {used} examples of `calibration_data` are used to calibrate, and none is left to "
             "compare with float. Pass more examples, or fewer `calibration_samples`."
             if wanted
-            else "`calibration_data` holds only examples that the ranges were taken from, and none "
-            "is left to compare with float. Pass other examples.",
+            else "`calibration_data` contains only examples that the ranges were taken from, and "
+            "none is left to compare with float. Pass other examples.",
             argument="calibration_data",
         )
     if len(rest) < _FEWEST_HELDOUT and task.reads_texts:

@@ -1,4 +1,4 @@
-"""Writes the graph of each target."""
+"""Write the graph of each target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the graphs that were written: agreement with PyTorch, fidelity, speed and size."""
+"""Measure the graphs that were written: agreement with PyTorch, fidelity, speed and size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HIGH_CHANGED_PERCENT = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the graphs are compared with.
+    """The float model and the examples that graphs are compared on.
 
     Attributes:
         source: The float model.

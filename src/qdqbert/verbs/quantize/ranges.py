@@ -215,8 +215,8 @@ def _earlier_calibration(
         )
     if theirs["weights_sha256"] != digest_weights(sited.graph()):
         raise UserInputError(
-            f"{given} holds ranges for the weights of {theirs['name']!r}, which differ from those "
-            f"of {source.name!r}. Leave it out to calibrate.",
+            f"{given} contains ranges for the weights of {theirs['name']!r}, which differ from "
+            f"those of {source.name!r}. Leave it out to calibrate.",
             argument="ranges_from",
         )
     _check_same_options(earlier, options)

@@ -1,4 +1,4 @@
-"""Quantizes a float model and measures the result."""
+"""Quantize a float model and measure the result."""
 
 from __future__ import annotations
 

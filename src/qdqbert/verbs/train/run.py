@@ -1,4 +1,4 @@
-"""Trains a checkpoint, in float or with quantizers."""
+"""Train a checkpoint, in float or with quantizers."""
 
 from __future__ import annotations
 

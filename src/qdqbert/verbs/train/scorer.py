@@ -1,4 +1,4 @@
-"""Evaluates a model during training."""
+"""Evaluate a model during training."""
 
 from __future__ import annotations
 
