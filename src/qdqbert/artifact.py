@@ -104,9 +104,9 @@ class Artifact:
         found = {engine for entry in self.targets.values() for engine in entry["engines"]}
         if not found:
             raise UserInputError(
-                f"{str(self.directory)!r} contains only a graph for target {', '.join(self.targets)}, "
-                "which no engine of this package runs. Add 'portable' to `targets` when you "
-                "quantize."
+                f"{str(self.directory)!r} contains only a graph for target "
+                f"{', '.join(self.targets)}, which no engine of this package runs. Add "
+                "'portable' to `targets` when you quantize."
             )
         return tuple(sorted(found))
 

@@ -136,7 +136,7 @@ def test_a_checkpoint_with_quantizers_keeps_its_ranges(classifier, tmp_path) -> 
 def test_evaluate_and_benchmark_report_that_no_engine_runs_it(made, write_file) -> None:
     folder, _ = made
     data = write_file("data.csv", "text,label\nthe cat,0\nthe dog,1\n")
-    message = "for target qordered only, which runs on no engine of this package"
+    message = "contains only a graph for target qordered, which no engine of this package runs"
     with pytest.raises(UserInputError, match=message):
         qdqbert.evaluate(folder, data)
     with pytest.raises(UserInputError, match=message):
