@@ -200,7 +200,7 @@ def test_an_output_in_the_temporary_folder_is_named_as_the_output(tmp_path, monk
         write_and_raise(out, no_space(tmp_path / "float.onnx"))
 
 
-def test_the_manifest_tells_how_the_graph_was_made(quantized) -> None:
+def test_the_manifest_records_how_the_graph_was_made(quantized) -> None:
     made = quantized("sentence")
     manifest = json.loads((made.directory / QUANTIZATION).read_text())
     assert manifest["format"] == "qdqbert-quantization/2"

@@ -113,7 +113,7 @@ def test_aprec_sets_the_bits_of_activations_alone(two_layers, recipe, bits) -> N
             assert spec == before[name]
 
 
-def test_quant_per_tensor_takes_the_axis_from_linears_weights_and_not_from_tables(
+def test_quant_per_tensor_applies_to_linear_layers_and_not_to_embeddings(
     two_layers,
 ) -> None:
     specs = applied(QuantizerOptions(quant_per_tensor=True), two_layers)
@@ -158,7 +158,7 @@ def test_quant_disable_leaves_everything_in_float(two_layers) -> None:
         "product",
         "add",
         "layer",
-        "end-of-a-linears-name",
+        "end-of-a-linear-layers-name",
         "end-of-a-quantizers-name",
         "alternatives",
         "tables",
@@ -174,7 +174,7 @@ def test_a_keyword_is_searched_as_a_regular_expression(two_layers, pattern, part
 
 
 def test_the_end_of_an_attentions_name_finds_no_quantizer_that_stands_alone(two_layers) -> None:
-    # `attention.self` is no linear: its four quantizers have names of their own.
+    # `attention.self` is not a linear layer: its four quantizers have names of their own.
     with pytest.raises(UnmatchedRuleError, match=r"attention\\\\.self\$"):
         left_float(QuantizerOptions(quant_disable_keyword=(r"attention\.self$",)), two_layers)
 
@@ -268,7 +268,7 @@ def test_what_stays_on_keeps_its_precision(two_layers) -> None:
 @pytest.mark.parametrize(
     "switch", ["quant_disable_keyword", "quant_disable_layer_module", "quant_enable_layer_module"]
 )
-def test_a_pattern_that_finds_nothing_is_an_error_that_names_it(two_layers, switch) -> None:
+def test_the_error_for_a_pattern_without_a_match_names_it(two_layers, switch) -> None:
     value = ("qeury",) if switch == "quant_disable_keyword" else "qeury"
     with pytest.raises(UnmatchedRuleError) as caught:
         applied(QuantizerOptions(**{switch: value}), two_layers)
@@ -279,7 +279,7 @@ def test_a_pattern_that_finds_nothing_is_an_error_that_names_it(two_layers, swit
     assert "encoder.layer" in message or "embeddings" in message
 
 
-def test_one_of_several_keywords_that_finds_nothing_is_an_error(two_layers) -> None:
+def test_one_keyword_without_a_match_among_several_is_an_error(two_layers) -> None:
     with pytest.raises(UnmatchedRuleError, match="'no_such'"):
         applied(QuantizerOptions(quant_disable_keyword=("query", "no_such")), two_layers)
 

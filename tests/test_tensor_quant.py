@@ -438,7 +438,7 @@ def test_other_float_formats_are_refused(exponent, mantissa) -> None:
 # Descriptors
 
 
-def test_descriptor_of_nothing_is_8_bits_per_tensor() -> None:
+def test_default_descriptor_is_8_bits_per_tensor() -> None:
     desc = QuantDescriptor()
     assert (desc.num_bits, desc.name, desc.axis, desc.amax) == (8, None, None, None)
     assert (desc.fake_quant, desc.unsigned, desc.narrow_range) == (True, False, False)

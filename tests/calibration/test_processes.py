@@ -152,7 +152,7 @@ def test_largest_magnitudes_are_those_of_both_processes(of_each) -> None:
         assert found["amax"]["a"].item() == 1
 
 
-def test_one_process_keeps_what_it_has() -> None:
+def test_statistics_of_one_process_are_unchanged() -> None:
     assert not is_shared()
     statistics = {"a": histogram.summarise(torch.tensor([1.0, -2.0]))}
     shared = shared_statistics(statistics, torch.device("cpu"))

@@ -129,7 +129,7 @@ def test_channels_come_out_alike_wide_with_alpha_1() -> None:
     torch.testing.assert_close(widths, widths.mean().expand(6), rtol=5e-6, atol=0)
 
 
-def test_linears_that_read_one_tensor_get_one_vector() -> None:
+def test_linear_layers_that_read_one_tensor_share_a_vector() -> None:
     names = ("query", "key", "value")
     weights = {name: randn(5, 6, seed=seed) for seed, name in enumerate(names)}
     channels = collect(hidden(), *names)
@@ -143,7 +143,7 @@ def test_linears_that_read_one_tensor_get_one_vector() -> None:
 
 def test_without_a_weight_channels_come_out_alike_wide() -> None:
     x = hidden()
-    # What linears read beside it does not matter.
+    # Other inputs of the linear layers do not matter.
     channels = collect(x, "query", "add")
     scales = choose_pre_quant_scales(channels, {"query": randn(5, 6)}, alpha=0.5)
     amax = np.abs(x.double().numpy()).max(axis=(0, 1))

@@ -162,7 +162,7 @@ def test_equal_tensors_that_are_not_one_are_counted_each(summarised) -> None:
     assert len(summarised) == 2
 
 
-def test_one_tensor_with_other_axes_is_counted_anew() -> None:
+def test_a_tensor_with_different_axes_is_counted_again() -> None:
     x = randn(BATCH, SEQ, SEQ)
     collector = HistogramObserver({"a", "b"})
     collector.start_batch(MASK)
@@ -259,7 +259,7 @@ def test_range_of_each_site_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("calibrator", [Max(), Percentile(), Mse(), Entropy()], ids=str)
-def test_site_that_saw_nothing_is_named(calibrator) -> None:
+def test_the_error_names_a_site_without_data(calibrator) -> None:
     collector = HistogramObserver(["layer.0.query"])
     with pytest.raises(CalibrationError, match=r"Quantizer `layer\.0\.query` saw no data"):
         choose_ranges(collector.statistics, calibrator)

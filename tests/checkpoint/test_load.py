@@ -292,7 +292,7 @@ def test_a_pooling_that_cannot_be_used_is_refused(checkpoints, name, pooling, me
     assert caught.value.argument == "pooling"
 
 
-def test_texts_are_lowered_as_the_settings_say_and_a_default_prompt_gives_a_notice(
+def test_texts_are_lowered_by_the_settings_and_a_default_prompt_gives_a_notice(
     checkpoint_copy,
 ) -> None:
     folder = checkpoint_copy("sentence")

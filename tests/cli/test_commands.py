@@ -189,7 +189,7 @@ def test_an_output_that_exists_is_refused_before_anything_is_done(quantize, out)
     assert (out / "thesis.txt").read_text() == "years of work"
 
 
-def test_an_unknown_family_is_told_the_known_ones(write_file, out, tmp_path) -> None:
+def test_the_error_for_an_unknown_family_lists_the_known_ones(write_file, out, tmp_path) -> None:
     write_file("config.json", json.dumps({"model_type": "gpt2", "architectures": ["GPT2Model"]}))
     write_file("model.safetensors", "")
     message = fails(["quantize", tmp_path, "-o", out])
@@ -238,7 +238,7 @@ def test_a_damaged_file_of_a_checkpoint_is_one_line(checkpoint_copy, out, file, 
     fails(["quantize", folder, "-o", out])
 
 
-def test_weights_of_another_shape_than_the_config_says_are_one_line(checkpoint_copy, out) -> None:
+def test_weights_that_do_not_fit_the_config_are_reported_in_one_line(checkpoint_copy, out) -> None:
     folder = checkpoint_copy("bert")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
@@ -286,7 +286,7 @@ def test_json_is_all_that_stands_on_stdout(happy) -> None:
     assert report["targets"][0]["fidelity"]["flips_percent"] is not None
 
 
-def test_texts_that_are_cut_are_counted_and_told(happy) -> None:
+def test_truncated_texts_are_counted_and_reported(happy) -> None:
     result, _ = happy
     notices = " ".join(strict_json(result.stdout)["notices"])
     # By hand: [CLS] the cat is (very x 3i) good [SEP] is 6 + 3i tokens, over 16 from i = 4 on.

@@ -60,7 +60,7 @@ def shown(renderable: object) -> str:
     return capture.get()
 
 
-def test_training_without_evaluation_data_says_how_to_see_metrics() -> None:
+def test_training_without_evaluation_data_has_a_hint_on_metrics() -> None:
     text = shown(train_table(TRAINED))
     assert "float training, 12 steps" in text
     assert "Trained on 16 examples. Pass `--eval-data` to see metrics." in text
@@ -86,7 +86,7 @@ def test_one_example_is_counted_in_the_singular_and_no_column_is_empty() -> None
     assert cells.count("│") == 3
 
 
-def test_a_report_without_measurements_says_so_instead_of_an_empty_table() -> None:
+def test_a_report_without_measurements_has_a_note_instead_of_an_empty_table() -> None:
     text = shown(quantize_table(QUANTIZED))
     assert "Nothing was measured." in text
     assert "┃" not in text

@@ -99,7 +99,7 @@ def test_settings_have_to_be_as_many_as_groups(name) -> None:
         group_parameters(None, [["a"], ["b"]], **{name: [0.1]})
 
 
-def test_pattern_that_matches_nothing_is_refused(model) -> None:
+def test_pattern_without_a_match_is_refused(model) -> None:
     with pytest.raises(ValueError, match="The pattern 'decoder' matches no parameter"):
         group_parameters(model, [["conv", "decoder"]])
     with pytest.raises(ValueError, match="The pattern 'decoder' matches no parameter"):

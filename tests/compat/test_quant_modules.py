@@ -169,7 +169,7 @@ def test_defaults_of_a_class_hold_for_swapped_names() -> None:
     assert nn.Linear(2, 2).input_quantizer.num_bits == 4
 
 
-def test_default_map_tells_what_is_swapped() -> None:
+def test_default_map_lists_the_swapped_names() -> None:
     entries = quant_modules._DEFAULT_QUANT_MAP
     assert {entry.mod_name for entry in entries} == SWAPPED
     for entry in entries:

@@ -66,7 +66,7 @@ def test_a_missing_engine_has_the_command_that_installs_it(monkeypatch) -> None:
     assert not is_installed("openvino")
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
         check_engine("openvino")
-    # It is a dependency of the package, so there is no extra of that name.
+    # It is a dependency of the package, so no extra installs it.
     with pytest.raises(MissingExtraError, match=r"pip install onnxruntime$"):
         check_engine("onnxruntime")
 

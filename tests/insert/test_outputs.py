@@ -52,7 +52,7 @@ def test_outputs_that_nothing_reads_get_quantizers_of_their_own(make_model, mode
 
 
 @pytest.mark.parametrize("model_type", BERT_LIKE)
-def test_at_rest_the_model_computes_what_it_did(make_model, model_type) -> None:
+def test_inserted_quantizers_do_not_change_the_model(make_model, model_type) -> None:
     model = make_model(model_type, num_hidden_layers=LAYERS)
     inputs = inputs_of(model)
     with torch.inference_mode():

@@ -388,7 +388,7 @@ def test_a_smoothed_input_of_an_add_is_divided_again(bert, affine) -> None:
     np.testing.assert_allclose(result, expected * weight + bias, atol=2e-5)
 
 
-def test_weights_of_linears_are_found_by_their_inputs(bert) -> None:
+def test_weights_of_linear_layers_are_found_by_their_inputs(bert) -> None:
     weights = linear_weights(bert.sited)
     assert len(weights) == 6 * len(bert.layers)
     assert weights[f"{LINEAR}._input_quantizer"].shape == (64, 32)
@@ -438,7 +438,7 @@ def test_a_decoder_computes_what_transformers_does(decoder_and_ours, family) -> 
 
 
 @pytest.mark.parametrize("family", WITH_CROSS_ATTENTION)
-def test_a_decoder_with_a_cache_computes_token_by_token_what_it_does_at_once(
+def test_a_decoder_with_a_cache_agrees_token_by_token_with_a_single_pass(
     decoder_and_ours, family
 ) -> None:
     plain, sited, given = decoder_and_ours(family)

@@ -526,7 +526,7 @@ def test_a_batch_of_nothing_but_padding_gives_no_range(model) -> None:
         qdqbert.calibrate(model, [batch])
 
 
-def test_a_pattern_that_finds_nothing_is_refused_before_anything_changes(model) -> None:
+def test_a_pattern_without_a_match_is_refused_before_anything_changes(model) -> None:
     recipe = QuantizerOptions(aprec=4, quant_disable_keyword=("matmull",))
     with pytest.raises(UnmatchedRuleError, match=r"`quant_disable_keyword` 'matmull'"):
         qdqbert.calibrate(model, make_batches(), **recipe.to_dict())

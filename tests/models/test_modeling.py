@@ -551,7 +551,7 @@ def test_a_recipe_is_saved_with_the_model(classifier, tmp_path, quantizer_option
     assert_equal_outputs(loaded, classifier, inputs)
 
 
-def test_a_saved_model_is_calibrated_anew_by_its_own_recipe(classifier, tmp_path) -> None:
+def test_a_saved_model_is_calibrated_again_by_its_own_recipe(classifier, tmp_path) -> None:
     inputs = inputs_for(CLASSIFIER)
     recipe = QuantizerOptions(aprec=6, wprec=5, quant_disable_keyword=("intermediate",))
     qdqbert.calibrate(classifier, [inputs], **recipe.to_dict())
@@ -657,7 +657,7 @@ def test_learned_ranges_are_saved(toolkit_defaults, floats, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("auto", ["AutoModel", CLASSIFIER], ids=["base", "head"])
-def test_a_checkpoint_that_lacks_a_range_it_tells_of_is_refused(
+def test_a_checkpoint_without_a_range_that_its_config_lists_is_refused(
     calibrated_folder, tmp_path, auto
 ) -> None:
     AUTO_CLASSES[auto].from_pretrained(calibrated_folder(auto)).save_pretrained(tmp_path)

@@ -399,7 +399,7 @@ def test_scales_are_amax_over_127(plainly_exported, dynamo) -> None:
 
 
 @EXPORTERS
-def test_weights_of_linears_are_quantized_along_their_rows(plainly_exported, dynamo) -> None:
+def test_weights_of_linear_layers_are_quantized_along_their_rows(plainly_exported, dynamo) -> None:
     for node in plainly_exported(dynamo).nodes("QuantizeLinear"):
         axes = [each.i for each in node.attribute if each.name == "axis"]
         if owner_of(node).endswith("_weight_quantizer"):
@@ -605,7 +605,7 @@ def test_e4m3_is_tensorrts_by_torchscript(calibrated) -> None:
 
 
 def same_graph(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
-    """Equal nodes, names and constants; metadata tells of lines of code, which differ."""
+    """Equal nodes, names and constants; metadata contains line numbers, which differ."""
 
     def stripped(model: onnx.ModelProto) -> bytes:
         copy = onnx.ModelProto()

@@ -438,7 +438,7 @@ def test_a_loaded_model_is_trained_on(bert, checkpoints, tmp_path) -> None:
     assert_same(dict(again.state_dict()), dict(loaded.state_dict()))
 
 
-def test_ranges_lie_in_the_file_beside_the_weights(prepared_as, tmp_path) -> None:
+def test_ranges_are_saved_in_the_file_of_the_weights(prepared_as, tmp_path) -> None:
     model = prepared_as("roberta", "linear")
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

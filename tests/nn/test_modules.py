@@ -1,4 +1,4 @@
-"""Quantized linears, convolutions, poolings and norms against torch's on numbers of numpy."""
+"""Compare quantized linear layers, convolutions, poolings and norms with torch and numpy."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Case:
         return int("Transpose" in self.name)
 
     def __str__(self) -> str:
-        told = "-".join(f"{name}={value}" for name, value in self.arguments.items())
-        return f"{self.name}-{told}-{len(self.shape)}d"
+        arguments = "-".join(f"{name}={value}" for name, value in self.arguments.items())
+        return f"{self.name}-{arguments}-{len(self.shape)}d"
 
 
 def conv(dims: int, *, transposed: bool = False, unbatched: bool = False, **arguments: Any) -> Case:

@@ -368,7 +368,7 @@ def test_calibrating_without_a_calibrator_is_refused() -> None:
         made(draw(2))
 
 
-def test_range_of_nothing_is_refused() -> None:
+def test_range_without_data_is_refused() -> None:
     made = quantizer(site=SITE)
     message = (
         r"Calibrator returned None\. This usually happens when calibrator hasn't seen any tensor\. "
@@ -381,7 +381,7 @@ def test_range_of_nothing_is_refused() -> None:
     assert made.amax is None
 
 
-def test_range_of_nothing_is_nan_where_it_is_not_an_error(caplog) -> None:
+def test_range_without_data_is_nan_if_not_strict(caplog) -> None:
     made = quantizer()
     with caplog.at_level(logging.WARNING, logger="qdqbert"):
         made.load_calib_amax(strict=False)
@@ -808,7 +808,7 @@ def test_state_without_a_range_has_no_keys() -> None:
     ids=["half", "bfloat16", "to", "within-a-model"],
 )
 def test_range_of_a_model_in_half_precision_is_a_float32(convert) -> None:
-    # 3.3 is no half.
+    # float16 cannot represent 3.3.
     made = convert(quantizer(amax=3.3))
     assert made.amax.dtype == torch.float32
     assert made.amax.item() == np.float32(3.3)
@@ -873,7 +873,7 @@ def test_quantizer_reads_as_in_the_toolkit(made, text) -> None:
     assert repr(made()).startswith(f"TensorQuantizer({text}" if "learned" not in text else "Tensor")
 
 
-def test_scale_before_quantization_is_told() -> None:
+def test_scale_before_quantization_is_reported() -> None:
     made = quantizer(amax=1.0)
     made.pre_quant_scale = 2.0
     assert made.extra_repr() == (

@@ -612,7 +612,7 @@ def test_affine_quantizer_refuses_to_be_exported_and_names_what_can(tmp_path, dy
     error = torch.onnx.errors.OnnxExporterError if dynamo else NotImplementedError
     with pytest.raises(error) as caught:
         torch.onnx.export(made, (draw(2, 3),), str(path), dynamo=dynamo)
-    told = "".join(traceback.format_exception(caught.value))
-    assert "`qdqbert.quantize` to write its graph" in told
-    assert SITE.name in told
+    text = "".join(traceback.format_exception(caught.value))
+    assert "`qdqbert.quantize` to write its graph" in text
+    assert SITE.name in text
     assert not path.exists()

@@ -191,8 +191,8 @@ def adversarial(scale: float) -> Tensor:
     """Ties and their neighbours, saturation, denormals and the largest numbers."""
     ties = (np.arange(-300, 300) + 0.5).astype(np.float32) * np.float32(scale)
     huge = np.float32([0.0, -0.0, 1e-45, -1e-45, 1.17e-38, -1.17e-38, 3.4e38, -3.4e38])
-    beside = [np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf)]
-    return torch.from_numpy(np.concatenate([ties, *beside, huge]))
+    neighbours = [np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf)]
+    return torch.from_numpy(np.concatenate([ties, *neighbours, huge]))
 
 
 # From the smallest normal float32 to one at which 301 steps nearly overflow.
@@ -309,7 +309,7 @@ def test_channel_of_nothing_has_a_usable_scale(nothing) -> None:
     assert fake_quantize(weight, chosen, WEIGHT)[0].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_range_of_nothing_is_usable_as_affine_codes() -> None:
+def test_range_of_zero_width_gives_valid_affine_codes() -> None:
     chosen = affine_parameters(torch.zeros(()), torch.zeros(()), UINT8)
     assert (chosen.scale.item(), chosen.zero_point.item()) == (1.0, 0)
 

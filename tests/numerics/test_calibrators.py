@@ -75,7 +75,7 @@ def test_max_is_the_running_largest_over_all_axes_but_the_kept(device, dtype, ax
     assert not amax.requires_grad
 
 
-def test_max_of_nothing_is_none() -> None:
+def test_max_without_data_is_none() -> None:
     assert MaxCalibrator(8, None, False).compute_amax() is None
 
 
@@ -95,7 +95,7 @@ def test_max_refuses_a_kept_axis_of_another_size() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
 @pytest.mark.parametrize("axis", [None, 0], ids=str)
-def test_max_refuses_what_is_not_finite_and_keeps_what_it_had(bad, axis) -> None:
+def test_max_refuses_values_that_are_not_finite_and_keeps_its_state(bad, axis) -> None:
     calibrator = MaxCalibrator(8, axis, False)
     calibrator.collect(torch.tensor([[1.0], [2.0]]))
     with pytest.raises(ValueError, match="values must be finite"):
@@ -201,11 +201,11 @@ def test_batches_and_their_order_make_no_difference(values, order, cuts) -> None
     order.shuffle(values)
     ends = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
     parts = [torch.tensor(values[a:b]) for a, b in itertools.pairwise(ends)]
-    parted = histogram_of(*parts, num_bins=64)
-    assert torch.equal(parted._calib_hist, whole._calib_hist)
-    assert torch.equal(parted._calib_bin_edges, whole._calib_bin_edges)
+    merged = histogram_of(*parts, num_bins=64)
+    assert torch.equal(merged._calib_hist, whole._calib_hist)
+    assert torch.equal(merged._calib_bin_edges, whole._calib_bin_edges)
     for method in METHODS:
-        assert parted.compute_amax(method, start_bin=4) == whole.compute_amax(method, start_bin=4)
+        assert merged.compute_amax(method, start_bin=4) == whole.compute_amax(method, start_bin=4)
 
 
 def test_number_of_bins_may_be_set_before_the_first_batch() -> None:
@@ -414,7 +414,7 @@ def test_mse_of_float8_is_the_best_of_its_candidates() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
-def test_histogram_refuses_what_is_not_finite_and_keeps_what_it_had(bad) -> None:
+def test_histogram_refuses_values_that_are_not_finite_and_keeps_its_state(bad) -> None:
     calibrator = histogram_of(draw(9))
     with pytest.raises(ValueError, match="values must be finite"):
         calibrator.collect(torch.tensor([1.0, bad]))
@@ -534,10 +534,10 @@ def test_other_modules_are_left_alone() -> None:
     }
 
 
-def test_progress_is_told_after_each_module() -> None:
-    model, told = make_model(), []
-    calibrate_weights(model, advance=lambda: told.append(None))
-    assert len(told) == len(CHANNEL_AXES)
+def test_progress_is_reported_after_each_module() -> None:
+    model, calls = make_model(), []
+    calibrate_weights(model, advance=lambda: calls.append(None))
+    assert len(calls) == len(CHANNEL_AXES)
 
 
 def test_weights_come_back_to_their_device_in_float32(device) -> None:

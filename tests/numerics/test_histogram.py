@@ -56,7 +56,7 @@ def test_power_of_two_opens_the_next_range() -> None:
     assert summarise(torch.tensor([-0.99999994])).exponent == 0
 
 
-def test_nothing_is_the_neutral_element() -> None:
+def test_an_empty_histogram_is_the_neutral_element() -> None:
     nothing = empty()
     assert (nothing.count, nothing.amax, nothing.low, nothing.high) == (0, 0.0, math.inf, -math.inf)
     assert_same(summarise(torch.zeros(0, 3)), nothing)

@@ -218,7 +218,7 @@ def test_entropy_is_pytorch_quantizations(x) -> None:
 
 
 def test_entropy_sees_values_at_the_last_edge() -> None:
-    # Half of all values are exactly 1, as attention that is sure; 0.999 is no other case.
+    # Half of all values are exactly 1, as in confident attention. 0.999 gives the same result.
     x = torch.cat([randn(2000).abs() * 0.05, torch.ones(2000)])
     assert choose_range(summarise(x * 0.999), Entropy()).amax == pytest.approx(0.999)
     assert choose_range(summarise(x), Entropy()).amax == 1.0
@@ -300,7 +300,7 @@ def test_mirrored_values_have_the_mirrored_range(calibrator) -> None:
 @EACH_CALIBRATOR
 @pytest.mark.parametrize("doublings", [-40, 13], ids=str)
 def test_scaled_values_have_the_scaled_range(calibrator, doublings) -> None:
-    # A power of two moves the grid along, so nothing is rounded anew.
+    # A power of two moves the grid along, so no value is rounded differently.
     x = gelu(5000)
     chosen = choose_range(summarise(x), calibrator)
     scaled = choose_range(summarise(x * 2.0**doublings), calibrator)

@@ -148,7 +148,7 @@ def test_a_toolkit_quantizer_without_an_equivalent_is_refused(change) -> None:
         Quantizer().restore({**Quantizer(TensorSpec()).state(), **change})
 
 
-def test_what_it_shows_of_itself() -> None:
+def test_repr_shows_spec_and_range() -> None:
     made = calibrated(WEIGHT)
     assert repr(made) == "Quantizer(int8 narrow symmetric per-channel axis 0, 2.0000)"
     assert repr(Quantizer()) == "Quantizer(float)"

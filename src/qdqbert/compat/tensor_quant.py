@@ -200,7 +200,8 @@ class QuantDescriptor:
     @classmethod
     def from_yaml(cls, yaml_str: str) -> QuantDescriptor:
         """Read a descriptor that `to_yaml` wrote, here or in pytorch-quantization."""
-        import yaml  # comes with transformers
+        # Installed with transformers.
+        import yaml
 
         values = yaml.safe_load(yaml_str)
         for key in ("axis", "num_bits"):

@@ -215,10 +215,10 @@ def test_what_is_no_layer_norm_stays_as_it_is(run_plainly, name) -> None:
     assert ops(after) == ops(before)
 
 
-def test_a_normalisation_whose_epsilon_cannot_be_told_stays_right_for_small_inputs(
+def test_a_layer_norm_with_unclear_epsilon_stays_correct_for_small_inputs(
     run_plainly,
 ) -> None:
-    # An epsilon this large is no tiny constant, yet all that counts for small inputs.
+    # An epsilon this large dominates the result for small inputs.
     body = LAYER_NORMS["torch"].replace("eps", "half")
     before = model_of(body)
     after = fuse_layer_norms(lift_constants(before.clone()))
@@ -358,7 +358,7 @@ def test_what_is_no_gelu_stays_as_it_is(run_plainly, name) -> None:
     assert ops(after) == ops(before)
 
 
-def test_nothing_is_found_in_a_graph_without_either(run_plainly) -> None:
+def test_a_graph_with_neither_is_not_changed(run_plainly) -> None:
     before = model_of("y = Softmax (x)")
     names: list[Callable[[ir.Model], ir.Model]] = [fuse_layer_norms, fuse_gelus]
     for rewrite in names:

@@ -139,7 +139,7 @@ def test_query_key_and_value_are_distinguished(exported, make_model) -> None:
 
 
 @pytest.mark.parametrize("family", REST)
-def test_the_local_side_of_each_sum_is_the_linears(exported, family) -> None:
+def test_the_local_input_of_each_residual_add_comes_from_the_linear_layer(exported, family) -> None:
     roles = find_roles(to_canonical_form(read_graph(exported(family))))
     for layer in roles.layers:
         for total, name in zip(

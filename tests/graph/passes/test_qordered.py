@@ -172,7 +172,7 @@ def test_every_code_of_a_layer_is_that_of_the_pairs(make, run_plainly) -> None:
 
 
 @pytest.mark.parametrize("family", BERT_LIKE)
-def test_a_graph_computes_what_its_pairs_do(make, run_plainly, family) -> None:
+def test_a_graph_agrees_with_its_pairs(make, run_plainly, family) -> None:
     made = make(family)
     inputs = made.inputs(20)
     found = run_reference(made.lowered(), inputs)["last_hidden_state"]

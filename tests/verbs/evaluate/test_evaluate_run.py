@@ -186,7 +186,9 @@ def test_a_reference_with_other_outputs_is_refused(checkpoints, write_file) -> N
         qdqbert.evaluate(checkpoints("classifier"), data, reference=checkpoints("reranker"))
 
 
-def test_a_missing_engine_says_what_to_install(quantized, write_file, monkeypatch) -> None:
+def test_the_error_for_a_missing_engine_names_the_package_to_install(
+    quantized, write_file, monkeypatch
+) -> None:
     directory, data = quantized("sentence").directory, write_file("sts.csv", PAIRS)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):

@@ -108,7 +108,7 @@ def test_the_outputs_are_near_those_of_the_quantized_checkpoint(made, quantized)
     assert sqnr_db(theirs, mine) > 30
 
 
-def test_the_folder_tells_the_task_and_the_classes(made, float_graph) -> None:
+def test_the_folder_records_the_task_and_the_classes(made, float_graph) -> None:
     folder, _ = made
     report = json.loads((folder / "report.json").read_text())
     assert report["checkpoint"] == str(float_graph)

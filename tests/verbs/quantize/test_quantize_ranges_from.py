@@ -72,7 +72,7 @@ def test_the_same_ranges_give_the_same_graph(both, again) -> None:
     )
 
 
-def test_the_manifest_tells_where_the_ranges_came_from(both, again) -> None:
+def test_the_manifest_records_where_the_ranges_came_from(both, again) -> None:
     first, second = (
         json.loads((each / "quantization.json").read_text()) for each in (both, again[0])
     )

@@ -130,7 +130,7 @@ def test_a_missing_checkpoint_is_refused(classifier, out) -> None:
     assert files_left(out) == []
 
 
-def test_missing_tensorboard_says_what_to_install(run, monkeypatch) -> None:
+def test_the_error_for_missing_tensorboard_names_the_package_to_install(run, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[tensorboard\]'") as caught:
         run.run(tensorboard=True)
