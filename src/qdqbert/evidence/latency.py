@@ -1,4 +1,4 @@
-"""Time graphs on engines in turns, so that noise of the machine affects all of them.
+"""Time graphs on engines alternately, so that noise of the machine affects all of them.
 
 Every candidate is loaded in its own process. In each round each candidate runs for a slice of time
 while the others wait. The median of a slice is one sample. Ratios are computed round by round, so
@@ -54,7 +54,7 @@ class Timing:
         sequence: Number of tokens of each text.
         median_ms: Median over rounds of the median of a round, milliseconds.
         rounds_ms: Median of each round in order, milliseconds. The rounds of all candidates were
-            measured in turns.
+            measured alternately.
         precision: Float type between int8 operators.
     """
 

@@ -152,7 +152,7 @@ def _installed_engines(target: Target) -> list[EngineName]:
 def _time(
     jobs: Sequence[tuple[WrittenGraph, EngineName]], evidence: Evidence, progress: Progress
 ) -> list[Timing]:
-    """Time the float graph on each engine and every INT8 graph, in turns."""
+    """Time the float graph on each engine and every INT8 graph alternately."""
     engines = [engine for engine in ENGINE_NAMES if any(engine == used for _, used in jobs)]
     models = [("float", engine, evidence.float_model) for engine in engines]
     models += [(each.plan.target.name, engine, each.path) for each, engine in jobs]
