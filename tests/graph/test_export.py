@@ -19,6 +19,9 @@ POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
 # float32 sums in a different order, over at most two layers.
 FLOAT_TOLERANCE = 2e-5
 
+# CamemBERT and XLM-RoBERTa have the modules of RoBERTa.
+LAYOUTS = [name for name in sorted(FAMILIES) if name not in ("camembert", "xlm-roberta")]
+
 
 class TableEncoder(nn.Module):
     """An encoder whose token states are rows of an embedding table."""
@@ -61,7 +64,7 @@ def pool_with_numpy(states, mask, head: SentenceHead) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 5), (3, 64), (9, 2)], ids=str)
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_the_float_graph_agrees_with_pytorch_at_every_shape(
     prepared, run_plainly, family, shape
 ) -> None:
@@ -77,7 +80,7 @@ def test_the_float_graph_agrees_with_pytorch_at_every_shape(
     )
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_the_mask_of_a_family_is_equivalent_to_the_tokenizers_mask(
     prepared, checkpoints, family
 ) -> None:
@@ -114,7 +117,7 @@ def test_inputs_and_outputs_are_named_as_in_transformers(prepared, name, inputs,
         assert [str(size) for size in value.shape] == ["batch", "sequence"]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_every_site_is_one_node_of_the_graph(prepared, family) -> None:
     each = prepared(family)
     marked = [node.attributes["site"].as_string() for node in sites_of(each.graph)]

@@ -103,7 +103,6 @@ MORE = (
 )
 FAMILIES = [
     "bert",
-    "camembert",
     "deberta-v2",
     "distilbert",
     "electra",
@@ -111,7 +110,6 @@ FAMILIES = [
     "mpnet",
     "roberta",
     "sentence",
-    "xlm-roberta",
 ]
 OTHERS = ["ffn", "linear", "linear+matmul"]
 

@@ -22,7 +22,8 @@ from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 from qdqbert.targets.tensorrt import trtexec_command
 
-FAMILIES = ["bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
+# The float16 graphs of all families are compared in `graph/passes/test_half_precision.py`.
+FAMILIES = ["bert", "deberta-v2", "distilbert", "modernbert"]
 SHAPES = {
     "input_ids": ((1, 1), (8, 128), (8, 128)),
     "attention_mask": ((1, 1), (8, 128), (8, 128)),
@@ -101,7 +102,7 @@ def test_the_default_recipe_is_linear(bert) -> None:
     ("name", "recipe"),
     [
         *itertools.product(FAMILIES, ("full",)),
-        *itertools.product(("bert",), ("ffn", "linear")),
+        *itertools.product(("bert",), ("linear",)),
         *itertools.product(("bert", "modernbert"), ("full-smoothed",)),
     ],
 )
