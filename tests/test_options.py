@@ -75,7 +75,7 @@ def test_the_parameters_of_a_function_are_the_declared_options(function, options
 def test_the_docstring_of_a_function_repeats_the_help_of_the_options(function, options) -> None:
     texts = documented(function)
     texts.pop("progress")
-    assert texts == {each.name: each.help for each in declared_options(options)}
+    assert texts == {each.name: each.documentation for each in declared_options(options)}
 
 
 @commands
@@ -134,7 +134,27 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
     assert caught.value.argument == "targets"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("calibration_samples", "32", "a whole number, got '32' (str)"),
+        ("calibration_samples", 1.5, "a whole number, got 1.5 (float)"),
+        ("calibration_samples", True, "a whole number, got True (bool)"),
+        ("percentile", "99", "a number, got '99' (str)"),
+        ("model", 3, "a string or a path, got 3 (int)"),
+        ("calibration_data", ["a text"], "a string or a path, got ['a text'] (list)"),
+        ("overwrite", "yes", "True or False, got 'yes' (str)"),
+    ],
+)
+def test_a_value_of_another_type_is_reported(name, value, words) -> None:
+    with pytest.raises(UserInputError) as caught:
+        QuantizeOptions(**{"model": "m", "output": "o", name: value})
+    assert str(caught.value) == f"`{name}` must be {words}."
+    assert caught.value.argument == name
+
+
 def test_paths_become_strings_and_one_item_a_tuple() -> None:
+    assert QuantizeOptions(text_column=0).text_column == "0"
     chosen = QuantizeOptions(model=Path("m"), output=Path("o"), targets="openvino")
     assert (chosen.model, chosen.output, chosen.targets) == ("m", "o", ("openvino",))
 

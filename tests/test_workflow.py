@@ -365,6 +365,7 @@ def test_the_imdb_example_goes_from_reviews_to_a_graph(trained, run_example, tmp
     assert (output / "int8" / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_the_squad_example_goes_from_a_float_model_to_graphs_and_predictions(
     trained, run_example, tmp_path
 ) -> None:

@@ -201,6 +201,14 @@ class Declared(typing.NamedTuple):
     group: type
     limits: Mapping[str, Number]
 
+    @property
+    def documentation(self) -> str:
+        """The help with the choices, as in the docstring of the public function."""
+        if not self.choices:
+            return self.help
+        names = ", ".join(f'"{each}"' for each in self.choices)
+        return f"{self.help} One of {names}."
+
 
 def declared_options(options: type) -> tuple[Declared, ...]:
     """Return the options of a command: its own first, then those of its groups in their order."""
@@ -227,10 +235,10 @@ def declared_options(options: type) -> tuple[Declared, ...]:
 
 
 def check_options(options: Any) -> None:
-    """Check choices and limits.
+    """Check types, choices and limits.
 
     Raises:
-        UserInputError: A value is not one of its choices, or out of its bounds.
+        UserInputError: A value has another type, is not one of its choices, or out of its bounds.
     """
     for each in declared_options(type(options)):
         value = getattr(options, each.name)
@@ -241,10 +249,11 @@ def check_options(options: Any) -> None:
 
 
 def normalize_options(options: Any) -> None:
-    """Turn paths into strings and sequences into tuples, in place."""
+    """Turn paths and numbers of columns into strings, and sequences into tuples, in place."""
     for each in declared_options(type(options)):
         value = getattr(options, each.name)
-        if isinstance(value, Path):
+        is_column_number = each.group is ColumnOptions and type(value) is int
+        if isinstance(value, Path) or is_column_number:
             object.__setattr__(options, each.name, str(value))
         elif get_origin(each.type) is tuple and value is not None:
             items = (value,) if isinstance(value, str | int | Path) else value
@@ -288,7 +297,28 @@ def _words(option: Declared, value: Any) -> Iterator[str]:
         yield item
 
 
+# What a value has to be, in words, by the type of the option.
+_KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a string or a path"),
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+}
+
+
+def _check_type(option: Declared, value: Any) -> None:
+    kind = get_args(option.type)[0] if get_origin(option.type) is tuple else option.type
+    accepted, words = _KINDS.get(kind, ((object,), ""))
+    is_odd_bool = isinstance(value, bool) and kind in (int, float)
+    if is_odd_bool or not isinstance(value, accepted):
+        raise UserInputError(
+            f"`{option.name}` must be {words}, got {value!r:.100} ({type(value).__name__}).",
+            argument=option.name,
+        )
+
+
 def _check_value(option: Declared, value: Any) -> None:
+    _check_type(option, value)
     if option.choices and value not in option.choices:
         raise UserInputError(
             f"`{option.name}={value!r}` is unknown. Choose one of: "

@@ -416,7 +416,7 @@ def test_disabled_quantizers_leave_no_nodes(calibrated) -> None:
     check_opset(exported, 18, 12)
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_half_precision_keeps_float32_scales_and_casts_around_the_pairs(calibrated, dynamo) -> None:
     exported = export(calibrated().half(), dynamo=dynamo)
     onnx.checker.check_model(exported.graph, full_check=True)
@@ -569,6 +569,7 @@ def test_a_model_of_four_bits_gives_a_valid_graph_that_agrees(calibrated, dynamo
     assert_agrees(exported)
 
 
+@pytest.mark.slow
 def test_e4m3_is_onnxs_own_from_opset_19_by_dynamo(calibrated) -> None:
     model = calibrated(recipe=QuantizerOptions(quant_per_tensor=True))
     for quantizer in quantizers_of(model).values():
@@ -618,7 +619,7 @@ def same_graph(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
     return stripped(one) == stripped(other)
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_the_model_cards_export_gives_the_same_graph_as_without_its_switch(
     toolkit_defaults, calibrated, plainly_exported, dynamo
 ) -> None:

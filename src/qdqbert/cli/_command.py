@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from cyclopts import App, Group, Parameter, Token
 
-from qdqbert.cli._errors import in_flags, run_safely
+from qdqbert.cli._errors import in_flags, run_safely, silence_libraries
 from qdqbert.cli._output import Renderer, print_report
 from qdqbert.errors import UserInputError
 from qdqbert.options import Declared, declared_options
@@ -53,7 +53,7 @@ def add_command(app: App, command: Command) -> None:
         as_json = given.pop("json", False)
         values |= given
         report = run_safely(
-            lambda: command.function(**_with_pairs(values, options), progress=Bars()),
+            lambda: _call(command, _with_pairs(values, options)),
             options,
             as_json=as_json,
             left=command.after_interrupt(values),
@@ -68,6 +68,13 @@ def add_command(app: App, command: Command) -> None:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     app.command(call, name=command.name, help_epilogue=f"Example: {command.example}")
+
+
+def _call(command: Command, values: Mapping[str, Any]) -> Any:
+    """Check the options, which is fast, before anything heavy is imported."""
+    command.options(**values)
+    silence_libraries()
+    return command.function(**values, progress=Bars())
 
 
 def _with_pairs(values: Mapping[str, Any], options: Sequence[Declared]) -> dict[str, Any]:
@@ -183,6 +190,8 @@ def _title(group: type) -> str:
 def _help_text(option: Declared, command: Command) -> str:
     """Return the help of an option, in the words of the command line."""
     text = in_flags(option.help, declared_options(command.options))
+    if get_origin(option.type) is tuple and option.name not in command.positional:
+        text = f"{text} Repeat it for several."
     if _is_mapping(option.type):
         text = f"{text.partition(':')[0].rstrip('.')}. Repeat it for several."
     return text

@@ -73,7 +73,6 @@ def run_safely(
         as_json: Whether to print errors as JSON, too.
         left: What is left after an interruption.
     """
-    _silence_libraries()
     try:
         return call()
     except QdqBertError as error:
@@ -107,7 +106,8 @@ def _without_quotes(value: str) -> str:
     return value[1:-1] if quoted else value
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
+    """Turn off progress bars and messages of libraries below errors."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -31,9 +31,10 @@ def benchmark(
     Args:
         models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx files or
             OpenVINO .xml files. The others are compared with the first.
-        engines: Engines to run them on. By default all installed engines that run the model.
+        engines: Engines to run them on. By default all installed engines that run the model. One of
+            "onnxruntime", "openvino".
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
-            is measured.
+            is measured. One of "cpu", "cuda", "tensorrt", "openvino".
         batches: Batch sizes.
         sequences: Lengths in tokens.
         threads: Number of threads of one inference. The engine's choice by default.

@@ -133,7 +133,7 @@ def _graph_of(artifact: Artifact) -> Path:
     if TENSORRT.name not in targets:
         raise UserInputError(
             f"`model={str(artifact.directory)!r}` contains no graph for TensorRT, only for target "
-            f"{', '.join(targets)}. Add 'tensorrt' to `targets` when you quantize.",
+            f"{', '.join(targets)}. Quantize the model for the target 'tensorrt'.",
             argument="model",
         )
     return artifact.directory / str(targets[TENSORRT.name]["model"])

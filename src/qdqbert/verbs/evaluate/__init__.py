@@ -51,14 +51,18 @@ def evaluate(
             columns, or `hub:NAME@SPLIT`.
         reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx file
             runs on ONNX Runtime.
-        task: Name of the task in transformers. Inferred from the model by default.
+        task: Name of the task in transformers. Inferred from the model by default. One of
+            "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
+            "question-answering", "text-classification", "text-generation", "token-classification".
         engine: Library that runs a quantized folder or an .onnx file. By default ONNX Runtime, if
-            it runs the model. Checkpoints run in PyTorch.
-        provider: Execution provider of ONNX Runtime; "cpu" by default.
+            it runs the model. Checkpoints run in PyTorch. One of "onnxruntime", "openvino".
+        provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
+            "tensorrt", "openvino".
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
-            was made for the engine.
+            was made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
+            "openvino", "tensorrt", "qordered".
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
-            default.
+            default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_examples: Number of examples to read at most. All by default.
         max_length: Longest input in tokens. The limit that the model was quantized with, or that of
             the task or the checkpoint, by default.

@@ -76,15 +76,19 @@ def quantize(
         model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
             all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime and OpenVINO.
         output: Folder to write. Required if `model` is given.
-        targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
+        targets: Runtimes to write a graph for, all from one calibration; "portable" by default. One
+            of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "tensorrt", "qordered".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
-            the target's default recipe.
+            the target's default recipe. One of "ffn", "linear", "linear+matmul", "full",
+            "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
             folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
             default.
-        task: Name of the task in transformers. Inferred from the checkpoint by default.
+        task: Name of the task in transformers. Inferred from the checkpoint by default. One of
+            "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
+            "question-answering", "text-classification", "text-generation", "token-classification".
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
-            default.
+            default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
         batch_size: Number of examples in a batch.
         benchmark: Measure the latency of INT8 and of float.
@@ -96,7 +100,7 @@ def quantize(
             again, for other targets or settings.
         seed: Seed that draws the calibration examples.
         calibrator: Rule that turns statistics into ranges. The default is "percentile" when
-            quantizing and "mse" when training.
+            quantizing and "mse" when training. One of "max", "percentile", "mse", "entropy".
         percentile: Percentage of magnitudes that a range covers, for the calibrator "percentile";
             99.999 by default.
         calibration_samples: Number of examples to calibrate on.
@@ -113,8 +117,8 @@ def quantize(
             weights.
         clip_gelu: Largest value that the output of a GELU can take.
         weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
-            only on CPUs with VNNI; "any" is exact on all of them.
-        embeddings: How embedding tables are stored.
+            only on CPUs with VNNI; "any" is exact on all of them. One of "any", "vnni".
+        embeddings: How embedding tables are stored. One of "int8", "float".
         dedicated_qdq_pairs: Write one Q/DQ pair for each reader of an activation instead of one per
             activation.
         text_column: Column of the text: a name, or a number that counts from 0. Guessed from the

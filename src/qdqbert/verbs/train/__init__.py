@@ -90,13 +90,17 @@ def train(
         train_data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes, CoNLL
             columns, or `hub:NAME@SPLIT`.
         eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
-        task: Name of the task in transformers. Inferred from the checkpoint by default.
+        task: Name of the task in transformers. Inferred from the checkpoint by default. One of
+            "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
+            "question-answering", "text-classification", "text-generation", "token-classification".
         qat: Insert calibrated quantizers and train with them (quantization-aware training).
-        recipe: Which tensors to quantize, with `qat`.
+        recipe: Which tensors to quantize, with `qat`. One of "ffn", "linear", "linear+matmul",
+            "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
         qat_ranges: What training does with calibrated ranges: keep them ("fixed"), learn them by
-            gradient ("learned"), or average them with each batch's ("moving").
+            gradient ("learned"), or average them with each batch's ("moving"). One of "fixed",
+            "learned", "moving".
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
-            default.
+            default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
         max_train_examples: Number of training examples to read at most. All by default.
         max_eval_examples: Number of evaluation examples to read at most. All by default.
@@ -107,12 +111,13 @@ def train(
         epochs: Number of passes over the training data; 3 by default, 0.3 with `qat`.
         learning_rate: Peak learning rate of AdamW; 3e-5 by default.
         lr_scheduler: Name of the schedule in transformers; "linear" by default, "cosine" with
-            `qat`.
+            `qat`. One of "linear", "cosine", "cosine_with_restarts", "polynomial", "constant",
+            "constant_with_warmup", "inverse_sqrt".
         warmup: Fraction of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW.
         batch_size: Number of model inputs in a batch of each process.
         gradient_accumulation: Number of batches in a step.
-        dropout: Keep the checkpoint's dropout, or turn it off.
+        dropout: Keep the checkpoint's dropout, or turn it off. One of "keep", "off".
         eval_steps: Number of steps after which the model is evaluated and saved. A quarter of the
             run by default.
         keep_best: Write the model that is best on `eval_data` instead of the last one.
@@ -123,7 +128,7 @@ def train(
             labels. With 1, no labels are needed.
         distill_hidden: Weight of the mean squared distance between the hidden states.
         calibrator: Rule that turns statistics into ranges. The default is "percentile" when
-            quantizing and "mse" when training.
+            quantizing and "mse" when training. One of "max", "percentile", "mse", "entropy".
         percentile: Percentage of magnitudes that a range covers, for the calibrator "percentile";
             99.999 by default.
         calibration_samples: Number of examples to calibrate on.
