@@ -94,7 +94,11 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     output = Path(options.output or f"qdqbert-{DEMO_NAME}")
     # The demo replaces its own folder, but not one that was named without a model.
     overwrite = options.overwrite or (options.model is None and options.output is None)
-    with tempfile.TemporaryDirectory() as scratch, writing(output, overwrite=overwrite) as folder:
+    # Temporary graphs lie in the partial folder, which the next call removes if this one is killed.
+    with (
+        writing(output, overwrite=overwrite) as folder,
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+    ):
         source = open_source(options, Path(scratch), progress)
         ranges = choose_range_source(source, options, earlier)
         examples = choose_examples(TASKS[source.task], options, known=ranges.known)
