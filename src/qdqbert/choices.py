@@ -1,6 +1,6 @@
 """Names that options choose from. Imports nothing, so that reading options stays fast.
 
-Each type has a tuple of the same names, in the order in which they are printed. The tables that
+Names that the code lists also have a tuple, in the order in which they are printed. The tables that
 these names refer to are elsewhere (`TARGETS`, `RECIPES`, `TASKS`, ...); a test compares them.
 """
 
@@ -35,7 +35,6 @@ CalibratorName = Literal["max", "percentile", "mse", "entropy"]
 CALIBRATOR_NAMES: tuple[CalibratorName, ...] = get_args(CalibratorName)
 
 Embeddings = Literal["int8", "float"]
-EMBEDDINGS: tuple[Embeddings, ...] = get_args(Embeddings)
 
 TaskName = Literal[
     "feature-extraction",

@@ -214,6 +214,7 @@ def declared_options(options: type) -> tuple[Declared, ...]:
     """Return the options of a command: its own first, then those of its groups in their order."""
     found = []
     hints = typing.get_type_hints(options)
+    docs = {group: _attribute_docs(group) for group in options.__mro__[:-1]}
     for field in dataclasses.fields(options):
         group = _declaring_class(options, field.name)
         kind, is_optional = _without_none(hints[field.name])
@@ -226,7 +227,7 @@ def declared_options(options: type) -> tuple[Declared, ...]:
             is_optional=is_optional,
             default=field.default,
             choices=_choices(kind),
-            help=_attribute_docs(group)[field.name],
+            help=docs[group][field.name],
             group=group,
             limits=metadata,
         )
@@ -376,3 +377,22 @@ def _attribute_docs(group: type) -> Mapping[str, str]:
 def is_onnx_file(model: str | Path) -> bool:
     """Return whether a model is an .onnx file rather than a checkpoint or a folder."""
     return str(model).lower().endswith(".onnx") and not Path(model).is_dir()
+
+
+def check_onnx_options(options: OnnxOptions, model: str | None) -> None:
+    """Refuse options for .onnx files in a call without one.
+
+    Args:
+        options: Options of the call.
+        model: Name of its model, for the message.
+
+    Raises:
+        UserInputError: One of them was given.
+    """
+    for field in dataclasses.fields(OnnxOptions):
+        if getattr(options, field.name):
+            raise UserInputError(
+                f"`{field.name}` applies to .onnx files only, and `model={model!r}` is not one. "
+                "Leave it out.",
+                argument=field.name,
+            )

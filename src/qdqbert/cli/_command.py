@@ -43,12 +43,13 @@ class Command:
 def add_command(app: App, command: Command) -> None:
     """Add a command to an app."""
     options = declared_options(command.options)
-    parameters = [_parameter(each, command) for each in options]
+    parameters = [_parameter(each, command, options) for each in options]
     parameters.append(_json_parameter())
+    is_variadic = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
 
     def call(*arguments: Any, **given: Any) -> None:
         values = dict(zip(command.positional, arguments, strict=False))
-        if _is_variadic(command):
+        if is_variadic:
             values = {command.positional[0]: arguments}
         as_json = given.pop("json", False)
         values |= given
@@ -87,12 +88,9 @@ def _with_pairs(values: Mapping[str, Any], options: Sequence[Declared]) -> dict[
     return {**values, **parsed}
 
 
-def _is_variadic(command: Command) -> bool:
-    options = {each.name: each for each in declared_options(command.options)}
-    return get_origin(options[command.positional[0]].type) is tuple
-
-
-def _parameter(option: Declared, command: Command) -> inspect.Parameter:
+def _parameter(
+    option: Declared, command: Command, options: Sequence[Declared]
+) -> inspect.Parameter:
     """Return the parameter of a command for an option."""
     is_positional = option.name in command.positional
     kind: Any = option.type
@@ -114,7 +112,7 @@ def _parameter(option: Declared, command: Command) -> inspect.Parameter:
         kind,
         Parameter(
             name=option.flag.upper() if is_positional else names,
-            help=_help_text(option, command),
+            help=_help_text(option, command, options),
             group=Group(_title(option.group), sort_key=_position(option.group, command.options)),
             # Only an option that is on by default can be turned off.
             negative=None if option.default is True else (),
@@ -168,7 +166,8 @@ def _default(option: Declared) -> Any:
 
 
 def _shows_default(option: Declared) -> bool:
-    return option.default not in (None, (), True, False, dataclasses.MISSING)
+    # By identity, as `0 == False` and `1.0 == True`.
+    return not any(option.default is each for each in (None, (), True, False, dataclasses.MISSING))
 
 
 def _is_mapping(kind: Any) -> bool:
@@ -187,9 +186,9 @@ def _title(group: type) -> str:
     return (group.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
-def _help_text(option: Declared, command: Command) -> str:
+def _help_text(option: Declared, command: Command, options: Sequence[Declared]) -> str:
     """Return the help of an option, in the words of the command line."""
-    text = in_flags(option.help, declared_options(command.options))
+    text = in_flags(option.help, options)
     if get_origin(option.type) is tuple and option.name not in command.positional:
         text = f"{text} Repeat it for several."
     if _is_mapping(option.type):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
-from qdqbert.errors import UserInputError
 from qdqbert.options import (
     ColumnOptions,
     OnnxOptions,
     TaskOptions,
+    check_onnx_options,
     check_options,
     is_onnx_file,
     normalize_options,
@@ -68,13 +68,7 @@ class EvaluateOptions(ColumnOptions, TaskOptions, OnnxOptions):
         normalize_options(self)
         check_options(self)
         if not self.onnx_files:
-            for name in ("tokenizer", "input_names", "output_names"):
-                if getattr(self, name):
-                    raise UserInputError(
-                        f"`{name}` applies to .onnx files only, and `model={self.model!r}` is not "
-                        "one. Leave it out.",
-                        argument=name,
-                    )
+            check_onnx_options(self, self.model)
 
     @property
     def onnx_files(self) -> tuple[str, ...]:

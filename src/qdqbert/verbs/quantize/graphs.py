@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def with_measurable_graph(
     path = Path(scratch) / f"{plan.target.name}.onnx"
     save_graph(model, path)
     return dataclasses.replace(written, plan=plan, model=model, path=path)
+
+
+def digest_weights(graph: ir.Model) -> str:
+    """Return the SHA-256 of all constants of a float graph, in the order of their names.
+
+    Two models have the same digest if ranges of one fit the other.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(graph.graph.initializers.items()):
+        digest.update(name.encode())
+        if value.const_value is not None:
+            digest.update(value.const_value.tobytes())
+    return digest.hexdigest()
 
 
 def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,6 @@ from qdqbert.verbs.quantize.ranges import effective_quantizer_options
 from qdqbert.verbs.versions import versions
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from qdqbert.calibration.calibration import Calibration
     from qdqbert.targets.target import Plan
     from qdqbert.tasks.task import TaskOptions
@@ -48,7 +45,7 @@ def quantization_json(
         calibration_examples: Examples that ranges were taken from.
         task_options: Settings of the task.
         max_length: Longest input in tokens.
-        weights_sha256: See `digest_weights`.
+        weights_sha256: See `graphs.digest_weights`.
         stored_calibration: Where the ranges came from, if not from `calibration_examples`.
     """
     unsmoothed = calibration.without_smoothing
@@ -103,19 +100,6 @@ def _calibration_json(options: QuantizeOptions, examples: Sequence[Any]) -> dict
         "examples_sha256": digest_examples(examples),
         "fingerprints": sorted({fingerprint(example) for example in examples}),
     }
-
-
-def digest_weights(graph: ir.Model) -> str:
-    """Return the SHA-256 of all constants of a float graph, in the order of their names.
-
-    Two models have the same digest if ranges of one fit the other.
-    """
-    digest = hashlib.sha256()
-    for name, value in sorted(graph.graph.initializers.items()):
-        digest.update(name.encode())
-        if value.const_value is not None:
-            digest.update(value.const_value.tobytes())
-    return digest.hexdigest()
 
 
 def _recipe_json(plan: Plan) -> Mapping[str, Any]:

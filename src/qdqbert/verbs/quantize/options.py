@@ -20,6 +20,7 @@ from qdqbert.options import (
     OnnxOptions,
     QuantizerOverrides,
     TaskOptions,
+    check_onnx_options,
     check_options,
     is_onnx_file,
     normalize_options,
@@ -118,13 +119,7 @@ class QuantizeOptions(
                 "`output` is missing. Name the folder to write.", argument="output"
             )
         if not self.is_onnx:
-            for name in ("tokenizer", "input_names", "output_names"):
-                if getattr(self, name):
-                    raise UserInputError(
-                        f"`{name}` applies to .onnx files only, and `model={self.model!r}` is not "
-                        "one. Leave it out.",
-                        argument=name,
-                    )
+            check_onnx_options(self, self.model)
         if self.percentile is not None and self.calibrator_used != "percentile":
             raise UserInputError(
                 f"`percentile={self.percentile}` requires `calibrator='percentile'`, got "

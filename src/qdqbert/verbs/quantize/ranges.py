@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx_ir as ir
+
 from qdqbert.artifact import RANGES, Artifact, open_artifact, read_training
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges
@@ -17,6 +19,7 @@ from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site
 from qdqbert.targets.target import Plan
+from qdqbert.verbs.quantize.graphs import digest_weights
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource, StoredQuantizers
 from qdqbert.verbs.settings import quantizer_options_of
@@ -41,6 +44,12 @@ class RangeSource:
     known: Collection[str] | None = None
     earlier: Artifact | None = None
     notices: tuple[str, ...] = ()
+
+    def weights_sha256(self, graph: ir.Model) -> str:
+        """Return the digest of a graph's weights; those of an earlier call were compared."""
+        if self.earlier is not None:
+            return str(self.earlier.quantization["checkpoint"]["weights_sha256"])
+        return digest_weights(graph)
 
     def manifest(self, options: QuantizeOptions) -> Mapping[str, Any] | None:
         """Return the entry of `quantization.json`; `None` if the ranges are calibrated."""
@@ -203,8 +212,6 @@ def _earlier_calibration(
     options: QuantizeOptions,
 ) -> Calibration:
     """Read the ranges of an earlier call, if they fit these weights, options and recipes."""
-    from qdqbert.verbs.quantize.manifest import digest_weights
-
     given = f"`ranges_from={options.ranges_from!r}`"
     theirs = earlier.quantization["checkpoint"]
     if "weights_sha256" not in theirs:

@@ -42,7 +42,7 @@ from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples, encode, longest_input
 from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
-from qdqbert.verbs.quantize.manifest import digest_weights, quantization_json
+from qdqbert.verbs.quantize.manifest import quantization_json
 from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.ranges import (
@@ -140,7 +140,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
             examples.calibration,
             inputs.task_options,
             max_length=inputs.max_length,
-            weights_sha256=digest_weights(graph),
+            weights_sha256=ranges.weights_sha256(graph),
             stored_calibration=ranges.manifest(options),
         )
         write_folder(folder, source, calibration, manifest, report)
