@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -31,6 +32,7 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
+from torch.onnx._internal.exporter import _registration
 
 from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibrate import calibrate
@@ -396,6 +398,23 @@ def export_once(run_folder: Path) -> Callable[..., ir.Model]:
         return graph
 
     return export
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exporter_reads_its_operators_once() -> Iterator[None]:
+    """Keep the exporter's table of operators, which takes a third of a second for each export."""
+    build = _registration.ONNXRegistry.from_torchlib
+    kept = functools.cache(build)
+
+    def from_torchlib(*args: Any, **kwargs: Any) -> _registration.ONNXRegistry:
+        known = kept(*args, **kwargs)
+        made = copy.copy(known)
+        made.functions = {name: list(each) for name, each in known.functions.items()}
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_registration.ONNXRegistry, "from_torchlib", staticmethod(from_torchlib))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
