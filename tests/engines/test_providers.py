@@ -3,7 +3,13 @@ from __future__ import annotations
 import onnxruntime
 import pytest
 
-from qdqbert.engines.providers import check_provider, check_started, provider_list
+from qdqbert.engines.providers import (
+    PROVIDERS,
+    check_provider,
+    check_started,
+    float_type,
+    provider_list,
+)
 from qdqbert.errors import MissingExtraError, UserInputError
 
 
@@ -32,6 +38,16 @@ def test_tensorrt_uses_int8_and_leaves_other_nodes_to_cuda() -> None:
     assert first == "TensorrtExecutionProvider"
     assert options["trt_int8_enable"] == "1"
     assert [name for name, _ in rest] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def test_only_tensorrt_computes_in_float16() -> None:
+    found = {name: float_type(name) for name in PROVIDERS}
+    assert found == {
+        "cpu": "float32",
+        "cuda": "float32",
+        "tensorrt": "float16",
+        "openvino": "float32",
+    }
 
 
 def test_a_silent_fallback_is_an_error() -> None:

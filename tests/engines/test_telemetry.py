@@ -39,8 +39,9 @@ def test_an_engine_leaves_no_files_of_telemetry(tmp_path, environment, engine) -
         if tuple(map(int, version.split(".")[:2])) < (1, 29):
             pytest.skip(f"onnxruntime {version} has no telemetry on Linux")
     save_graph(ir.from_onnx_text(IDENTITY), tmp_path / "model.onnx")
+    load = {"engine": engine, "model": str(tmp_path / "model.onnx"), "threads": 1}
     requests = [
-        {"engine": engine, "model": str(tmp_path / "model.onnx"), "threads": 1, "vocab_size": 9},
+        {**load, "vocab_size": 9, "choices": None, "provider": None},
         {"batch": 1, "sequence": 2, "seconds": 0.0},
     ]
     done = subprocess.run(

@@ -57,8 +57,9 @@ def test_different_numbers_of_rounds_have_no_ratio() -> None:
 
 
 def test_a_worker_answers_the_load_and_then_each_request(candidate) -> None:
+    load = {"engine": "onnxruntime", "model": str(candidate.model), "threads": 1}
     requests = [
-        {"engine": "onnxruntime", "model": str(candidate.model), "threads": 1, "vocab_size": 20},
+        {**load, "vocab_size": 20, "choices": None, "provider": None},
         {"batch": 2, "sequence": 3, "seconds": 0.0},
         {"batch": 1, "sequence": 1, "seconds": 0.0},
     ]

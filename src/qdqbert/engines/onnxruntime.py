@@ -10,14 +10,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from qdqbert.engines.providers import check_provider, check_started, provider_list
+from qdqbert.engines.providers import check_provider, check_started, float_type, provider_list
 from qdqbert.engines.runner import Outputs
 
 
 class OnnxRuntimeRunner:
     """A loaded session; see `Runner`."""
-
-    precision = "float32"
 
     def __init__(
         self,
@@ -59,6 +57,7 @@ class OnnxRuntimeRunner:
             str(model), options, providers=provider_list(provider)
         )
         check_started(provider, self._session.get_providers())
+        self.precision = float_type(provider)
         self.input_names = tuple(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 

@@ -60,6 +60,11 @@ def provider_list(name: str) -> list[tuple[str, dict[str, Any]]]:
     return [(PROVIDERS[each], dict(_OPTIONS.get(each, {}))) for each in chain]
 
 
+def float_type(name: str) -> str:
+    """Return the float type that a provider computes in between int8 operators."""
+    return "float16" if _OPTIONS.get(name, {}).get("trt_fp16_enable") == "1" else "float32"
+
+
 def check_started(name: str, started: list[str]) -> None:
     """Refuse a session that fell back to another provider, which onnxruntime only logs.
 

@@ -28,10 +28,6 @@ class Runner(Protocol):
     - Row `i` of each output belongs to row `i` of the inputs.
     - `run` is not called from several threads at once.
 
-    More methods may follow, for example one that takes texts of different lengths without [PAD], or
-    one that submits a batch and returns a future. Each will be a protocol that extends this one, so
-    that a runner without it stays valid.
-
     Attributes:
         input_names: Names of the inputs, each `(batch, seq)`, int64. Multiple choice has `(batch,
             choices, seq)`.
@@ -48,7 +44,7 @@ class Runner(Protocol):
         ...
 
 
-def is_installed(engine: EngineName) -> bool:
+def is_installed(engine: str) -> bool:
     """Return whether an engine can be imported."""
     return importlib.util.find_spec(engine) is not None
 
@@ -65,7 +61,7 @@ def check_engine(engine: str) -> None:
         raise UserInputError(
             f"Engine {engine!r} is unknown. Known: {', '.join(ENGINE_NAMES)}.", argument="engine"
         )
-    if importlib.util.find_spec(engine) is None:
+    if not is_installed(engine):
         # onnxruntime is a dependency of the package itself; the other engines are extras.
         package = engine if engine == "onnxruntime" else f"'qdqbert[{engine}]'"
         raise MissingExtraError(

@@ -26,13 +26,13 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         load["engine"],
         Path(load["model"]),
         threads=load["threads"],
-        provider=load.get("provider"),
+        provider=load["provider"],
     )
     yield {"precision": runner.precision}
     for request in requests:
         # Latency does not depend on the token ids. No position is [PAD].
         rng = np.random.default_rng(0)
-        choices = (load["choices"],) if load.get("choices") else ()
+        choices = (load["choices"],) if load["choices"] else ()
         shape = (request["batch"], *choices, request["sequence"])
         known = {
             "input_ids": rng.integers(5, load["vocab_size"], shape),

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.imported.sites import SitedGraph
@@ -62,7 +62,9 @@ class ObservedGraph:
         # The copy has reference cycles, and transposed weights.
         del model
         gc.collect()
-        self._session = _session(path)
+        # The arena would keep the largest tensors of every shape, and texts have many lengths.
+        threads = math.ceil(torch.get_num_threads() / _IN_FLIGHT)
+        self._runner = OnnxRuntimeRunner(path, threads=threads, low_memory=True)
         self._elements_a_token = 0
 
     def run(
@@ -98,11 +100,11 @@ class ObservedGraph:
 
     def _run(self, inputs: Mapping[str, NDArray[Any]]) -> _Observed:
         mask = torch.from_numpy(np.ascontiguousarray(inputs["attention_mask"]))
-        names = list(self._sites)
-        outputs = self._session.run(names, inputs)
-        size = sum(each.size for each in outputs)
+        outputs = self._runner.run(inputs)
+        observed = {name: outputs[name] for name in self._sites}
+        size = sum(each.size for each in observed.values())
         self._elements_a_token = max(self._elements_a_token, size // mask.numel())
-        return mask, dict(zip(names, outputs, strict=True))
+        return mask, observed
 
     def _pass_on(
         self, observed: _Observed, observer: Observer, scales: Mapping[str, Tensor]
@@ -113,7 +115,6 @@ class ObservedGraph:
             _observe(self._sites[name], _as_states(values, mask), observer, scales)
 
     def _parts(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
-        wanted = {each.name for each in self._session.get_inputs()}
         rows, tokens = inputs["attention_mask"].shape[0], inputs["attention_mask"][0].size
         start = 0
         while start < rows:
@@ -121,7 +122,7 @@ class ObservedGraph:
             # The first row shows how many elements there are.
             count = max(1, _ELEMENTS_AT_ONCE // each) if each else 1
             part = slice(start, start + count)
-            yield {name: array[part] for name, array in inputs.items() if name in wanted}
+            yield {name: inputs[name][part] for name in self._runner.input_names}
             start += count
 
 
@@ -156,12 +157,3 @@ def _as_states(values: NDArray[np.float32], mask: Tensor) -> Tensor:
     if tensor.dim() == 2 and tensor.shape[0] == mask.numel():
         return tensor.view(*mask.flatten(0, -2).shape, -1)
     return tensor
-
-
-def _session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # The arena keeps the largest tensors of every shape, and texts have many lengths.
-    options.enable_cpu_mem_arena = False
-    options.intra_op_num_threads = math.ceil(torch.get_num_threads() / _IN_FLIGHT)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
