@@ -19,6 +19,9 @@ The command line prints the same message in the spelling of its own options.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class QdqBertError(Exception):
     """Base class of all errors that this package raises.
@@ -79,3 +82,20 @@ class TrainingError(QdqBertError, RuntimeError):
 
 class GraphError(QdqBertError, RuntimeError):
     """An exported graph does not have the expected form."""
+
+
+@contextlib.contextmanager
+def naming(argument: str) -> Iterator[None]:
+    """Name the parameter that gave a file or a model in errors that name none.
+
+    The parameter becomes the `argument` of the error, and the start of its message.
+
+    Raises:
+        UserInputError: The block raised one.
+    """
+    try:
+        yield
+    except UserInputError as error:
+        if error.argument is not None:
+            raise
+        raise type(error)(f"`{argument}`: {error}", argument=argument) from error

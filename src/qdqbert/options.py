@@ -25,6 +25,9 @@ from qdqbert.errors import UserInputError
 
 Number = int | float
 
+# Ranges that cover fewer than half of the values are of no use.
+_LEAST_PERCENTILE = 50
+
 
 def option(
     default: Any = dataclasses.MISSING,
@@ -172,6 +175,34 @@ class CalibratorOptions:
     calibrator: CalibratorName | None = None
     percentile: float | None = option(None, above=0, at_most=100)
     calibration_samples: int = option(300, at_least=1)
+
+
+def check_percentile(options: CalibratorOptions, calibrator: CalibratorName) -> None:
+    """Refuse a percentile that another calibrator does not read, or that looks like a fraction.
+
+    Args:
+        options: Options of the call.
+        calibrator: The calibrator that it uses.
+
+    Raises:
+        UserInputError: The percentile cannot be used.
+    """
+    value = options.percentile
+    if value is None:
+        return
+    if calibrator != "percentile":
+        raise UserInputError(
+            f"`percentile={value}` requires `calibrator='percentile'`, got "
+            f"`calibrator={calibrator!r}`.",
+            argument="percentile",
+        )
+    if value < _LEAST_PERCENTILE:
+        example = f"{100 * value:g}" if value <= 1 else "99.99"
+        raise UserInputError(
+            f"`percentile={value}` is too small: it is in percent, so that `percentile={example}` "
+            f"covers {example} % of the magnitudes. Pass at least {_LEAST_PERCENTILE}.",
+            argument="percentile",
+        )
 
 
 class Declared(typing.NamedTuple):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from qdqbert.options import declared_options
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 OPTIONS = declared_options(QuantizeOptions)
+SETTINGS = Path(__file__).parents[2] / "docs/guides/settings.md"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,9 @@ def test_each_kind_of_error_has_an_exit_code() -> None:
     assert exit_code_of(GraphError("x")) == ExitCode.FAILED == 1
     for error in (UserInputError("x"), CalibrationError("x"), QdqBertError("x")):
         assert exit_code_of(error) == ExitCode.USAGE == 2
-    assert (ExitCode.OK, ExitCode.QUALITY_GATE, ExitCode.INTERRUPTED) == (0, 3, 130)
+    codes = {code.value for code in ExitCode}
+    documented = re.findall(r"^\| (\d+) \|", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert codes == {int(code) for code in documented} == {0, 1, 2, 3, 130, 143}
 
 
 def test_json_errors_name_the_flag(capsys) -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from qdqbert.cli._output import print_report
 from qdqbert.cli._tables import evaluate_table, quantize_table, train_table
+from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.reports import EvaluateReport, QuantizeReport, TrainReport
 from qdqbert.options import declared_options
 from qdqbert.tasks.task import Metric
@@ -76,6 +77,8 @@ def test_metrics_are_shown_before_and_after_training(quantizers) -> None:
     (cells,) = (line for line in text.splitlines() if "accuracy" in line)
     assert "50.00" in cells
     assert "87.50" in cells
+    assert ("calibrated, before training" in text) == bool(quantizers)
+    assert "after training" in text
 
 
 def test_one_example_is_counted_in_the_singular_and_no_column_is_empty() -> None:
@@ -84,6 +87,16 @@ def test_one_example_is_counted_in_the_singular_and_no_column_is_empty() -> None
     assert "reference" not in text
     (cells,) = (line for line in text.splitlines() if "accuracy" in line)
     assert cells.count("│") == 3
+
+
+def test_the_evaluation_names_its_graph_its_reference_and_what_was_compared() -> None:
+    fidelity = Fidelity(
+        texts=2, sqnr_db=30, cosine_mean=None, cosine_min=None, flips_percent=1, decisions=1200
+    )
+    changes = {"target": "portable", "reference": "float", "task": "token-classification"}
+    text = shown(evaluate_table(dataclasses.replace(EVALUATED, fidelity=fidelity, **changes)))
+    assert "model, graph for portable, on onnxruntime, compared with float" in text
+    assert "changed predictions, 1,200 words" in text
 
 
 def test_a_report_without_measurements_has_a_note_instead_of_an_empty_table() -> None:

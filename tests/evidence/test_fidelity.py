@@ -21,7 +21,7 @@ def test_embeddings_are_compared_by_cosine() -> None:
     assert fidelity.texts == 2
     assert fidelity.cosine_mean == pytest.approx(0.98, abs=1e-12)  # float64 rounding
     assert fidelity.cosine_min == pytest.approx(0.96, abs=1e-12)
-    assert fidelity.flips_percent is None
+    assert (fidelity.flips_percent, fidelity.decisions) == (None, None)
     # Signal 1 + 9 + 16 = 26, noise 1 + 1 + 1 = 3.
     assert fidelity.sqnr_db == pytest.approx(10 * math.log10(26 / 3), abs=1e-12)
 
@@ -31,7 +31,7 @@ def test_decisions_that_differ_are_counted() -> None:
     answers = [1, 0, 1, 0], [1, 1, 1, 0]
     fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], decisions=answers)
     assert fidelity.texts == 2
-    assert fidelity.flips_percent == 25
+    assert (fidelity.flips_percent, fidelity.decisions) == (25, 4)
     assert fidelity.cosine_mean is None
     assert fidelity.cosine_min is None
 

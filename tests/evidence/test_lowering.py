@@ -137,6 +137,7 @@ def test_batches_of_different_lengths_are_compared_without_padding() -> None:
         (2.0**-11, 38.0, 35.0),
         (2.0**-11, 19.0, 16.0),
         (2.0**-11, 2.0, 12.0),
+        (1e-6, math.inf, 25.0),
     ],
 )
 def test_ties_lower_the_required_sqnr_to_a_limit(last_bits, ties, wanted) -> None:

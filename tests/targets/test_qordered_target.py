@@ -86,7 +86,8 @@ def test_a_checkpoint_becomes_a_graph_and_its_pairs_are_measured(made) -> None:
     assert measured.latency == ()
     notices = [each for each in report.notices if "qordered" in each]
     assert len(notices) == 1
-    assert "onnxruntime as a proxy" in notices[0]
+    assert "onnxruntime on the CPU, as a proxy" in notices[0]
+    assert "No GPU has run the graph" in notices[0]
     target = json.loads((folder / "quantization.json").read_text())["targets"]["qordered"]
     assert (target["engines"], target["is_proxy"]) == ([], False)
     assert target["recipe"]["name"] == "qordered"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Example
-from qdqbert.tasks.scores import correlations
+from qdqbert.tasks.data import Columns, Dataset, Example
+from qdqbert.tasks.scores import check_scores_differ, correlations
 
 
 def examples(*labels: str) -> list[Example]:
@@ -19,6 +19,17 @@ def test_correlations_of_equal_orders_are_100() -> None:
     ]
     # float64 sums of three terms.
     assert [metric.value for metric in metrics] == pytest.approx([100, 100], abs=1e-9)
+
+
+def test_equal_scores_are_refused_before_a_model_runs() -> None:
+    columns = Columns(text="a", text_pair="b", label="score")
+    for labels, is_refused in (("3", "3.0"), True), (("3",), True), (("3", "4"), False):
+        data = Dataset(path="a.csv", examples=tuple(examples(*labels)), columns=columns, notices=())
+        if is_refused:
+            with pytest.raises(DataFileError, match=r"All scores of `a.csv`, column 'score' are 3"):
+                check_scores_differ(data)
+        else:
+            check_scores_differ(data)
 
 
 @pytest.mark.parametrize(

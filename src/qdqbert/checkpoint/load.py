@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.families import Family, family_of
+from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, tasks_of
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
@@ -341,16 +343,20 @@ def _from_transformers(name: str, function: Any, *args: Any, **kwargs: Any) -> A
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide transformers' progress bars, and its reports on weights, which are checked here."""
+    """Hide progress bars, reports on weights, which are checked here, and repeated requests."""
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
     level, has_bars = (
         transformers_logging.get_verbosity(),
         transformers_logging.is_progress_bar_enabled(),
     )
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    hub.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        hub.setLevel(hub_level)
         transformers_logging.set_verbosity(level)
         if has_bars:
             transformers_logging.enable_progress_bar()
@@ -380,12 +386,10 @@ def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a missing path, a file, and a folder without safetensors weights."""
+    """Refuse a model that is nowhere, a file, and a folder without safetensors weights."""
     folder = Path(name)
     if not folder.exists():
-        # A hub id is `name` or `owner/name`.
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise CheckpointError(f"Checkpoint folder {name!r} does not exist. Check the path.")
+        check_hub_model(name)
         return
     if not folder.is_dir():
         raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")

@@ -103,6 +103,9 @@ def _parameter(
         converter, tokens = _numbers, 1
     elif is_sequence and option.choices:
         converter, tokens = _names, 1
+    elif option.choices:
+        # The options check their choices themselves. The type is for the help.
+        converter, tokens = _word, 1
     elif is_mapping:
         kind = tuple[str, ...]
     if option.is_optional:
@@ -210,6 +213,12 @@ def _numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     except ValueError:
         words = ",".join(token.value for token in tokens)
         raise ValueError(f"expected whole numbers separated by commas, got {words!r}") from None
+
+
+def _word(kind: Any, tokens: Sequence[Token]) -> str:
+    """Return a word as it was given; the last one of repeated options."""
+    del kind
+    return tokens[-1].value
 
 
 def _names(kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:

@@ -29,6 +29,12 @@ class ExitCode(enum.IntEnum):
     # The model does not meet a limit that the user set.
     QUALITY_GATE = 3
     INTERRUPTED = 130
+    # Stopped by SIGTERM.
+    TERMINATED = 143
+
+
+class Terminated(BaseException):
+    """The process got SIGTERM. Like `KeyboardInterrupt`, not caught by `except Exception`."""
 
 
 def exit_code_of(error: QdqBertError) -> ExitCode:
@@ -52,7 +58,7 @@ def in_flags(text: str, options: Sequence[Declared]) -> str:
         if name not in flags:
             return match.group()
         option = flags[name]
-        words = name.upper() if name in ("model", "models") else f"--{option.flag}"
+        words = _spelled(option)
         if value is None or value == "True":
             return f"`{words}`"
         if value == "False":
@@ -76,18 +82,17 @@ def run_safely(
     try:
         return call()
     except QdqBertError as error:
-        flags = {option.name: f"--{option.flag}" for option in options}
+        spelled = {option.name: _spelled(option) for option in options}
         fail(
             in_flags(str(error), options),
             exit_code_of(error),
             as_json=as_json,
-            argument=flags.get(error.argument or ""),
+            argument=spelled.get(error.argument or ""),
         )
     except KeyboardInterrupt:
         fail(f"Interrupted. {left}", ExitCode.INTERRUPTED, as_json=as_json)
-    except SystemExit as stop:
-        # Raised by the handler of SIGTERM.
-        fail(f"Stopped by a signal. {left}", int(stop.code or 0), as_json=as_json)
+    except Terminated:
+        fail(f"Stopped by SIGTERM. {left}", ExitCode.TERMINATED, as_json=as_json)
 
 
 def fail(message: str, code: int, *, as_json: bool, argument: str | None = None) -> NoReturn:
@@ -99,6 +104,11 @@ def fail(message: str, code: int, *, as_json: bool, argument: str | None = None)
         f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
     )
     sys.exit(int(code))
+
+
+def _spelled(option: Declared) -> str:
+    """Return the name of an option on the command line."""
+    return option.name.upper() if option.name in ("model", "models") else f"--{option.flag}"
 
 
 def _without_quotes(value: str) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from qdqbert.evidence.fidelity import Fidelity
     from qdqbert.evidence.reports import (
         BenchmarkReport,
         EvaluateReport,
@@ -46,8 +47,9 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
 
 def evaluate_table(report: EvaluateReport) -> RenderableType:
     """Show the metrics, and the fidelity if there was a reference."""
-    target = "" if report.target in (None, report.engine) else f" ({report.target})"
-    title = f"{report.model}{target} on {report.engine}"
+    target = "" if report.target is None else f", graph for {report.target},"
+    compared = "" if report.reference is None else f", compared with {report.reference}"
+    title = f"{report.model}{target} on {report.engine}{compared}"
     table = Table()
     table.add_column(report.task)
     table.add_column(_counted(report.examples, "example"), justify="right")
@@ -66,7 +68,9 @@ def evaluate_table(report: EvaluateReport) -> RenderableType:
             )
         table.add_row("SQNR to reference", f"{fidelity.sqnr_db:.1f} dB")
         if fidelity.flips_percent is not None:
-            table.add_row("changed predictions", f"{fidelity.flips_percent:.2f} %")
+            table.add_row(
+                _changed_predictions(fidelity, report.task), f"{fidelity.flips_percent:.2f} %"
+            )
     return Group(Text(title, style="italic"), table)
 
 
@@ -80,7 +84,8 @@ def train_table(report: TrainReport) -> RenderableType:
         return Text(f"{title}\nTrained on {trained}. Pass `--eval-data` to see metrics.")
     table = Table()
     table.add_column("")
-    for column in ("before", "after"):
+    before_training = "calibrated, before training" if report.quantizers else "before training"
+    for column in (before_training, "after training"):
         table.add_column(column, justify="right")
     for before, after in zip(report.before, report.after, strict=True):
         table.add_row(after.name, f"{before.value:.2f}", f"{after.value:.2f}")
@@ -132,8 +137,8 @@ def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
     fidelity, lowering = each.fidelity, each.lowering
     cells = {"recipe": each.recipe}
     if fidelity.flips_percent is not None:
-        texts = _counted(fidelity.texts, "held-out text")
-        cells[f"changed predictions, {texts}"] = f"{fidelity.flips_percent:.2f} %"
+        name = _changed_predictions(fidelity, report.task)
+        cells[name] = f"{fidelity.flips_percent:.2f} %"
     if fidelity.cosine_mean is not None:
         cells["cosine to float, mean / worst"] = (
             f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
@@ -151,6 +156,14 @@ def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
         f"({each.size_ratio:.2f})"
     )
     return cells
+
+
+def _changed_predictions(fidelity: Fidelity, task: str) -> str:
+    """Return the name of the row, with the number of decisions and what they are about."""
+    # Imports torch, which takes longer than printing the help.
+    from qdqbert.tasks import TASKS
+
+    return f"changed predictions, {_counted(fidelity.decisions or 0, TASKS[task].decided)}"
 
 
 def _counted(count: int, noun: str) -> str:

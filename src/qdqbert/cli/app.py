@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError
 
 from qdqbert.cli import benchmark, build_tensorrt, evaluate, quantize, train
 from qdqbert.cli._command import add_command
-from qdqbert.cli._errors import ExitCode, fail
+from qdqbert.cli._errors import ExitCode, Terminated, fail
 
 _COMMANDS = (
     quantize.COMMAND,
@@ -38,16 +38,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Words after `qdqbert`; those of the process if `None`.
     """
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, _terminate)
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        message = " ".join(str(error).split())
-        fail(message, ExitCode.USAGE, as_json="--json" in words)
+        name = None if error.argument is None else error.argument.name
+        fail(_message(error), ExitCode.USAGE, as_json="--json" in words, argument=name)
 
 
-def _exit(number: int, frame: object) -> NoReturn:
+def _message(error: CycloptsError) -> str:
+    """Return what is wrong with a command line, in the style of this package's errors."""
+    argument = error.argument
+    text = " ".join(str(error).split())
+    if not isinstance(error, MissingArgumentError) or argument is None:
+        return text
+    given = error.keyword or next((token.keyword for token in argument.tokens), None)
+    if given is not None:
+        return f"`{given}` needs a value. {argument.parameter.help}"
+    return f"`{argument.name}` is missing. {argument.parameter.help}"
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
     # An exception lets context managers remove partial folders.
-    del frame
-    sys.exit(128 + number)
+    del number, frame
+    raise Terminated

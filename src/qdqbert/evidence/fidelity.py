@@ -25,6 +25,8 @@ class Fidelity:
         cosine_min: Lowest cosine of any text.
         flips_percent: Share of decisions (classes, tags of words, spans of text) that differ, %.
             `None` for tasks without decisions.
+        decisions: Number of decisions that were compared. A text can have several, and several
+            features can have one. `None` for tasks without decisions.
     """
 
     texts: int
@@ -32,6 +34,7 @@ class Fidelity:
     cosine_mean: float | None
     cosine_min: float | None
     flips_percent: float | None
+    decisions: int | None = None
 
 
 def compare(
@@ -77,6 +80,7 @@ def compare(
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_min=None if cosines is None else float(cosines.min()),
         flips_percent=flips,
+        decisions=None if decisions is None else len(decisions[0]),
     )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example, check_each
-from qdqbert.tasks.scores import correlations, score_of
+from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import check_label_column, read_texts, truncation_notice
 
@@ -87,6 +87,7 @@ FEATURE_EXTRACTION = Task(
     read=read_texts,
     encode=_encode,
     check_labels=_check_labels,
+    check_metrics=lambda dataset, id2label: check_scores_differ(dataset),
     predictions=_predictions,
     metrics=_metrics,
     decisions=lambda predictions, features, options: None,

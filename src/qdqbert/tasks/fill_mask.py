@@ -151,6 +151,7 @@ FILL_MASK = Task(
     check_labels=accept_all,
     predictions=_predictions,
     metrics=_metrics,
+    decided="token",
     decisions=most_likely_tokens,
     labels=_labels,
     signal=log_probabilities,

@@ -224,6 +224,7 @@ MULTIPLE_CHOICE = Task(
     check_labels=_check_labels,
     predictions=logit_predictions,
     metrics=_metrics,
+    decided="question",
     decisions=most_likely_classes,
     labels=_labels,
 )

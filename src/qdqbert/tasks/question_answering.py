@@ -285,6 +285,7 @@ QUESTION_ANSWERING = Task(
     check_labels=_check_labels,
     predictions=_predictions,
     metrics=_metrics,
+    decided="question",
     decisions=_decisions,
     labels=_labels,
     max_length=384,

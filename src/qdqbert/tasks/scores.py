@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Example
+from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.metrics import pearson, spearman
 from qdqbert.tasks.task import Metric
 from qdqbert.tasks.texts import label_of
@@ -27,6 +27,22 @@ def score_of(example: Example) -> float:
             "another column with `label_column`."
         )
     return float(label)
+
+
+def check_scores_differ(dataset: Dataset) -> None:
+    """Refuse data whose scores are all equal, as nothing correlates with them.
+
+    Raises:
+        DataFileError: All scores are equal, or there is only one.
+    """
+    scores = {score_of(example) for example in dataset.examples}
+    if len(scores) == 1:
+        column = dataset.columns.label
+        raise DataFileError(
+            f"All scores of `{dataset.path}`{'' if column is None else f', column {column!r}'} are "
+            f"{scores.pop():g}, and this model is scored by their correlation. Add examples with "
+            "other scores, or name another column with `label_column`."
+        )
 
 
 def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Metric]:

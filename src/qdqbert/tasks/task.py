@@ -140,6 +140,9 @@ class Task:
         check_labels: Raises `DataFileError` if an example cannot be scored, because its label is
             missing or not one of the config's `id2label`. Names the file, the row and the column,
             so that a wrong label is reported before any work is done.
+        check_metrics: Raises `DataFileError` if a metric of the data is not defined, such as a
+            correlation with equal scores. Called after `check_labels`, before a model is
+            evaluated.
         predictions: Splits a model's outputs `(batch, ...)`, by name, for one batch of the
             features into one prediction for each feature of the batch.
         metrics: Computes metrics, the main one first, from predictions, features, the config's
@@ -147,6 +150,7 @@ class Task:
         decisions: Returns what the model answers, one value for each example or position. Two
             models are compared by the number of decisions that differ. `None` if the answers are
             not choices.
+        decided: What one decision is about, in the singular: a text, a word, a question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
             that nothing can be learned from. Takes features and `id2label`.
         class_names: Returns the classes of a new head from a data set; `None` for heads without
@@ -167,9 +171,11 @@ class Task:
     metrics: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Metric]]
     decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
+    check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
     class_names: Callable[[Dataset], list[str]] | None = None
     max_length: int | None = None
     reads_texts: bool = True
     is_embedding: bool = False
+    decided: str = "text"
     signal: Callable[[Prediction], Prediction] = identity
     files: Callable[[Predictions, Features, TaskOptions], dict[str, Any]] | None = None

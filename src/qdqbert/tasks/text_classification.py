@@ -10,7 +10,7 @@ from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, check_each
 from qdqbert.tasks.logits import logit_predictions, most_likely_classes
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
-from qdqbert.tasks.scores import correlations, score_of
+from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
 from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, label_of, read_texts
 
@@ -18,6 +18,11 @@ from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, labe
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_label_column(dataset)
     check_each(dataset, lambda example: _label(example, id2label))
+
+
+def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    if len(id2label) == 1:
+        check_scores_differ(dataset)
 
 
 def _label(example: Example, id2label: Mapping[int, str]) -> int | float:
@@ -70,6 +75,7 @@ TEXT_CLASSIFICATION = Task(
     read=read_texts,
     encode=encode_texts,
     check_labels=_check_labels,
+    check_metrics=_check_metrics,
     predictions=logit_predictions,
     metrics=_metrics,
     decisions=most_likely_classes,

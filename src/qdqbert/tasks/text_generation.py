@@ -79,6 +79,7 @@ TEXT_GENERATION = Task(
     check_labels=accept_all,
     predictions=_predictions,
     metrics=_metrics,
+    decided="token",
     decisions=most_likely_tokens,
     labels=_labels,
     signal=log_probabilities,

@@ -234,6 +234,7 @@ TOKEN_CLASSIFICATION = Task(
     check_labels=_check_labels,
     predictions=_predictions,
     metrics=_metrics,
+    decided="word",
     decisions=_decisions,
     labels=_labels,
     class_names=_class_names,

@@ -94,11 +94,19 @@ def test_a_given_name_takes_precedence_over_a_known_one() -> None:
     [
         (("a", "b"), {}, r"graph's inputs a, b cannot be inferred.*for a, b"),
         ((*INPUTS, "more"), {}, "reads more in addition to input_ids"),
-        (INPUTS, {"input_ids": "nowhere"}, "`input_names` maps input_ids to 'nowhere'.*token_type"),
-        (INPUTS, {"ids": "input_ids"}, "`input_names` maps ids to .*; expected one of input_ids"),
+        (
+            INPUTS,
+            {"input_ids": "nowhere"},
+            "maps 'input_ids' to 'nowhere', which is not .*token_type",
+        ),
+        (INPUTS, {"ids": "input_ids"}, "`input_names` maps 'ids', which is not .*: input_ids"),
         (("input_ids",), {}, "no input for the attention mask"),
         (("attention_mask",), {}, "cannot be inferred"),
-        (INPUTS[:2], dict.fromkeys(INPUTS[:2], "attention_mask"), "one name for two inputs"),
+        (
+            INPUTS[:2],
+            dict.fromkeys(INPUTS[:2], "attention_mask"),
+            "several names to one of the graph's inputs",
+        ),
     ],
     ids=["unknown", "one-more", "no-such-input", "no-such-role", "no-mask", "no-ids", "twice"],
 )
@@ -210,10 +218,11 @@ def test_a_given_output_takes_precedence_over_one_with_the_name() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"logits": "nowhere"}, "`output_names` maps logits to 'nowhere'; .*outputs: a, b"),
-        ({"scores": "a"}, "`output_names` maps scores to 'a'; expected one of logits"),
+        ({"logits": "nowhere"}, "maps 'logits' to 'nowhere', which is not .*outputs: a, b"),
+        ({"scores": "a"}, "`output_names` maps 'scores', which is not .*: logits"),
+        ({"a": "logits"}, "has 'a' and 'logits' in the wrong order.*: logits=a"),
     ],
-    ids=["no-such-output", "not-of-the-task"],
+    ids=["no-such-output", "not-of-the-task", "reversed"],
 )
 def test_names_of_outputs_that_do_not_fit_are_refused(given, message) -> None:
     with pytest.raises(UserInputError, match=message) as caught:
@@ -223,7 +232,7 @@ def test_names_of_outputs_that_do_not_fit_are_refused(given, message) -> None:
 
 def test_one_output_cannot_be_given_twice() -> None:
     given = dict.fromkeys(("start_logits", "end_logits"), "a")
-    with pytest.raises(UserInputError, match="one name for two outputs"):
+    with pytest.raises(UserInputError, match="several names to one of the graph's outputs"):
         name_outputs(heads_of("a", "b"), "question-answering", given)
 
 

@@ -203,17 +203,15 @@ def test_a_dry_run_is_for_the_named_version(written, gpu) -> None:
     assert gpu == []
 
 
-def test_without_tensorrt_the_error_gives_the_command(written, monkeypatch) -> None:
+def test_without_tensorrt_the_error_has_hints(written, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    command = build_tensorrt(written[0], dry_run=True).trtexec
-    with pytest.raises(MissingExtraError, match="pip install tensorrt") as caught:
+    with pytest.raises(MissingExtraError, match=r"pip install tensorrt.* `dry_run=True`"):
         build_tensorrt(written[0])
-    assert command in str(caught.value)
 
 
-def test_without_a_gpu_the_error_gives_the_command(written, monkeypatch, gpu) -> None:
+def test_without_a_gpu_the_error_has_a_hint(written, monkeypatch, gpu) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserInputError, match=r"no GPU.* Run this there: trtexec --onnx="):
+    with pytest.raises(UserInputError, match=r"no GPU.* `dry_run=True`"):
         build_tensorrt(written[0])
     assert gpu == []
 
@@ -312,4 +310,4 @@ def test_the_command_fails_with_one_line(written, monkeypatch, capsys) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert "trtexec" in captured.err
+    assert "With `--dry-run`, you get the trtexec command line" in captured.err

@@ -88,6 +88,14 @@ def test_a_reranker_reads_both_texts_of_a_pair_together(checkpoints, write_file)
     assert report.metrics[0].value == pytest.approx(100 * expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sentence", "reranker"])
+def test_equal_scores_are_refused_before_the_model_runs(checkpoints, write_file, name) -> None:
+    data = write_file("sts.csv", "sentence1,sentence2,score\na,b,3\nc,d,3\n")
+    with pytest.raises(UserInputError, match=r"^`data`: All scores of .*sts.csv") as caught:
+        qdqbert.evaluate(checkpoints(name), data)
+    assert caught.value.argument == "data"
+
+
 @each_output
 def test_a_checkpoint_equals_itself(checkpoints, write_file, name, data) -> None:
     folder = checkpoints(name)

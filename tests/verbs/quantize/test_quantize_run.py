@@ -161,7 +161,10 @@ def test_low_sqnr_and_changed_predictions_are_warned_about(quantized) -> None:
     (message,) = warnings(sqnr_db=9.9, flips_percent=None)
     assert "for portable on onnxruntime is far from the float model (9.9 dB SQNR)" in message
     (message,) = warnings(sqnr_db=30.0, flips_percent=5.1)
-    assert "(30.0 dB SQNR, 5.1 % of the predictions changed)" in message
+    assert "(30.0 dB SQNR, 5.1 % of the predictions changed). Calibrate on more" in message
+    low = dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, sqnr_db=9.9))
+    assert "calibrate again with `recalibrate=True`" in fidelity_warnings(low, "stored")[0]
+    assert "Leave `ranges_from` out" in fidelity_warnings(low, "earlier")[0]
 
 
 def test_a_typo_in_a_parameter_is_refused(checkpoints, tmp_path) -> None:

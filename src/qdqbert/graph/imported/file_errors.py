@@ -20,7 +20,10 @@ def file_errors(path: Path) -> Iterator[None]:
         yield
     except QdqBertError as error:
         text = " ".join(str(error).split())
-        if path.name in text and isinstance(error, UserInputError) and text == str(error):
+        names_file = path.name in text and text == str(error)
+        # An error about an option is not about the file.
+        is_about_names = error.argument in ("input_names", "output_names")
+        if isinstance(error, UserInputError) and (names_file or is_about_names):
             raise
         raise UserInputError(
             f"Graph {path.name!r} cannot be used: {text}", argument=error.argument

@@ -128,8 +128,8 @@ def _made_dynamic(sizes: FixedSizes) -> list[str]:
         return []
     longest = "" if sizes.sequence is None else f", up to {sizes.sequence} tokens"
     return [
-        f"The graph's inputs had the fixed shape {sizes}. It was made dynamic{longest}, and "
-        "returns what the original returns at its own shape and at two others."
+        f"The graph's inputs have the fixed shape {sizes}, which was made dynamic{longest}. The "
+        "new graph returns what the original returns, for inputs of three different shapes."
     ]
 
 

@@ -100,16 +100,29 @@ def _check_given(
 ) -> None:
     """Refuse a mapping of names that does not fit the graph."""
     for role, name in given.items():
-        if role not in roles or name not in names:
+        if role not in roles and name in roles and role in names:
             raise UserInputError(
-                f"`{argument}` maps {role} to {name!r}; expected one of {', '.join(roles)}, and "
-                f"one of the graph's {kind}: {', '.join(names)}.",
+                f"`{argument}` has {role!r} and {name!r} in the wrong order. transformers' name "
+                f"comes first, then the graph's: {name}={role}.",
+                argument=argument,
+            )
+        if role not in roles:
+            raise UserInputError(
+                f"`{argument}` maps {role!r}, which is not one of transformers' names for the "
+                f"{kind} of this task: {', '.join(roles)}.",
+                argument=argument,
+            )
+        if name not in names:
+            raise UserInputError(
+                f"`{argument}` maps {role!r} to {name!r}, which is not one of the graph's {kind}: "
+                f"{', '.join(names)}.",
                 argument=argument,
             )
     if len(set(given.values())) < len(given):
         pairs = ", ".join(f"{role}={name}" for role, name in given.items())
         raise UserInputError(
-            f"`{argument}` uses one name for two {kind}: {pairs}.", argument=argument
+            f"`{argument}` maps several names to one of the graph's {kind}: {pairs}.",
+            argument=argument,
         )
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.task_names import task_of_architecture
 from qdqbert.choices import TASK_NAMES, TaskName
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
 from qdqbert.graph.imported.graph_runner import GraphRunner
 
@@ -204,6 +205,9 @@ def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
     name = given or str(path.parent)
     subject = f"`tokenizer={given!r}`" if given else f"The tokenizer next to graph {path.name!r}"
     hint = "" if given else "Put it there, or pass `tokenizer`. "
+    if given and not Path(given).exists():
+        with naming("tokenizer"):
+            check_hub_model(given)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except _UNREADABLE as error:

@@ -38,7 +38,8 @@ def benchmark(
         batches: Batch sizes.
         sequences: Lengths in tokens.
         threads: Number of threads of one inference. The engine's choice by default.
-        rounds: Number of time slices for each model and shape. The models take turns.
+        rounds: Number of time slices for each model and shape. The models take turns, and the
+            result is the median over the slices.
         seconds: Length of a time slice in seconds.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 

@@ -22,7 +22,8 @@ class BenchmarkOptions:
         batches: Batch sizes.
         sequences: Lengths in tokens.
         threads: Number of threads of one inference. The engine's choice by default.
-        rounds: Number of time slices for each model and shape. The models take turns.
+        rounds: Number of time slices for each model and shape. The models take turns, and the
+            result is the median over the slices.
         seconds: Length of a time slice in seconds.
     """
 
@@ -43,7 +44,9 @@ class BenchmarkOptions:
         """
         normalize_options(self)
         check_options(self)
-        for name in ("models", "batches", "sequences"):
+        if not self.models:
+            raise UserInputError("`models` is missing. Name at least one.", argument="models")
+        for name in ("batches", "sequences"):
             if not getattr(self, name):
                 raise UserInputError(f"`{name}` must not be empty.", argument=name)
         if self.provider is not None and self.engines not in ((), ("onnxruntime",)):

@@ -12,7 +12,7 @@ from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import check_engine, is_installed
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reports import BenchmarkReport
 from qdqbert.graph.check import save_graph
@@ -43,7 +43,7 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         candidates: list[Candidate] = []
         for index, model in enumerate(options.models):
             exported = Path(scratch) / f"{index}.onnx"
-            with progress.stage(f"Loading {Path(model).name}"):
+            with progress.stage(f"Loading {Path(model).name}"), naming("models"):
                 candidates += _candidates(model, engines, exported, options.sequences)
         candidates = [
             dataclasses.replace(each, provider=options.provider)
@@ -121,7 +121,7 @@ def _candidates(
         ]
     if path.suffix in (".onnx", ".xml"):
         if not path.is_file():
-            raise UserInputError(f"`models`: {model!r} does not exist.", argument="models")
+            raise UserInputError(f"{model!r} does not exist.")
         return [
             Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
             for engine in engines or (("openvino",) if path.suffix == ".xml" else installed)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from qdqbert.artifact import Artifact, open_artifact, size_bytes
-from qdqbert.errors import GraphError, MissingExtraError, UserInputError
+from qdqbert.errors import GraphError, MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TensorRTReport, TensorRTTiming
 from qdqbert.files import write_bytes
 from qdqbert.graph.export import choices_of
@@ -36,7 +36,8 @@ def run(options: BuildTensorRTOptions, progress: Progress) -> TensorRTReport:
         MissingExtraError: TensorRT is not installed.
         GraphError: TensorRT cannot read the graph, or cannot build it.
     """
-    artifact = open_artifact(Path(options.model))
+    with naming("model"):
+        artifact = open_artifact(Path(options.model))
     model = _graph_of(artifact)
     sequences = options.sequences or tuple(
         sorted({min(each, artifact.max_length) for each in _SEQUENCES})
@@ -63,7 +64,7 @@ def run(options: BuildTensorRTOptions, progress: Progress) -> TensorRTReport:
             trtexec=command,
             timings=(),
         )
-    _check_machine(command)
+    _check_machine()
     trt: Any = importlib.import_module("tensorrt")
     with progress.stage("Building the TensorRT engine"):
         plan = build_engine(trt, model, profile)
@@ -152,17 +153,16 @@ def _profile(
     return {name: (_shape(artifact, 1, 1), largest, largest) for name in artifact.input_names}
 
 
-def _check_machine(command: str) -> None:
-    """Refuse a machine that cannot build, and give the command line for one that can."""
+def _check_machine() -> None:
+    """Refuse a machine that cannot build."""
+    hint = "With `dry_run=True`, you get the trtexec command line for a machine that has both."
     if importlib.util.find_spec("tensorrt") is None:
         raise MissingExtraError(
-            "TensorRT is not installed. Install it with: pip install tensorrt. Or run this where "
-            f"it is installed: {command}"
+            f"TensorRT is not installed. Install it with: pip install tensorrt. {hint}"
         )
     if not torch.cuda.is_available():
         raise UserInputError(
-            "torch finds no GPU. TensorRT builds an engine on the GPU that runs it. Run this "
-            f"there: {command}"
+            f"torch finds no GPU, and TensorRT builds an engine on the GPU that runs it. {hint}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import write_json
@@ -79,10 +79,12 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     models = load_models(options, progress)
     subject = models.subject
     task_options = task_options_of(options, subject.stored_task_options)
-    dataset = subject.task.read(
-        options.data, columns=columns_of(options), max_examples=options.max_examples
-    )
-    subject.task.check_labels(dataset, subject.id2label)
+    with naming("data"):
+        dataset = subject.task.read(
+            options.data, columns=columns_of(options), max_examples=options.max_examples
+        )
+        subject.task.check_labels(dataset, subject.id2label)
+        subject.task.check_metrics(dataset, subject.id2label)
     leaked = count_leaked(subject, dataset, options)
     results = compute_metrics(subject, dataset.examples, options, task_options, progress)
     comparison = None
@@ -214,7 +216,7 @@ def _encode(
     task_options: TaskOptions,
     progress: Progress,
 ) -> EncodedExamples:
-    with progress.stage("Tokenizing"):
+    with progress.stage(f"Tokenizing for {subject.name}"):
         return encode_examples(
             subject.task,
             subject.tokenizer,
@@ -227,7 +229,7 @@ def _encode(
 
 
 def _predict(subject: Subject, encoded: EncodedExamples, progress: Progress) -> Predictions:
-    with progress.stage("Evaluating", len(encoded.batches)) as advance:
+    with progress.stage(f"Evaluating {subject.name}", len(encoded.batches)) as advance:
         return predict(subject.task, subject.runner, encoded, advance)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from qdqbert.artifact import is_artifact, open_artifact, read_training
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import GraphBody
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
@@ -27,6 +27,7 @@ class Subject:
     """A loaded model.
 
     Attributes:
+        name: Name of its folder or file, or its hub id.
         task: Its task.
         engine: Name of the engine that runs it; `pytorch` for a checkpoint.
         target: Target that its graph was made for; `None` for a checkpoint or an .onnx file.
@@ -42,6 +43,7 @@ class Subject:
         matched_names: transformers' names of the inputs and outputs that names of the call matched.
     """
 
+    name: str
     task: Task
     engine: str
     target: str | None = None
@@ -117,11 +119,12 @@ def load_subject(name: str, request: Request) -> Subject:
     Raises:
         UserInputError: It cannot be used, or an option does not apply to it.
     """
-    if is_artifact(Path(name)):
-        return _load_artifact(Path(name), request)
-    if is_onnx_file(name):
-        return _load_onnx(Path(name), request)
-    return _load_checkpoint(name, request)
+    with naming(request.parameter):
+        if is_artifact(Path(name)):
+            return _load_artifact(Path(name), request)
+        if is_onnx_file(name):
+            return _load_onnx(Path(name), request)
+        return _load_checkpoint(name, request)
 
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
@@ -139,6 +142,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
     trained = read_training(Path(name))
     usual = trained.get("max_length") or task.max_length or checkpoint.max_length
     return Subject(
+        name=Path(name).name if Path(name).is_dir() else name,
         task=task,
         engine="pytorch",
         runner=TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names),
@@ -182,6 +186,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
     found = load_tokenizer_and_config(path, task=task, tokenizer=request.tokenizer, runner=runner)
     usual = TASKS[task].max_length or found.max_length
     return Subject(
+        name=path.name,
         task=TASKS[task],
         engine=engine,
         runner=runner,
@@ -217,6 +222,7 @@ def _load_artifact(directory: Path, request: Request) -> Subject:
     check_engine(engine)
     target = artifact.target_for(engine, request.target)
     return Subject(
+        name=directory.name,
         task=TASKS[artifact.task],
         engine=engine,
         target=target,

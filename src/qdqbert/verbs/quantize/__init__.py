@@ -91,7 +91,8 @@ def quantize(
             default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
         batch_size: Number of examples in a batch.
-        benchmark: Measure the latency of INT8 and of float.
+        benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
+            each graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
         recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
         recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint

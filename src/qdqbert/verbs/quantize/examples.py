@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qdqbert import resources
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import fingerprint
 from qdqbert.tasks.task import Task, TaskOptions
@@ -67,9 +67,10 @@ def choose_examples(
                 "`calibration_data`."
             )
     else:
-        dataset = task.read(
-            options.calibration_data, columns=columns_of(options), max_examples=None
-        )
+        with naming("calibration_data"):
+            dataset = task.read(
+                options.calibration_data, columns=columns_of(options), max_examples=None
+            )
         pool, notices = list(dataset.examples), list(dataset.notices)
     wanted = options.calibration_samples
     if known is not None:

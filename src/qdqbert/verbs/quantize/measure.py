@@ -20,6 +20,7 @@ from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, fidelity_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
+from qdqbert.verbs.quantize.ranges import RangeKind
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
 
 _SHAPES = ((1, 32), (8, 128))
@@ -28,6 +29,12 @@ _CHECKED_BATCHES = 2
 # Below this SQNR, or above this percentage of changed predictions, a model is hardly usable.
 _LOW_SQNR_DB = 10.0
 _HIGH_CHANGED_PERCENT = 5.0
+# What to do about a graph that is far from float, by where its ranges come from.
+_HINTS: Mapping[RangeKind, str] = {
+    "calibrated": "Calibrate on more and typical examples",
+    "stored": "Train the quantized model for longer, calibrate again with `recalibrate=True`",
+    "earlier": "Leave `ranges_from` out to calibrate on more and typical examples",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,7 @@ class Evidence:
         float_model: File of the float graph.
         max_length: Longest input in tokens.
         options: Settings of the task.
+        ranges: Where the ranges come from.
     """
 
     source: ModelSource
@@ -53,6 +61,7 @@ class Evidence:
     float_model: Path
     max_length: int
     options: TaskOptions
+    ranges: RangeKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +128,7 @@ def measure(
                 size_ratio=each.size_bytes / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
             )
-        warnings += fidelity_warnings(report)
+        warnings += fidelity_warnings(report, evidence.ranges)
         notices += _notices(report)
         reports.append(report)
     return Measurements(reports=tuple(reports), warnings=tuple(warnings), notices=tuple(notices))
@@ -134,8 +143,9 @@ def _engine_notices(target: Target) -> list[str]:
         )
     if target.engines and target.is_proxy:
         notices.append(
-            f"Target {target.name} was checked on {', '.join(target.engines)} as a proxy. This "
-            "shows what the graph computes, not how fast it is. Time it where it will run."
+            f"The numbers of target {target.name} were measured on {', '.join(target.engines)} on "
+            "the CPU, as a proxy for its own runtime. No GPU has run the graph in this call. Check "
+            "its metric and its latency where it will run."
         )
     return notices + [
         f"Engine {engine} is not installed, so nothing was measured on it. Install it with: "
@@ -200,8 +210,13 @@ def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
     return evidence.sited.references(plan, evidence.calibration.for_recipe(plan.recipe), chosen)
 
 
-def fidelity_warnings(report: TargetReport) -> list[str]:
-    """Warn about a graph that is far from the float model."""
+def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") -> list[str]:
+    """Warn about a graph that is far from the float model.
+
+    Args:
+        report: Its measurements.
+        ranges: Where its ranges come from, which decides what the user can do.
+    """
     fidelity = report.fidelity
     changed = fidelity.flips_percent or 0.0
     if fidelity.sqnr_db >= _LOW_SQNR_DB and changed <= _HIGH_CHANGED_PERCENT:
@@ -211,8 +226,8 @@ def fidelity_warnings(report: TargetReport) -> list[str]:
         found += f", {changed:.1f} % of the predictions changed"
     return [
         f"The INT8 graph for {report.target} on {report.engine} is far from the float model "
-        f"({found}). Calibrate on more and typical examples, or pass another `recipe`, and check "
-        "the task's metric with `qdqbert evaluate` before you use it."
+        f"({found}). {_HINTS[ranges]}, or pass another `recipe`, and check the task's metric with "
+        "`qdqbert evaluate` before you use it."
     ]
 
 

@@ -24,6 +24,9 @@ from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource, StoredQuantizers
 from qdqbert.verbs.settings import quantizer_options_of
 
+RangeKind = Literal["calibrated", "stored", "earlier"]
+"""Where ranges come from: this call, the checkpoint, or an earlier call."""
+
 # Quantizer options that determine ranges.
 _RANGE_OPTIONS = ("aprec", "fuse_qkv", "clip_gelu", "quant_per_tensor", "recalibrate_weights")
 
@@ -40,7 +43,7 @@ class RangeSource:
         notices: Messages for the user.
     """
 
-    kind: Literal["calibrated", "stored", "earlier"]
+    kind: RangeKind
     known: Collection[str] | None = None
     earlier: Artifact | None = None
     notices: tuple[str, ...] = ()

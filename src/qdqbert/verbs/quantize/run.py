@@ -25,7 +25,7 @@ from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.encoding import Batch
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.files import write_json
@@ -125,6 +125,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
             float_model=float_model,
             max_length=inputs.max_length,
             options=inputs.task_options,
+            ranges=ranges.kind,
         )
         measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
         measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
@@ -187,7 +188,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
         UserInputError: It cannot be used.
     """
     if options.is_onnx:
-        with progress.stage("Reading the graph"):
+        with progress.stage("Reading the graph"), naming("model"):
             return OnnxSource(
                 Path(options.model or ""),
                 task=options.task,
@@ -196,7 +197,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
                 output_names=options.output_names or {},
                 scratch=scratch,
             )
-    with progress.stage("Loading the checkpoint"):
+    with progress.stage("Loading the checkpoint"), naming("model"):
         name = str(demo_checkpoint()) if options.model is None else options.model
         return CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from qdqbert.checkpoint.load import Checkpoint, has_head
 from qdqbert.choices import TASK_NAMES
 from qdqbert.encoding import Encoded, make_batches
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
@@ -71,15 +71,19 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
     """
     held = None
     with progress.stage("Reading the data"):
-        train = task.read(
-            options.train_data, columns=columns_of(options), max_examples=options.max_train_examples
-        )
-        if options.eval_data:
-            held = task.read(
-                options.eval_data,
+        with naming("train_data"):
+            train = task.read(
+                options.train_data,
                 columns=columns_of(options),
-                max_examples=options.max_eval_examples,
+                max_examples=options.max_train_examples,
             )
+        if options.eval_data:
+            with naming("eval_data"):
+                held = task.read(
+                    options.eval_data,
+                    columns=columns_of(options),
+                    max_examples=options.max_eval_examples,
+                )
     if held is None:
         return Examples(train=train, held=None, notices=train.notices)
     notices = [*train.notices, *(f"Evaluation data: {each}" for each in held.notices)]
@@ -105,7 +109,8 @@ def new_classes(task: Task, dataset: Dataset, teacher: Checkpoint | None) -> lis
         return []
     if teacher is not None:
         return list(teacher.config.id2label.values())
-    return task.class_names(dataset)
+    with naming("train_data"):
+        return task.class_names(dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,9 +148,12 @@ def encode_data(
     uses_labels = _uses_labels(task, options)
     id2label = checkpoint.config.id2label
     if uses_labels:
-        task.check_labels(examples.train, id2label)
+        with naming("train_data"):
+            task.check_labels(examples.train, id2label)
     if examples.held is not None:
-        task.check_labels(examples.held, id2label)
+        with naming("eval_data"):
+            task.check_labels(examples.held, id2label)
+            task.check_metrics(examples.held, id2label)
     longest = options.max_length or task.max_length or checkpoint.max_length
     encode = functools.partial(
         task.encode,
@@ -245,7 +253,9 @@ def calibration_sample(
 def _task_of(model: str) -> str:
     """Return the task that a checkpoint has a head for."""
     for name in TASK_NAMES:
-        if name != "feature-extraction" and has_head(model, name):
+        with naming("model"):
+            found = name != "feature-extraction" and has_head(model, name)
+        if found:
             return name
     raise UserInputError(
         f"Checkpoint {model!r} has no head, so its task cannot be inferred. Pass `task`, one of: "

@@ -14,6 +14,7 @@ from qdqbert.options import (
     QuantizerOverrides,
     TaskOptions,
     check_options,
+    check_percentile,
     normalize_options,
     option,
 )
@@ -153,11 +154,7 @@ class TrainOptions(
                         f"leave `{name}` out.",
                         argument=name,
                     )
-        if self.percentile is not None and self.calibrator != "percentile":
-            raise UserInputError(
-                f"`percentile={self.percentile}` requires `calibrator='percentile'`.",
-                argument="percentile",
-            )
+        check_percentile(self, self.calibrator or "mse")
         if self.keep_best and self.eval_data is None:
             raise UserInputError(
                 "`keep_best=True` requires `eval_data`, to compare models on.",

@@ -15,7 +15,7 @@ from torch import nn
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, writing
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
-from qdqbert.errors import MissingExtraError
+from qdqbert.errors import MissingExtraError, naming
 from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.files import json_values, write_json
 from qdqbert.insert.sited import sited_model
@@ -25,6 +25,7 @@ from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
+from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Metric, Task
 from qdqbert.training.checkpoints import checkpoint_folder, step_of
 from qdqbert.training.curves import plot_curves
@@ -48,6 +49,8 @@ from qdqbert.verbs.train.scorer import Scorer
 from qdqbert.verbs.versions import versions
 
 CURVES = "curves.svg"
+# A run with fewer steps than this gets a notice.
+_FEWEST_STEPS = 10
 # transformers' name of the folder of TensorBoard's files.
 _EVENTS = "runs"
 
@@ -119,7 +122,7 @@ def load_checkpoint(
     options: TrainOptions, task: Task, classes: Sequence[str], progress: Progress
 ) -> Checkpoint:
     """Load the checkpoint to train, with a new head if it has none."""
-    with progress.stage("Loading the checkpoint"):
+    with progress.stage("Loading the checkpoint"), naming("model"):
         checkpoint = load_model(
             options.model, task=task.name, new_head=classes, pooling=options.pooling
         )
@@ -223,6 +226,9 @@ def make_report(
 ) -> TrainReport:
     """Return the report of a run that has ended."""
     quantizers = sited_model(trainer.model).quantizers.values()
+    steps = trainer.state.global_step
+    if steps < _FEWEST_STEPS:
+        notices = [*notices, _few_steps(steps, options)]
     return TrainReport(
         directory=options.output,
         checkpoint=options.model,
@@ -230,11 +236,18 @@ def make_report(
         training_examples=len(examples.train),
         evaluation_examples=0 if examples.held is None else len(examples.held),
         quantizers=sum(each.is_enabled for each in quantizers),
-        steps=trainer.state.global_step,
+        steps=steps,
         resumed_at=None if start is None else step_of(start),
         before=tuple(before),
         after=tuple(after),
         notices=tuple(dict.fromkeys(notices)),
+    )
+
+
+def _few_steps(steps: int, options: TrainOptions) -> str:
+    return (
+        f"Trained for {counted(steps, 'step')} only, with `epochs={options.schedule('epochs'):g}`. "
+        "That hardly changes the weights. Pass more `train_data`, or raise `epochs`."
     )
 
 
@@ -285,7 +298,7 @@ def set_dropout_(model: nn.Module, probability: float) -> None:
 def _load_teacher(options: TrainOptions, task: Task, progress: Progress) -> Checkpoint | None:
     if options.distill_from is None:
         return None
-    with progress.stage("Loading the teacher"):
+    with progress.stage("Loading the teacher"), naming("distill_from"):
         return load_teacher(options.distill_from, task)
 
 

@@ -1,0 +1,65 @@
+"""Check names of models that are not local folders, before anything is downloaded."""
+
+from __future__ import annotations
+
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+
+from qdqbert.errors import CheckpointError
+
+_CONFIG = "config.json"
+_TIMEOUT_SECONDS = 5
+
+
+def check_hub_model(name: str) -> None:
+    """Check that the hub or its local cache has a model. Asks once, without repetitions.
+
+    transformers' loaders repeat failed requests for most of a minute, and log each of them.
+
+    Args:
+        name: What the user gave. No local folder has this name.
+
+    Raises:
+        CheckpointError: The name cannot be that of a hub model, the hub has no such model, or it
+            cannot be reached.
+    """
+    if name.startswith((".", "/", "~")):
+        raise CheckpointError(f"Folder {name!r} does not exist. Check the path.")
+    try:
+        url = hf_hub_url(name, _CONFIG)
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"Folder {name!r} does not exist, and the hub cannot have a model of this "
+            "name: its ids are NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'. Check "
+            "the path."
+        ) from error
+    if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+        return
+    reason = _reason_for_absence(url)
+    if reason is not None:
+        raise CheckpointError(
+            f"Model {name!r} cannot be found: no such folder exists here, and {reason}. Check "
+            "the name, or pass the path of a folder."
+        )
+
+
+def _reason_for_absence(url: str) -> str | None:
+    """Return why the hub does not provide a model; `None` if it does."""
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE=1 forbids downloads from the hub"
+    try:
+        get_hf_file_metadata(url, timeout=_TIMEOUT_SECONDS)
+    except (EntryNotFoundError, GatedRepoError):
+        # The model exists. Its loader reports what is missing.
+        return None
+    except RepositoryNotFoundError:
+        return "the hub has no model of this name that you may read"
+    # Errors of connections differ with the HTTP library and have no common class.
+    except Exception as error:
+        return f"the hub cannot be reached ({type(error).__name__})"
+    return None
