@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from transformers.utils import logging as transformers_logging
 
+from qdqbert.checkpoint import hub
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import has_head, load_checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
@@ -102,8 +105,34 @@ def test_a_checkpoint_has_the_head_that_its_config_names(checkpoints, name, head
     assert [each for each in TASK_NAMES if has_head(folder, each)] == [head]
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionError(), "the hub cannot be reached .ConnectionError."),
+        (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "the hub has no model"),
+        (EntryNotFoundError(), None),
+    ],
+    ids=["unreachable", "unknown", "without-config"],
+)
+def test_the_hub_is_asked_once(monkeypatch, error, reason) -> None:
+    requests = []
+
+    def ask(url: str, *, timeout: float) -> None:
+        requests.append(url)
+        raise error
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", ask)
+    expected = contextlib.nullcontext()
+    if reason is not None:
+        expected = pytest.raises(CheckpointError, match=f"no such folder exists here, and {reason}")
+    with expected:
+        hub.check_hub_model("owner/no-such-model")
+    assert len(requests) == 1
+
+
 def test_asking_for_the_head_of_a_missing_checkpoint_is_an_error() -> None:
-    with pytest.raises(CheckpointError, match=r"folder './no-such-model' does not exist"):
+    with pytest.raises(CheckpointError, match=r"Folder './no-such-model' does not exist"):
         has_head("./no-such-model", "text-classification")
 
 

@@ -202,7 +202,10 @@ REFUSALS = {
     "other-output": ({"task": "token-classification"}, "2 dimensions"),
     "too-few-outputs": ({"task": "question-answering"}, "logits"),
     "no-tokenizer": ({"tokenizer": None}, "tokenizer .*(cannot be loaded|vocab)"),
-    "not-a-tokenizer": ({"tokenizer": "/nowhere"}, "/nowhere.* cannot be loaded"),
+    "not-a-tokenizer": (
+        {"tokenizer": "/nowhere"},
+        "^`tokenizer`: Folder ./nowhere. does not exist",
+    ),
     "qordered": ({"recipe": "qordered"}, "The recipe requires a checkpoint"),
     "input-names": ({"input_names": {"input_ids": "x"}}, "input.names.*input_ids.*x"),
 }

@@ -91,7 +91,7 @@ def test_a_checkpoint_without_a_head_requires_a_task(options, load) -> None:
 
 
 def test_a_missing_folder_is_reported_before_a_missing_task(options) -> None:
-    with pytest.raises(CheckpointError, match=r"folder './no-such-model' does not exist"):
+    with pytest.raises(CheckpointError, match=r"Folder './no-such-model' does not exist"):
         choose_task(options(model="./no-such-model"))
 
 
