@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import TensorRTReport as TensorRTReport
     from qdqbert.evidence.reports import TensorRTTiming as TensorRTTiming
     from qdqbert.evidence.reports import TrainReport as TrainReport
+    from qdqbert.inference.classification import TextClassifier as TextClassifier
+    from qdqbert.inference.embedding import Embedder as Embedder
+    from qdqbert.inference.load import load as load
+    from qdqbert.inference.reranking import Reranker as Reranker
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
@@ -71,11 +75,13 @@ _MODULES = {
     "CalibrationError": "qdqbert.errors",
     "CheckpointError": "qdqbert.errors",
     "DataFileError": "qdqbert.errors",
+    "Embedder": "qdqbert.inference.embedding",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.reports",
     "Fidelity": "qdqbert.evidence.fidelity",
     "GraphError": "qdqbert.errors",
     "LatencyReport": "qdqbert.evidence.reports",
+    "load": "qdqbert.inference.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
     "Metric": "qdqbert.tasks.task",
     "MissingExtraError": "qdqbert.errors",
@@ -97,11 +103,13 @@ _MODULES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
+    "Reranker": "qdqbert.inference.reranking",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "TensorRTReport": "qdqbert.evidence.reports",
     "TensorRTTiming": "qdqbert.evidence.reports",
+    "TextClassifier": "qdqbert.inference.classification",
     "Timing": "qdqbert.evidence.latency",
     "train": "qdqbert.verbs.train",
     "TrainingError": "qdqbert.errors",

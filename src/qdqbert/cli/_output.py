@@ -45,5 +45,4 @@ def print_report(
     ]
     directory = getattr(report, "directory", None)
     written = [] if directory is None else [Text(f"Written to {directory}")]
-    # Tables fit the width themselves. Only command lines may be longer.
-    console.print(Group(render(report), *warnings, *notices, *written), crop=False)
+    console.print(Group(render(report), *warnings, *notices, *written))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import queue
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
@@ -21,26 +22,36 @@ class OpenVinoRunner:
     """A compiled model; see `Runner`."""
 
     def __init__(
-        self, model: Path, *, threads: int | None = None, precision: str | None = None
+        self,
+        model: Path,
+        *,
+        threads: int | None = None,
+        streams: int = 1,
+        names: Collection[str] = (),
+        precision: str | None = None,
     ) -> None:
         """Load and compile a graph.
 
         Args:
             model: The .onnx file, or a model of OpenVINO's own format.
             threads: Number of threads for one inference; OpenVINO's own choice if `None`.
+            streams: Number of inferences that run at the same time.
+            names: Names of inputs and outputs in the file, if they are known.
             precision: Hint for the float type between int8 operators; bf16 if `None`. CPUs without
                 bf16 use float32. The attribute `precision` has the type that is used.
         """
         settings: dict[str, object] = {
-            "PERFORMANCE_HINT": "LATENCY",
+            "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
             "INFERENCE_PRECISION_HINT": precision or "bf16",
         }
+        if streams > 1:
+            settings["NUM_STREAMS"] = streams
         if threads:
-            settings["INFERENCE_NUM_THREADS"] = threads
+            settings["INFERENCE_NUM_THREADS"] = threads * streams
         compiled = openvino.Core().compile_model(model, "CPU", settings)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         # A tensor has several names where a Cast was removed. Prefer the name in the file.
-        own = _port_names(model)
+        own = names or _port_names(model)
         self.input_names, self.output_names = (
             tuple(
                 next((name for name in own if name in value.names), value.any_name)
@@ -48,20 +59,35 @@ class OpenVinoRunner:
             )
             for values in (compiled.inputs, compiled.outputs)
         )
-        self._request = compiled.create_infer_request()
+        self._free: queue.SimpleQueue[openvino.InferRequest] = queue.SimpleQueue()
+        for _ in range(streams):
+            self._free.put(compiled.create_infer_request())
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Return the outputs of one forward pass."""
-        results = self._request.infer(dict(inputs))
-        return {
-            name: np.array(results[index], dtype=np.float32)
-            for index, name in enumerate(self.output_names)
-        }
+        with self._request() as request:
+            results = request.infer(dict(inputs))
+            # The request overwrites its results in the next call.
+            return {
+                name: np.array(results[index], dtype=np.float32)
+                for index, name in enumerate(self.output_names)
+            }
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[openvino.InferRequest]:
+        """Wait for a free request, of which there is one for each stream."""
+        request = self._free.get()
+        try:
+            yield request
+        finally:
+            self._free.put(request)
 
 
 def _port_names(model: Path) -> list[str]:
     """Return the names of an .onnx file's inputs and outputs; none for other formats."""
     if model.suffix.lower() != ".onnx":
         return []
+    import onnx
+
     graph = onnx.load(model, load_external_data=False).graph
     return [value.name for value in (*graph.input, *graph.output)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,8 @@ class Runner(Protocol):
     - `run` returns when the result is complete. The arrays of one call are not overwritten by the
       next.
     - Row `i` of each output belongs to row `i` of the inputs.
-    - `run` is not called from several threads at once.
+    - `run` can be called from several threads at once. At most `streams` inferences, as given to
+      `open_runner`, run at the same time; further callers wait.
 
     Attributes:
         input_names: Names of the inputs, each `(batch, seq)`, int64. Multiple choice has `(batch,
@@ -49,11 +50,11 @@ def is_installed(engine: str) -> bool:
     return importlib.util.find_spec(engine) is not None
 
 
-def check_engine(engine: str) -> None:
-    """Refuse an engine that is unknown or not installed.
+def check_engine(engine: str, *, provider: str | None = None) -> None:
+    """Refuse an engine that is unknown, not installed, or without the execution provider.
 
     Raises:
-        UserInputError: The name is unknown.
+        UserInputError: The name is unknown, or the engine has no execution providers.
         MissingExtraError: The engine is not installed. The message has the command that installs
             it.
     """
@@ -68,6 +69,12 @@ def check_engine(engine: str) -> None:
             f"Engine {engine!r} is not installed. Install it with: pip install {package}",
             argument="engine",
         )
+    if provider is not None and engine != "onnxruntime":
+        raise UserInputError(
+            f"`provider={provider!r}` is an execution provider of ONNX Runtime; engine {engine!r} "
+            "has none. Leave `provider` out, or use engine 'onnxruntime'.",
+            argument="provider",
+        )
 
 
 def open_runner(
@@ -75,6 +82,8 @@ def open_runner(
     model: Path,
     *,
     threads: int | None = None,
+    streams: int = 1,
+    names: Collection[str] = (),
     precision: str | None = None,
     exact: bool = False,
     provider: str | None = None,
@@ -86,6 +95,10 @@ def open_runner(
         engine: The engine.
         model: The .onnx file.
         threads: Number of threads for one inference; the engine's own choice if `None`.
+        streams: Number of inferences that run at the same time, each on `threads` threads. They
+            share the weights.
+        names: Names of the graph's inputs and outputs, if they are known. OpenVINO, which can lose
+            them, otherwise needs the package `onnx` to find them.
         precision: Float type between int8 operators, for engines that offer a choice.
         exact: Use integer arithmetic that cannot saturate, if the engine has it. It is slower on
             CPUs without VNNI and gives the same numbers on every CPU.
@@ -96,13 +109,7 @@ def open_runner(
         UserInputError: The engine is unknown, or has no execution providers.
         MissingExtraError: The engine or the provider is not installed.
     """
-    check_engine(engine)
-    if provider is not None and engine != "onnxruntime":
-        raise UserInputError(
-            f"`provider={provider!r}` is an execution provider of ONNX Runtime; engine {engine!r} "
-            "has none. Leave `provider` out, or use engine 'onnxruntime'.",
-            argument="provider",
-        )
+    check_engine(engine, provider=provider)
     if engine == "onnxruntime":
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 
@@ -115,4 +122,4 @@ def open_runner(
         )
     from qdqbert.engines.openvino import OpenVinoRunner
 
-    return OpenVinoRunner(model, threads=threads, precision=precision)
+    return OpenVinoRunner(model, threads=threads, streams=streams, names=names, precision=precision)

@@ -1,0 +1,89 @@
+"""Group inputs of different lengths into batches with little padding and few different shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Feature = Mapping[str, NDArray[Any]]
+"""One model input by name. Arrays `(tokens,)`, or `(choices, tokens)` for multiple choice."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How inputs are grouped; measured in docs/benchmarks.md.
+
+    Attributes:
+        tokens: Most tokens of a batch, padding included.
+        multiple: Lengths are rounded up to a multiple of this, so that shapes repeat.
+    """
+
+    tokens: int
+    multiple: int
+
+    def group(
+        self, lengths: Sequence[int], *, streams: int, limit: int
+    ) -> list[tuple[list[int], int]]:
+        """Return the indices of each batch and its length in tokens, longest inputs first.
+
+        Batches are smaller if there would be fewer of them than streams.
+
+        Args:
+            lengths: Number of tokens of each input.
+            streams: Number of batches that run at the same time.
+            limit: Longest input that the model takes; lengths are not rounded above it.
+        """
+        most = min(self.tokens, -(-sum(lengths) // streams))
+        order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+        batches = []
+        start = 0
+        while start < len(order):
+            length = self.rounded(lengths[order[start]], limit=limit)
+            rows = max(1, most // length)
+            batches.append((order[start : start + rows], length))
+            start += rows
+        return batches
+
+    def rounded(self, length: int, *, limit: int) -> int:
+        """Return a length, rounded up, but not above the limit."""
+        return max(length, min(-(-length // self.multiple) * self.multiple, limit))
+
+
+def stack(
+    features: Sequence[Feature], padding: Mapping[str, int], length: int
+) -> dict[str, NDArray[np.int64]]:
+    """Return features as one batch, padded at the end.
+
+    Args:
+        features: The inputs.
+        padding: Value that pads each input, by name.
+        length: Length of the batch in tokens.
+
+    Returns:
+        int64 arrays by name, `(batch, ..., length)`.
+    """
+    stacked = {}
+    for name in features[0]:
+        first = features[0][name]
+        array = np.full((len(features), *first.shape[:-1], length), padding[name], dtype=np.int64)
+        for row, feature in zip(array, features, strict=True):
+            values = feature[name]
+            row[..., : values.shape[-1]] = values
+        stacked[name] = array
+    return stacked
+
+
+def chunks(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Yield the items in lists of at most `size`, reading no further than needed."""
+    chunk = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

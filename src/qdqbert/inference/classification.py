@@ -1,0 +1,166 @@
+"""Classes of texts, with the interface of transformers' pipeline "text-classification"."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import Outputs
+from qdqbert.errors import UserInputError
+from qdqbert.inference.batches import Feature
+from qdqbert.inference.model import Model, TextEncoder
+from qdqbert.inference.scheduler import Encoded
+
+Function = Literal["sigmoid", "softmax", "none"]
+Scores = NDArray[np.float32]
+Text = str | tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classify(TextEncoder):
+    """The job whose answer is the scores `(classes,)` of each text or pair; see `Job`.
+
+    Attributes:
+        function: What turns logits into scores.
+    """
+
+    function: Function
+
+    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+        """Return the model inputs of each text or pair."""
+        return super().encode([text_or_pair(item) for item in items])
+
+    def split(
+        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+    ) -> Sequence[Scores]:
+        """Return the scores of each feature."""
+        del inputs, features
+        return list(apply(self.function, outputs["logits"]))
+
+    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> Any:
+        """Return the scores."""
+        del item, encoded
+        return values[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Label(Classify):
+    """The job whose answer is the best classes of each text or pair.
+
+    Attributes:
+        id2label: Names of the classes.
+        top_k: Number of classes, best first; `None` for all.
+    """
+
+    id2label: Mapping[int, str]
+    top_k: int | None
+
+    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> Any:
+        """Return the best classes with their scores."""
+        del item, encoded
+        scores = values[0]
+        return [
+            {"label": self.id2label[int(index)], "score": float(scores[index])}
+            for index in np.argsort(-scores, kind="stable")[: self.top_k]
+        ]
+
+
+class TextClassifier(Model):
+    """Classifies texts or pairs of texts."""
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        top_k: int | None = 1,
+        function_to_apply: Function | None = None,
+    ) -> Any:
+        """Classify texts, as transformers' pipeline "text-classification" does.
+
+        Args:
+            inputs: A text, a pair as `{"text": ..., "text_pair": ...}`, or a list of them.
+            top_k: Number of classes to return for each text, best first; `None` for all.
+            function_to_apply: What turns logits into scores. By default "softmax"; "sigmoid" for
+                multi-label models and models with one output; "none" for regression.
+
+        Returns:
+            With `top_k=1`, one `{"label": ..., "score": ...}` for each text. Otherwise a list of
+            them for each text. As in transformers, the result for one text is in a list, too, if
+            `top_k` is 1.
+
+        Raises:
+            UserInputError: An input is not a text or a pair, or an option has a wrong value.
+        """
+        is_one = isinstance(inputs, str | Mapping)
+        job = self.job(top_k=top_k, function_to_apply=function_to_apply)
+        answers = self._all(job, [inputs] if is_one else list(inputs))
+        if top_k == 1:
+            return [each[0] for each in answers]
+        return answers[0] if is_one else answers
+
+    def job(self, *, top_k: int | None = 1, function_to_apply: Function | None = None) -> Classify:
+        """Return the job of a call with these options, for `stream`.
+
+        Its answers are lists of `{"label": ..., "score": ...}`, also for `top_k=1`.
+        """
+        return _Label(
+            tokenizer=self._loaded.tokenizer,
+            input_names=self._loaded.artifact.input_names,
+            function=check_function(function_to_apply, "function_to_apply") or self._function,
+            id2label=self._loaded.id2label,
+            top_k=top_k,
+        )
+
+    @property
+    def _function(self) -> Function:
+        problem = self._loaded.config.get("problem_type")
+        if problem == "regression":
+            return "none"
+        if problem == "multi_label_classification" or len(self._loaded.id2label) == 1:
+            return "sigmoid"
+        return "softmax"
+
+
+def apply(function: Function, logits: Scores) -> Scores:
+    """Return scores `(texts, classes)` from logits, computed in float32 as transformers does."""
+    if function == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)
+    if function == "softmax":
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
+    return logits
+
+
+def check_function(function: Function | None, argument: str) -> Function | None:
+    """Return the name of a function; raise `UserInputError` if it is unknown."""
+    if function is not None and function not in get_args(Function):
+        raise UserInputError(
+            f"`{argument}={function!r}` is unknown. Known: {', '.join(get_args(Function))}.",
+            argument=argument,
+        )
+    return function
+
+
+def text_or_pair(value: Any) -> Text:
+    """Return a text, or a pair given as a mapping, a tuple or a list.
+
+    Raises:
+        UserInputError: It is something else.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        value = (value.get("text"), value.get("text_pair"))
+    parts = tuple(value) if isinstance(value, Sequence) else ()
+    if len(parts) == 2 and parts[1] is None and isinstance(parts[0], str):
+        return parts[0]
+    if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+        raise UserInputError(
+            "Each input has to be a text or a pair of texts, as (first, second) or {'text': ..., "
+            f"'text_pair': ...}}; got {value!r}."
+        )
+    return parts[0], parts[1]

@@ -1,0 +1,82 @@
+"""Choose the engine that runs a folder's graph, and say why."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qdqbert.artifact import REPORT, Artifact
+from qdqbert.choices import EngineName
+from qdqbert.engines.runner import check_engine, is_installed
+from qdqbert.errors import MissingExtraError
+from qdqbert.machine import cpu_features
+
+# CPU features with which OpenVINO's INT8 is faster than ONNX Runtime's; docs/benchmarks.md.
+_FAST_IN_OPENVINO = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+
+
+def choose_engine(
+    artifact: Artifact, *, engine: EngineName | None = None, provider: str | None = None
+) -> tuple[EngineName, str]:
+    """Return the engine that runs a folder, and the reason in words.
+
+    The engine is the given one; otherwise the one that was chosen when the folder was made, if
+    this CPU has the same features; otherwise the fastest one of the folder's report, if it was
+    made on a CPU with the same features; otherwise the usual one for this CPU.
+
+    Args:
+        artifact: The folder.
+        engine: The engine that the caller wants.
+        provider: The execution provider of ONNX Runtime that the caller wants.
+
+    Raises:
+        UserInputError: The engine is unknown, or no engine runs a graph of the folder.
+        MissingExtraError: The engine, or every engine that runs a graph of the folder, is not
+            installed.
+    """
+    if engine is not None:
+        check_engine(engine, provider=provider)
+        return engine, "it was asked for"
+    if provider is not None:
+        return "onnxruntime", f"it has the provider {provider!r}"
+    usable = [each for each in artifact.engines if is_installed(each)]
+    if not usable:
+        check_engine(artifact.engines[0])
+        raise MissingExtraError(f"Engine {artifact.engines[0]!r} is not installed.")
+    if len(usable) == 1:
+        return usable[0], "no other installed engine runs this folder"
+    features = list(cpu_features())
+    chosen = artifact.quantization.get("choice") or {}
+    if chosen.get("cpu_features") == features and chosen.get("engine") in usable:
+        return chosen["engine"], "it was the fastest when the model was quantized for this CPU"
+    report = _read_report(artifact)
+    fastest = _fastest(report, usable)
+    if fastest is not None and report.get("cpu_features") == features:
+        return fastest, f"{REPORT} has the lowest latency for it, on a CPU with the same features"
+    if "openvino" in usable and _FAST_IN_OPENVINO & set(features):
+        return "openvino", "it is usually the fastest on CPUs with VNNI or AMX"
+    return "onnxruntime" if "onnxruntime" in usable else usable[0], "it is the usual one"
+
+
+def _read_report(artifact: Artifact) -> Mapping[str, Any]:
+    try:
+        report = json.loads((artifact.directory / REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _fastest(report: Mapping[str, Any], usable: Sequence[EngineName]) -> EngineName | None:
+    """Return the engine with the lowest geometric mean of latencies over all measured shapes."""
+    means: dict[EngineName, float] = {}
+    for entry in report.get("targets", ()):
+        times = [each["int8_ms"] for each in entry.get("latency", ())]
+        if entry["engine"] in usable and times:
+            mean = statistics.geometric_mean(times)
+            means[entry["engine"]] = min(mean, means.get(entry["engine"], mean))
+    # A single engine is no comparison.
+    if len(means) < 2:
+        return None
+    return min(means, key=means.__getitem__)

@@ -1,0 +1,132 @@
+"""Open a folder that `quantize` wrote as a model that is ready to run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import Artifact, open_artifact
+from qdqbert.choices import EngineName, ProviderName, TargetName
+from qdqbert.engines.runner import Runner, open_runner
+from qdqbert.errors import UserInputError
+from qdqbert.inference.batches import BatchPlan
+from qdqbert.inference.classification import TextClassifier
+from qdqbert.inference.embedding import Embedder
+from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.inference.model import Loaded, Model
+from qdqbert.inference.reranking import Reranker
+from qdqbert.inference.runners import Runners
+from qdqbert.inference.scheduler import Schedule, Scheduler
+from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.machine import usable_cores
+
+_LOGGER = logging.getLogger("qdqbert")
+
+_SCHEDULES: dict[str, Schedule] = {
+    "onnxruntime": Schedule(
+        plan=BatchPlan(tokens=2048, multiple=1), window=2048, single_tokens=512
+    ),
+    "openvino": Schedule(plan=BatchPlan(tokens=2048, multiple=8), window=2048, single_tokens=512),
+}
+_MODELS: dict[str, type[Model]] = {
+    "feature-extraction": Embedder,
+    "text-classification": TextClassifier,
+}
+
+
+def load(
+    path: str | Path,
+    *,
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+) -> Any:
+    """Load a folder that `quantize` wrote, ready to run on texts.
+
+    The graph is loaded when it is first needed. Texts are tokenized without transformers, and run
+    without torch.
+
+    Args:
+        path: The folder.
+        engine: Engine that runs the graph. By default the fastest one that is installed, by the
+            folder's own measurements if they were made on a CPU like this one. A message of level
+            INFO in the log "qdqbert" says which and why.
+        provider: Execution provider of ONNX Runtime: "cuda" and so on. The CPU by default.
+        threads: Number of threads in all. By default one for each core that this process may use.
+        target: Graph to run, if the folder has several. By default the one that was made for the
+            engine.
+
+    Returns:
+        An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
+        `Reranker` with `predict` and `rank`, and so on.
+
+    Raises:
+        CheckpointError: The folder was not written by `quantize`, or is incomplete.
+        UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
+        MissingExtraError: The engine or the provider is not installed.
+
+    Example:
+        >>> model = qdqbert.load("./my-classifier-int8")
+        >>> model(["great food", "the room was cold"])
+        [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
+    """
+    if threads is not None and threads < 1:
+        raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
+    artifact = open_artifact(Path(path))
+    chosen, reason = choose_engine(artifact, engine=engine, provider=provider)
+    name = artifact.target_for(chosen, target)
+    _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
+    config = _read_config(artifact)
+    runners = _runners(artifact, chosen, name, provider, threads)
+    tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
+    loaded = Loaded(
+        artifact=artifact,
+        engine=chosen,
+        target=name,
+        reason=reason,
+        runners=runners,
+        scheduler=Scheduler(
+            runners, _SCHEDULES[chosen], limit=artifact.max_length, padding=tokenizer.padding
+        ),
+        tokenizer=tokenizer,
+        config=config,
+    )
+    return _model_class(artifact, loaded)(loaded)
+
+
+def _runners(
+    artifact: Artifact,
+    engine: EngineName,
+    target: str,
+    provider: str | None,
+    threads: int | None,
+) -> Runners:
+    path = artifact.model_for(engine, target)
+    names = (*artifact.input_names, *artifact.quantization.get("outputs", ()))
+
+    def open_graph(threads: int, streams: int) -> Runner:
+        return open_runner(
+            engine, path, threads=threads, streams=streams, names=names, provider=provider
+        )
+
+    cores = threads or usable_cores()
+    # A GPU runs one batch after another.
+    streams = cores if provider in (None, "cpu") else 1
+    return Runners(open_graph, threads=cores, streams=streams)
+
+
+def _model_class(artifact: Artifact, loaded: Loaded) -> type[Model]:
+    if artifact.task == "text-classification" and len(loaded.id2label) == 1:
+        return Reranker
+    return _MODELS[artifact.task]
+
+
+def _read_config(artifact: Artifact) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = json.loads(
+        (artifact.directory / "config.json").read_text(encoding="utf-8")
+    )
+    return content

@@ -1,0 +1,190 @@
+"""What the models of all tasks share: a loaded graph, its tokenizer, and how calls run on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from qdqbert.artifact import Artifact
+from qdqbert.choices import EngineName
+from qdqbert.inference.batches import Feature
+from qdqbert.inference.runners import Runners
+from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
+from qdqbert.inference.tokenizer import FolderTokenizer
+
+_I = TypeVar("_I")
+_A = TypeVar("_A")
+
+_LOGGER = logging.getLogger("qdqbert")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What `load` opens for a model of any task.
+
+    Attributes:
+        artifact: The folder.
+        engine: Engine that runs the graph.
+        target: Target of the graph.
+        reason: Why this engine was chosen.
+        runners: The graph.
+        scheduler: Runs inputs on it.
+        tokenizer: Cuts inputs to the folder's `max_length`.
+        config: Content of the folder's `config.json`.
+    """
+
+    artifact: Artifact
+    engine: EngineName
+    target: str
+    reason: str
+    runners: Runners
+    scheduler: Scheduler
+    tokenizer: FolderTokenizer
+    config: Mapping[str, Any]
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """Names of the classes, as transformers fills them in."""
+        names = self.config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+        return {int(index): str(name) for index, name in names.items()}
+
+
+class Model:
+    """A quantized model that is ready to run. Made by `qdqbert.load`.
+
+    Several threads can call it at once. Calls release the interpreter's lock while the graph runs,
+    so that `await asyncio.to_thread(model, texts)` does not block an event loop.
+
+    Use it in a `with` block, or call `close`, to release the graph and its threads.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Keep what `load` opened."""
+        self._loaded = loaded
+
+    @property
+    def task(self) -> str:
+        """Name of the task in transformers."""
+        return self._loaded.artifact.task
+
+    @property
+    def engine(self) -> EngineName:
+        """Engine that runs the graph."""
+        return self._loaded.engine
+
+    @property
+    def target(self) -> str:
+        """Target of the graph that runs."""
+        return self._loaded.target
+
+    @property
+    def max_length(self) -> int:
+        """Longest input in tokens."""
+        return self._loaded.artifact.max_length
+
+    def close(self) -> None:
+        """Release the graph and stop the threads. A later call loads the graph again."""
+        self._loaded.scheduler.close()
+        self._loaded.runners.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({str(self._loaded.artifact.directory)!r}, "
+            f"engine={self.engine!r}, target={self.target!r})"
+        )
+
+    def stream(
+        self,
+        job: Job[_I, _A],
+        inputs: Iterable[_I],
+        *,
+        advance: Callable[[Done], None] = lambda done: None,
+    ) -> Iterator[_A]:
+        """Yield the answer to each input, in order, with bounded memory.
+
+        Args:
+            job: What to do with the inputs: the result of the model's `job`, which takes the
+                options of a call.
+            inputs: Any number of inputs. They are read as they are needed.
+            advance: Called after each batch, with what it added.
+
+        Raises:
+            UserInputError: An input is not what the task needs.
+        """
+        return self._loaded.scheduler.run(job, inputs, advance)
+
+    def _all(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A]:
+        """Return the answers to all items. A log line reports how many items were truncated."""
+        truncated = 0
+
+        def count(done: Done) -> None:
+            nonlocal truncated
+            truncated += done.truncated
+
+        answers = list(self.stream(job, items, advance=count))
+        if truncated:
+            _LOGGER.warning(
+                "%d of %d inputs were longer than %d tokens and were cut.",
+                truncated,
+                len(items),
+                self.max_length,
+            )
+        return answers
+
+
+def feature_of(
+    encoding: tokenizers.Encoding, input_names: Sequence[str]
+) -> dict[str, NDArray[np.int32]]:
+    """Return the model inputs of one encoding, each `(tokens,)`, int32."""
+    feature = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
+    if "attention_mask" in input_names:
+        # The tokenizer does not pad.
+        feature["attention_mask"] = np.ones_like(feature["input_ids"])
+    if "token_type_ids" in input_names:
+        feature["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
+    return feature
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoder:
+    """Makes one feature of each text or pair of texts.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        input_names: Inputs of the graph.
+    """
+
+    tokenizer: FolderTokenizer
+    input_names: Sequence[str]
+
+    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+        """Return the model inputs of each item."""
+        if len(items) == 1:
+            encodings = [self.tokenizer.encode(items[0])]
+        else:
+            encodings = self.tokenizer.encode_batch(items)
+        return [
+            Encoded(
+                features=(feature_of(each, self.input_names),), truncated=bool(each.overflowing)
+            )
+            for each in encodings
+        ]
+
+
+def rows_of(features: Sequence[Feature], values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return what `values`, `(batch, tokens, ...)`, has for each feature, without padding."""
+    return [
+        row[: feature["input_ids"].shape[-1]] for row, feature in zip(values, features, strict=True)
+    ]

@@ -1,0 +1,257 @@
+"""Run any number of inputs through a graph: in batches of similar length, on all cores, in order.
+
+    items ─► chunks ─► tokenized ahead ─► sorted into batches ─► streams ─► answers in order
+
+While one chunk runs, the next one is tokenized, and the answers of the one before are made. At most
+three chunks are in memory, however many items there are.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import Outputs, Runner
+from qdqbert.inference.batches import BatchPlan, Feature, chunks, stack
+from qdqbert.inference.runners import Runners
+
+Item = TypeVar("Item", contravariant=True)
+Answer = TypeVar("Answer", covariant=True)
+_I = TypeVar("_I")
+_A = TypeVar("_A")
+
+# Chunks whose batches the streams have. With a second one, no stream waits for the first to end.
+_RUNNING_CHUNKS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Model inputs of one item.
+
+    Attributes:
+        features: One model input, or several for an item that is run in windows.
+        context: What `Job.answer` needs to know about the item.
+        truncated: Whether a part of the item was cut off.
+    """
+
+    features: tuple[Feature, ...]
+    context: Any = None
+    truncated: bool = False
+
+
+class Job(Protocol[Item, Answer]):
+    """What a task does with items and outputs. Its methods are called from several threads."""
+
+    def encode(self, items: Sequence[Item]) -> list[Encoded]:
+        """Return the model inputs of each item."""
+        ...
+
+    def split(
+        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+    ) -> Sequence[Any]:
+        """Return what is kept of a batch's outputs, one value for each feature."""
+        ...
+
+    def answer(self, item: Item, encoded: Encoded, values: Sequence[Any]) -> Answer:
+        """Return the answer to an item, from the values of its features."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a batch adds to the progress of a call.
+
+    Attributes:
+        items: Number of items whose last feature was in the batch.
+        tokens: Number of tokens, without padding.
+        truncated: Number of these items of which a part was cut off.
+    """
+
+    items: int
+    tokens: int
+    truncated: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How many inputs are scheduled; the choices are measured in docs/benchmarks.md.
+
+    Attributes:
+        plan: How inputs are grouped into batches.
+        window: Number of items that are sorted by length together.
+        single_tokens: A call with at most this number of tokens is one batch, on all cores.
+    """
+
+    plan: BatchPlan
+    window: int
+    single_tokens: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Chunk(Generic[_I]):
+    """Some items, their inputs, and their batches once they were submitted."""
+
+    items: Sequence[_I]
+    encoded: Sequence[Encoded]
+    features: list[Feature]
+    batches: list[tuple[list[int], Future[Sequence[Any]]]]
+
+
+class Scheduler:
+    """Runs jobs on the streams of a graph. Several threads can use it at once."""
+
+    def __init__(
+        self, runners: Runners, schedule: Schedule, *, limit: int, padding: Mapping[str, int]
+    ) -> None:
+        """Keep the graph; threads are started when they are needed.
+
+        Args:
+            runners: The graph.
+            schedule: How inputs are scheduled.
+            limit: Longest input of the model in tokens.
+            padding: Value that pads each input, by name.
+        """
+        self._runners = runners
+        self._schedule = schedule
+        self._limit = limit
+        self._padding = padding
+        self._lock = threading.Lock()
+        self._pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+
+    def run(
+        self,
+        job: Job[_I, _A],
+        items: Iterable[_I],
+        advance: Callable[[Done], None] = lambda done: None,
+    ) -> Iterator[_A]:
+        """Yield the answer to each item, in the order of the items.
+
+        Args:
+            job: The task.
+            items: Any number of items. They are read as they are needed.
+            advance: Called after each batch, in the thread that reads the answers.
+        """
+        source = chunks(iter(items), self._schedule.window)
+        first = next(source, None)
+        if first is None:
+            return
+        chunk = _encode(job, first)
+        is_all = len(first) < self._schedule.window
+        if is_all and self._tokens(chunk.features) <= self._schedule.single_tokens:
+            yield from self._run_here(job, chunk, advance)
+            return
+        tokenizing, streams = self._threads()
+        running = collections.deque([self._submit(job, chunk, streams)])
+
+        def tokenize_next() -> Future[_Chunk[_I]] | None:
+            following = next(source, None)
+            return None if following is None else tokenizing.submit(_encode, job, following)
+
+        try:
+            upcoming = tokenize_next()
+            while running or upcoming is not None:
+                if upcoming is not None and len(running) < _RUNNING_CHUNKS:
+                    running.append(self._submit(job, upcoming.result(), streams))
+                    upcoming = tokenize_next()
+                else:
+                    yield from _answers(job, running.popleft(), advance)
+        finally:
+            for chunk in running:
+                for _, future in chunk.batches:
+                    future.cancel()
+
+    def close(self) -> None:
+        """Stop the threads. They are started again when needed."""
+        with self._lock:
+            pools, self._pools = self._pools, None
+        for pool in pools or ():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _threads(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+        """Return the thread that tokenizes, which uses all cores, and those of the streams."""
+        with self._lock:
+            if self._pools is None:
+                self._pools = (
+                    ThreadPoolExecutor(1, thread_name_prefix="qdqbert-tokenize"),
+                    ThreadPoolExecutor(self._runners.streams, thread_name_prefix="qdqbert-stream"),
+                )
+            return self._pools
+
+    @staticmethod
+    def _tokens(features: Sequence[Feature]) -> int:
+        """Return the size of the features as one batch, in tokens."""
+        longest = max((_length(feature) for feature in features), default=0)
+        return sum(feature["input_ids"].size // _length(feature) for feature in features) * longest
+
+    def _run_here(
+        self, job: Job[_I, _A], chunk: _Chunk[_I], advance: Callable[[Done], None]
+    ) -> Iterator[_A]:
+        """Run all items as one batch on all cores, without another thread."""
+        values: Sequence[Any] = ()
+        if chunk.features:
+            longest = max(_length(feature) for feature in chunk.features)
+            length = self._schedule.plan.rounded(longest, limit=self._limit)
+            values = self._run_batch(job, self._runners.single, chunk.features, length)
+        future: Future[Sequence[Any]] = Future()
+        future.set_result(values)
+        chunk.batches = [(list(range(len(chunk.features))), future)]
+        yield from _answers(job, chunk, advance)
+
+    def _submit(
+        self, job: Job[_I, _A], chunk: _Chunk[_I], streams: ThreadPoolExecutor
+    ) -> _Chunk[_I]:
+        """Sort the features of a chunk into batches, and let the streams run them."""
+        runner = self._runners.many
+        groups = self._schedule.plan.group(
+            [_length(feature) for feature in chunk.features],
+            streams=self._runners.streams,
+            limit=self._limit,
+        )
+        for indices, length in groups:
+            features = [chunk.features[index] for index in indices]
+            future = streams.submit(self._run_batch, job, runner, features, length)
+            chunk.batches.append((indices, future))
+        return chunk
+
+    def _run_batch(
+        self, job: Job[Any, Any], runner: Runner, features: Sequence[Feature], length: int
+    ) -> Sequence[Any]:
+        inputs = stack(features, self._padding, length)
+        return job.split(runner.run(inputs), inputs, features)
+
+
+def _length(feature: Feature) -> int:
+    return int(feature["input_ids"].shape[-1])
+
+
+def _encode(job: Job[_I, Any], items: Sequence[_I]) -> _Chunk[_I]:
+    encoded = job.encode(items)
+    features = [feature for each in encoded for feature in each.features]
+    return _Chunk(items=items, encoded=encoded, features=features, batches=[])
+
+
+def _answers(job: Job[_I, _A], chunk: _Chunk[_I], advance: Callable[[Done], None]) -> Iterator[_A]:
+    """Wait for the batches of a chunk, and yield the answer to each item."""
+    owners = [item for item, each in enumerate(chunk.encoded) for _ in each.features]
+    missing = [len(each.features) for each in chunk.encoded]
+    values: list[Any] = [None] * len(chunk.features)
+    for indices, future in chunk.batches:
+        finished = truncated = 0
+        for index, value in zip(indices, future.result(), strict=True):
+            values[index] = value
+            missing[owners[index]] -= 1
+            if not missing[owners[index]]:
+                finished += 1
+                truncated += chunk.encoded[owners[index]].truncated
+        tokens = sum(chunk.features[index]["input_ids"].size for index in indices)
+        advance(Done(items=finished, tokens=tokens, truncated=truncated))
+    rest = iter(values)
+    for item, each in zip(chunk.items, chunk.encoded, strict=True):
+        yield job.answer(item, each, list(itertools.islice(rest, len(each.features))))

@@ -1,0 +1,120 @@
+"""What this machine offers to an engine: cores that the process may use, and CPU features.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Collection
+from pathlib import Path
+
+# Features that decide how fast INT8 and reduced precision are, under Linux' names.
+_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx_vnni",
+    "avx512_vnni",
+    "amx_int8",
+    "amx_bf16",
+    "avx512_bf16",
+    "asimddp",
+    "i8mm",
+    "bf16",
+)
+_ROOT = Path("/")
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Return how many physical cores this process may use.
+
+    The smaller of the cores in the process's affinity mask, where two hardware threads of one core
+    count once, and of the CPU time that its cgroup (version 1 or 2) allows, rounded up.
+
+    Args:
+        root: Root of the file system, for tests.
+    """
+    allowed = _affinity()
+    cores = len({_siblings(root, cpu) for cpu in allowed})
+    limit = _cgroup_limit(root)
+    return cores if limit is None else max(1, min(cores, math.ceil(limit)))
+
+
+def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
+    """Return the CPU features that matter for INT8, under Linux' names; empty where unknown.
+
+    Args:
+        root: Root of the file system, for tests.
+    """
+    for line in _lines(root / "proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        # x86 lists "flags", ARM lists "Features".
+        if name.strip() in ("flags", "Features"):
+            found = set(value.split())
+            return tuple(each for each in _FEATURES if each in found)
+    return ()
+
+
+def cpu_name(root: Path = _ROOT) -> str:
+    """Return the name of the CPU model, or of the architecture if the system has no name."""
+    for line in _lines(root / "proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _affinity() -> Collection[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """Return the hardware threads of the core of a CPU, as Linux lists them: `0,4`."""
+    path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    return next(iter(_lines(path)), str(cpu))
+
+
+def _cgroup_limit(root: Path) -> float | None:
+    """Return the CPU time that the cgroup and its parents allow, in cores; `None` for no limit."""
+    limits = []
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, group = [*line.split(":", 2), "", ""][:3]
+        is_unified = number == "0" and not controllers
+        if not is_unified and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("" if is_unified else controllers)
+        # In a container the group's path can be that of the host, which is not visible inside.
+        folders = [top, *(top / part for part in _prefixes(group))]
+        limits += [limit for each in folders if (limit := _limit_of(each)) is not None]
+    return min(limits, default=None)
+
+
+def _prefixes(group: str) -> list[str]:
+    parts = [part for part in group.split("/") if part]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _limit_of(folder: Path) -> float | None:
+    for quota, period in (
+        # Version 2 has both numbers in one file; "max" is no limit.
+        tuple([*_first(folder / "cpu.max").split(), "", ""][:2]),
+        (_first(folder / "cpu.cfs_quota_us"), _first(folder / "cpu.cfs_period_us")),
+    ):
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            return int(quota) / int(period)
+    return None
+
+
+def _first(path: Path) -> str:
+    return next(iter(_lines(path)), "")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

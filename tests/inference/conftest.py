@@ -1,0 +1,44 @@
+"""Folders that `quantize` wrote, next to the checkpoints they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+
+import qdqbert
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path]]:
+    """Make a tiny checkpoint with a head and quantize it; return both folders.
+
+    Weights stay float32 where quantization is not the subject: `quantize` is called with
+    `quant_disable=True`, so that results equal those of transformers up to rounding.
+    """
+    root = tmp_path_factory.mktemp("artifacts")
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def make(head: str = "AutoModel", family: str = "bert", **changes) -> tuple[Path, Path]:
+        key = f"{head}-{family}-{abs(hash(repr(sorted(changes.items()))))}"
+        if key not in made:
+            checkpoint = save_tiny(
+                root / f"{key}-float", family, getattr(transformers, head), **changes
+            )
+            texts = root / "texts.txt"
+            texts.write_text("the cat sat\na dog in the night\nbooks and music\nthe river\n" * 4)
+            qdqbert.quantize(
+                str(checkpoint),
+                root / key,
+                calibration_data=str(texts),
+                calibration_samples=4,
+                targets=("onnxruntime",),
+                quant_disable=True,
+                benchmark=False,
+            )
+            made[key] = checkpoint, root / key
+        return made[key]
+
+    return make

@@ -1,0 +1,72 @@
+"""Classes of texts, compared with transformers' pipeline."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+
+import qdqbert
+from qdqbert.errors import UserInputError
+
+TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3]
+PAIRS = [{"text": "the cat", "text_pair": "a book of rain"}, {"text": "music", "text_pair": "no"}]
+HEAD = "AutoModelForSequenceClassification"
+PROBLEMS = {
+    "one of three": {"num_labels": 3},
+    "a score": {"num_labels": 1},
+    "a quantity": {"num_labels": 1, "problem_type": "regression"},
+}
+
+
+@pytest.fixture(scope="module", params=PROBLEMS)
+def both(request, tiny_artifact):
+    """The loaded folder, and transformers' pipeline on its checkpoint."""
+    checkpoint, folder = tiny_artifact(HEAD, **PROBLEMS[request.param])
+    pipeline = transformers.pipeline("text-classification", model=str(checkpoint))
+    with qdqbert.load(folder) as model:
+        yield model, pipeline
+
+
+def rounded(value):
+    """Round scores, at any depth, so that they can be compared."""
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return {**value, "score": pytest.approx(value["score"], abs=1e-5)}
+
+
+@pytest.mark.parametrize("inputs", [TEXTS[0], TEXTS, PAIRS], ids=["one", "texts", "pairs"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"top_k": None}, {"top_k": 2}, {"function_to_apply": "none"}],
+    ids=["default", "all", "two", "logits"],
+)
+def test_answers_are_those_of_the_pipeline(both, inputs, options) -> None:
+    model, pipeline = both
+    assert model(inputs, **options) == rounded(pipeline(inputs, **options))
+
+
+def test_no_texts_have_no_classes(both) -> None:
+    assert both[0]([]) == both[0]([], top_k=None) == []
+
+
+def test_pairs_can_be_tuples(both) -> None:
+    model, _ = both
+    assert model([("the cat", "a book of rain"), ("music", "no")]) == model(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ([3], {}, "Each input has to be a text or a pair of texts"),
+        ([("a", "b", "c")], {}, "Each input has to be a text or a pair of texts"),
+        ("a", {"function_to_apply": "relu"}, "`function_to_apply='relu'` is unknown"),
+    ],
+)
+def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        both[0](inputs, **options)
+
+
+def test_long_texts_are_reported(both, caplog) -> None:
+    both[0](["the cat", "the dog " * 100])
+    assert "1 of 2 inputs were longer than 64 tokens and were cut." in caplog.text

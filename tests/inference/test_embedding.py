@@ -1,0 +1,113 @@
+"""Embeddings, compared with sentence-transformers and with plain transformers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import qdqbert
+from qdqbert.errors import UserInputError
+
+TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_artifact):
+    """An encoder without a sentence-transformers head: its checkpoint, and the loaded folder."""
+    checkpoint, folder = tiny_artifact()
+    with qdqbert.load(folder) as model:
+        yield checkpoint, model
+
+
+def states_of(checkpoint, text):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModel.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+
+
+def test_a_call_returns_what_the_pipeline_returns(plain) -> None:
+    checkpoint, model = plain
+    pipeline = transformers.pipeline("feature-extraction", model=str(checkpoint))
+    for found, expected in zip(model(TEXTS), pipeline(TEXTS), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_an_encoder_without_a_head_returns_means(plain) -> None:
+    checkpoint, model = plain
+    expected = [states_of(checkpoint, text).mean(axis=0) for text in TEXTS]
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[0]), expected[0], atol=1e-5)
+
+
+def test_options_normalize_truncate_and_add_a_prompt(plain) -> None:
+    _, model = plain
+    found = model.encode(TEXTS, truncate_dim=8, normalize_embeddings=True, prompt="the ")
+    expected = model.encode([f"the {text}" for text in TEXTS])[:, :8]
+    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_token_embeddings_have_no_padding(plain) -> None:
+    checkpoint, model = plain
+    found = model.encode(TEXTS, output_value="token_embeddings")
+    for states, text in zip(found, TEXTS, strict=True):
+        np.testing.assert_allclose(states, states_of(checkpoint, text), atol=1e-5)
+
+
+def test_no_texts_give_no_embeddings(plain) -> None:
+    assert plain[1].encode([]).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sentences": ["a", 3]}, "`sentences` has to be a text or a list of texts; item 1 is int"),
+        ({"sentences": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
+        ({"sentences": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
+    ],
+)
+def test_unusable_arguments_are_refused(plain, options, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        plain[1].encode(**options)
+
+
+def test_results_are_those_of_sentence_transformers(quantized) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    made = quantized("sentence")
+    theirs = sentence_transformers.SentenceTransformer(str(made.checkpoint), device="cpu")
+    theirs.prompts = {"query": "the house ", "document": "a book "}
+    with qdqbert.load(made.directory, engine="onnxruntime") as model:
+        model.prompts = dict(theirs.prompts)
+        for method, options in (
+            ("encode", {}),
+            ("encode", {"truncate_dim": 16}),
+            ("encode", {"truncate_dim": 16, "normalize_embeddings": True}),
+            ("encode", {"prompt_name": "query"}),
+            ("encode", {"prompt": "night "}),
+            ("encode_query", {}),
+            ("encode_document", {}),
+        ):
+            found = getattr(model, method)(TEXTS, **options)
+            expected = getattr(theirs, method)(TEXTS, **options)
+            assert found.shape == expected.shape
+            assert found.dtype == expected.dtype
+            # The folder is INT8; a wrong prompt or dimension changes the direction by far more.
+            cosines = (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1)
+            assert (cosines / np.linalg.norm(expected, axis=1)).min() > 0.98
+
+
+def test_the_folders_default_prompt_and_dimensions_are_used(quantized, tmp_path) -> None:
+    import shutil
+
+    folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
+    with qdqbert.load(folder) as model:
+        expected = model.encode([f"the night {text}" for text in TEXTS])[:, :8]
+    settings = {"prompts": {"q": "the night "}, "default_prompt_name": "q", "truncate_dim": 8}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with qdqbert.load(folder) as model:
+        np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)

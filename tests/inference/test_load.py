@@ -1,0 +1,149 @@
+"""Loading a folder: the choice of the engine, threads, and what is imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import qdqbert
+from qdqbert.artifact import open_artifact
+from qdqbert.engines.runner import is_installed
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.inference import engine_choice
+from qdqbert.inference.engine_choice import choose_engine
+
+FEATURES = ("avx2", "avx512_vnni")
+
+
+@pytest.fixture
+def folder(quantized, tmp_path, monkeypatch):
+    """A copy of a folder for both engines, on a CPU with VNNI, both engines installed."""
+    monkeypatch.setattr(engine_choice, "cpu_features", lambda: FEATURES)
+    monkeypatch.setattr(engine_choice, "is_installed", lambda engine: True)
+    return shutil.copytree(quantized("classifier").directory, tmp_path / "int8")
+
+
+def change(path, **entries) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def report_latency(folder, **times) -> None:
+    targets = [
+        {"engine": engine, "latency": [{"int8_ms": each} for each in ms]}
+        for engine, ms in times.items()
+    ]
+    change(folder / "report.json", targets=targets, cpu_features=list(FEATURES))
+
+
+def test_the_given_engine_is_used(folder) -> None:
+    assert choose_engine(open_artifact(folder), engine="onnxruntime")[0] == "onnxruntime"
+
+
+def test_a_provider_needs_onnxruntime(folder) -> None:
+    assert choose_engine(open_artifact(folder), provider="cuda")[0] == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("times", "engine"),
+    [
+        ({"onnxruntime": [1.0, 2.0], "openvino": [2.0, 2.0]}, "onnxruntime"),
+        ({"onnxruntime": [3.0, 3.0], "openvino": [2.0, 4.0]}, "openvino"),
+    ],
+)
+def test_the_fastest_engine_of_the_report_is_used(folder, times, engine) -> None:
+    report_latency(folder, **times)
+    found, reason = choose_engine(open_artifact(folder))
+    assert found == engine
+    assert "report.json" in reason
+
+
+def test_a_report_of_another_cpu_does_not_decide(folder, monkeypatch) -> None:
+    report_latency(folder, onnxruntime=[1.0], openvino=[2.0])
+    change(folder / "report.json", cpu_features=["avx2"])
+    assert choose_engine(open_artifact(folder))[0] == "openvino"
+    monkeypatch.setattr(engine_choice, "cpu_features", lambda: ("avx2", "avx512f"))
+    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+
+
+def test_a_stored_choice_decides_on_a_cpu_with_the_same_features(folder, monkeypatch) -> None:
+    report_latency(folder, onnxruntime=[1.0], openvino=[2.0])
+    chosen = {"engine": "openvino", "cpu_features": list(FEATURES)}
+    change(folder / "quantization.json", choice=chosen)
+    assert choose_engine(open_artifact(folder))[0] == "openvino"
+    monkeypatch.setattr(engine_choice, "cpu_features", lambda: ("avx2",))
+    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+
+
+def test_only_installed_engines_are_considered(folder, monkeypatch) -> None:
+    monkeypatch.setattr(engine_choice, "is_installed", lambda engine: engine == "onnxruntime")
+    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+
+
+def test_the_choice_is_logged_with_its_reason(quantized, caplog) -> None:
+    caplog.set_level("INFO", logger="qdqbert")
+    model = qdqbert.load(quantized("classifier").directory, engine="onnxruntime", threads=1)
+    assert "on onnxruntime: it was asked for." in caplog.text
+    assert (model.engine, model.target, model.task) == (
+        "onnxruntime",
+        "portable",
+        "text-classification",
+    )
+    assert repr(model).startswith("TextClassifier('")
+
+
+@pytest.mark.openvino
+def test_both_engines_and_any_number_of_threads_give_the_same_classes(quantized) -> None:
+    if not is_installed("openvino"):
+        pytest.skip("openvino is not installed")
+    made = quantized("classifier")
+    texts = made.data.read_text().splitlines() * 4
+    labels = []
+    for engine in ("onnxruntime", "openvino"):
+        for threads in (1, 2):
+            with qdqbert.load(made.directory, engine=engine, threads=threads) as model:
+                scores = model(texts, top_k=None)
+            labels.append([{each["label"]: each["score"] for each in one} for one in scores])
+    for other in labels[1:]:
+        for first, second in zip(labels[0], other, strict=True):
+            assert second == pytest.approx(first, abs=0.05)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        qdqbert.load(folder)
+
+
+def test_a_broken_tokenizer_is_refused(folder) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"The tokenizer in .* cannot be read"):
+        qdqbert.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "`threads` must be at least 1, got 0"),
+        ({"engine": "tpu"}, "Engine 'tpu' is unknown"),
+        ({"target": "openvino"}, "`target='openvino'`: .* contains graphs for portable only"),
+        ({"engine": "openvino", "provider": "cuda"}, "`provider='cuda'` is an execution provider"),
+    ],
+)
+def test_unusable_arguments_are_refused(folder, options, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.load(folder, **options)
+
+
+def test_running_imports_neither_torch_nor_transformers_nor_onnx(quantized) -> None:
+    code = f"""
+import sys, qdqbert
+with qdqbert.load({str(quantized("sentence").directory)!r}) as model:
+    assert model.encode(["the cat", "a dog"]).shape == (2, 32)
+print(sorted({{"torch", "transformers", "onnx", "onnx_ir", "onnxscript"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

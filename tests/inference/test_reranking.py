@@ -1,0 +1,60 @@
+"""Scores of pairs, compared with sentence-transformers' CrossEncoder."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import qdqbert
+
+QUERY = "where is the cat"
+DOCUMENTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "a river"]
+PAIRS = [(QUERY, each) for each in DOCUMENTS]
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@pytest.fixture(scope="module", params=["default", "identity"])
+def both(request, tiny_artifact, tmp_path_factory):
+    """The loaded folder, and the CrossEncoder of its checkpoint."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    checkpoint, folder = tiny_artifact("AutoModelForSequenceClassification", num_labels=1)
+    if request.param == "identity":
+        import shutil
+
+        root = tmp_path_factory.mktemp("identity")
+        checkpoint, folder = (
+            shutil.copytree(path, root / path.name) for path in (checkpoint, folder)
+        )
+        for path in (checkpoint, folder):
+            config = json.loads((path / "config.json").read_text())
+            config["sentence_transformers"] = {"activation_fn": IDENTITY}
+            (path / "config.json").write_text(json.dumps(config))
+    with qdqbert.load(folder) as model:
+        yield model, sentence_transformers.CrossEncoder(str(checkpoint), device="cpu")
+
+
+def test_scores_are_those_of_the_cross_encoder(both) -> None:
+    model, theirs = both
+    found = model.predict(PAIRS)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, theirs.predict(PAIRS), atol=1e-5)
+    np.testing.assert_allclose(model.predict(PAIRS[0]), theirs.predict(PAIRS[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2, "return_documents": True}])
+def test_documents_are_ranked_as_by_the_cross_encoder(both, options) -> None:
+    model, theirs = both
+    expected = [
+        {**each, "score": pytest.approx(float(each["score"]), abs=1e-5)}
+        for each in theirs.rank(QUERY, DOCUMENTS, **options)
+    ]
+    assert model.rank(QUERY, DOCUMENTS, **options) == expected
+
+
+def test_the_activation_can_be_chosen(both) -> None:
+    logits = both[0].predict(PAIRS, activation="none")
+    np.testing.assert_allclose(
+        both[0].predict(PAIRS, activation="sigmoid"), 1 / (1 + np.exp(-logits)), atol=1e-6
+    )

@@ -1,0 +1,180 @@
+"""Scheduling, with a runner that computes on numpy arrays."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from qdqbert.inference.batches import BatchPlan
+from qdqbert.inference.runners import Runners
+from qdqbert.inference.scheduler import Encoded, Schedule, Scheduler
+
+SCHEDULE = Schedule(plan=BatchPlan(tokens=64, multiple=4), window=16, single_tokens=32)
+PADDING = {"input_ids": 0}
+
+
+class SumRunner:
+    """Returns the sum of the ids of each row, and records what it ran."""
+
+    input_names = ("input_ids",)
+    output_names = ("sums",)
+    precision = "float32"
+
+    def __init__(self, threads: int, streams: int) -> None:
+        self.threads, self.streams = threads, streams
+        self.shapes: list[tuple[int, ...]] = []
+        self.used: set[str] = set()
+
+    def run(self, inputs):
+        self.shapes.append(inputs["input_ids"].shape)
+        self.used.add(threading.current_thread().name)
+        return {"sums": inputs["input_ids"].sum(axis=1)}
+
+
+class SumJob:
+    """An item is a list of lists of ids, each a feature. Its answer is their sum."""
+
+    def encode(self, items):
+        return [
+            Encoded(
+                features=tuple({"input_ids": np.array(ids, np.int32)} for ids in item),
+                truncated=len(item) > 2,
+            )
+            for item in items
+        ]
+
+    def split(self, outputs, inputs, features):
+        return list(outputs["sums"])
+
+    def answer(self, item, encoded, values):
+        assert len(values) == len(encoded.features)
+        return int(sum(values))
+
+
+@pytest.fixture
+def opened():
+    return []
+
+
+@pytest.fixture
+def scheduler(opened):
+    def open_runner(threads, streams):
+        opened.append(SumRunner(threads, streams))
+        return opened[-1]
+
+    made = Scheduler(
+        Runners(open_runner, threads=2, streams=2), SCHEDULE, limit=32, padding=PADDING
+    )
+    yield made
+    made.close()
+
+
+def make_items(count, *, most=3):
+    rng = np.random.default_rng(0)
+    return [
+        [list(rng.integers(1, 9, rng.integers(1, 32))) for _ in range(rng.integers(0, most + 1))]
+        for _ in range(count)
+    ]
+
+
+def total(item) -> int:
+    return int(sum(map(sum, item)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])
+def test_answers_come_in_the_order_of_the_items(scheduler, count) -> None:
+    items = make_items(count)
+    assert list(scheduler.run(SumJob(), items)) == [total(item) for item in items]
+
+
+def test_a_few_tokens_run_as_one_batch_on_all_cores_in_the_callers_thread(
+    scheduler, opened
+) -> None:
+    assert list(scheduler.run(SumJob(), [[[1, 2]], [[3] * 6]])) == [3, 18]
+    [runner] = opened
+    assert (runner.threads, runner.streams) == (2, 1)
+    assert runner.shapes == [(2, 8)]
+    assert runner.used == {threading.current_thread().name}
+
+
+def test_many_tokens_run_in_streams(scheduler, opened) -> None:
+    items = make_items(64)
+    list(scheduler.run(SumJob(), items))
+    [runner] = opened
+    assert (runner.threads, runner.streams) == (1, 2)
+    assert all(rows * length <= 64 or rows == 1 for rows, length in runner.shapes)
+    assert all(name.startswith("qdqbert-stream") for name in runner.used)
+
+
+def test_items_are_read_three_chunks_ahead_at_most(scheduler) -> None:
+    read = 0
+
+    def items():
+        nonlocal read
+        for item in make_items(1000):
+            read += 1
+            yield item
+
+    answers = scheduler.run(SumJob(), items())
+    assert read == 0
+    for taken, _ in enumerate(answers, start=1):
+        assert read <= taken + 3 * SCHEDULE.window
+
+
+def test_progress_counts_items_tokens_and_truncated_items(scheduler) -> None:
+    items = make_items(50, most=4)
+    done = []
+    list(scheduler.run(SumJob(), items, done.append))
+    # Items without any input have nothing that could be counted.
+    assert sum(each.items for each in done) == sum(bool(item) for item in items)
+    assert sum(each.tokens for each in done) == sum(len(ids) for item in items for ids in item)
+    assert sum(each.truncated for each in done) == sum(len(item) > 2 for item in items)
+
+
+def test_an_error_of_a_batch_reaches_the_caller(scheduler, monkeypatch) -> None:
+    def fail(self, inputs):
+        raise ValueError("bad shape")
+
+    monkeypatch.setattr(SumRunner, "run", fail)
+    with pytest.raises(ValueError, match="bad shape"):
+        list(scheduler.run(SumJob(), make_items(100)))
+
+
+def test_an_error_of_the_items_reaches_the_caller(scheduler) -> None:
+    def items():
+        yield from make_items(40)
+        raise OSError("vanished")
+
+    with pytest.raises(OSError, match="vanished"):
+        list(scheduler.run(SumJob(), items()))
+
+
+def test_calls_from_several_threads_do_not_mix(scheduler) -> None:
+    items = [make_items(60 + index) for index in range(4)]
+    found: dict[int, list[int]] = {}
+
+    def call(index: int) -> None:
+        found[index] = list(scheduler.run(SumJob(), items[index]))
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {index: [total(item) for item in each] for index, each in enumerate(items)}
+
+
+def test_answers_that_nobody_reads_are_given_up(scheduler) -> None:
+    answers = scheduler.run(SumJob(), make_items(1000))
+    next(answers)
+    answers.close()
+    assert list(scheduler.run(SumJob(), [[[4]]])) == [4]
+
+
+def test_a_closed_scheduler_starts_again(scheduler) -> None:
+    items = make_items(40)
+    list(scheduler.run(SumJob(), items))
+    scheduler.close()
+    assert list(scheduler.run(SumJob(), items)) == [total(item) for item in items]

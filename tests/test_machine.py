@@ -1,0 +1,79 @@
+"""Cores and CPU features, read from files of a made-up root."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from qdqbert.machine import cpu_features, cpu_name, usable_cores
+
+CPUINFO = """processor\t: 0
+model name\t: Example CPU @ 2.00GHz
+flags\t\t: fpu sse2 avx2 amx_int8 avx512f avx512_vnni
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A machine with 8 hardware threads on 4 cores, without a cgroup."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    for cpu in range(8):
+        write(
+            tmp_path,
+            f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list",
+            f"{cpu % 4},{cpu % 4 + 4}",
+        )
+    write(tmp_path, "proc/cpuinfo", CPUINFO)
+    return tmp_path
+
+
+def write(root, name, text) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def test_two_threads_of_a_core_count_once(root) -> None:
+    assert usable_cores(root) == 4
+
+
+def test_affinity_limits_cores(root, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 4, 1}, raising=False)
+    assert usable_cores(root) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, 4),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
+        ({"sys/fs/cgroup/pod/cpu.max": "50000 100000"}, 1),
+        ({"sys/fs/cgroup/cpu.max": "300000 100000", "sys/fs/cgroup/pod/a/cpu.max": "max 1"}, 3),
+    ],
+)
+def test_cgroups_of_version_2_limit_cores(root, files, cores) -> None:
+    write(root, "proc/self/cgroup", "0::/pod/a")
+    for name, text in files.items():
+        write(root, name, text)
+    assert usable_cores(root) == cores
+
+
+def test_cgroups_of_version_1_limit_cores(root) -> None:
+    write(root, "proc/self/cgroup", "3:memory:/x\n2:cpu,cpuacct:/x")
+    folder = "sys/fs/cgroup/cpu,cpuacct/x"
+    write(root, f"{folder}/cpu.cfs_period_us", "100000")
+    write(root, f"{folder}/cpu.cfs_quota_us", "-1")
+    assert usable_cores(root) == 4
+    write(root, f"{folder}/cpu.cfs_quota_us", "200000")
+    assert usable_cores(root) == 2
+
+
+def test_features_are_those_that_matter(root) -> None:
+    assert cpu_features(root) == ("avx2", "avx512f", "avx512_vnni", "amx_int8")
+    assert cpu_name(root) == "Example CPU @ 2.00GHz"
+
+
+def test_an_unknown_system_has_no_features(tmp_path) -> None:
+    assert cpu_features(tmp_path) == ()
+    assert usable_cores(tmp_path) >= 1
