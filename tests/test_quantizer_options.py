@@ -91,7 +91,7 @@ def test_the_default_switches_change_nothing(two_layers) -> None:
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_wprec_sets_the_bits_of_weights_alone(two_layers, bits) -> None:
+def test_wprec_sets_only_the_bits_of_weights(two_layers, bits) -> None:
     kinds = {site.name: site.kind for site in two_layers}
     for name, spec in applied(QuantizerOptions(wprec=bits), two_layers).items():
         assert spec.bits == (bits if kinds[name] == "weight" else 8)
@@ -101,7 +101,7 @@ def test_wprec_sets_the_bits_of_weights_alone(two_layers, bits) -> None:
 
 @pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_aprec_sets_the_bits_of_activations_alone(two_layers, recipe, bits) -> None:
+def test_aprec_sets_only_the_bits_of_activations(two_layers, recipe, bits) -> None:
     before = applied(QuantizerOptions(), two_layers, recipe)
     kinds = {site.name: site.kind for site in two_layers}
     for name, spec in applied(QuantizerOptions(aprec=bits), two_layers, recipe).items():
@@ -173,7 +173,7 @@ def test_a_keyword_is_searched_as_a_regular_expression(two_layers, pattern, part
     assert found
 
 
-def test_the_end_of_an_attentions_name_finds_no_quantizer_that_stands_alone(two_layers) -> None:
+def test_the_end_of_an_attentions_name_matches_no_other_quantizer(two_layers) -> None:
     # `attention.self` is not a linear layer: its four quantizers have names of their own.
     with pytest.raises(UnmatchedRuleError, match=r"attention\\\\.self\$"):
         left_float(QuantizerOptions(quant_disable_keyword=(r"attention\.self$",)), two_layers)
@@ -226,7 +226,7 @@ def test_a_layer_module_can_be_a_product_or_a_whole_block(two_layers) -> None:
     assert product == names_with(two_layers, ".matmul_")
 
 
-def test_what_is_enabled_after_a_disable_is_quantized_alone(two_layers) -> None:
+def test_only_what_is_enabled_after_a_disable_is_quantized(two_layers) -> None:
     quantizer_options = QuantizerOptions(
         quant_disable=True, quant_enable_layer_module="attention.self"
     )
@@ -339,7 +339,7 @@ def test_fuse_qkv_gives_the_hull_of_the_three_ranges_in_each_layer(two_layers) -
     assert len(changed) == 4
 
 
-def test_fuse_qkv_leaves_a_group_alone_that_is_not_all_there(two_layers) -> None:
+def test_fuse_qkv_skips_an_incomplete_group(two_layers) -> None:
     ranges = ranges_for(two_layers)
     del ranges["encoder.layer.0.attention.self.matmul_k_input_quantizer"]
     adjusted = QuantizerOptions(fuse_qkv=True).adjust(ranges, two_layers)
@@ -419,7 +419,7 @@ def test_switches_are_a_value() -> None:
 # Storing
 
 
-def test_only_what_is_not_default_is_stored() -> None:
+def test_only_values_that_differ_from_the_default_are_stored() -> None:
     assert QuantizerOptions().to_dict() == {}
     assert QuantizerOptions(aprec=4, fuse_qkv=True, quant_disable_keyword=("a", "b")).to_dict() == {
         "aprec": 4,

@@ -118,7 +118,7 @@ def test_ties_go_to_even() -> None:
 
 
 @pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "full"])
-def test_lowest_code_is_left_out_by_a_narrow_range_alone(narrow) -> None:
+def test_only_a_narrow_range_leaves_out_the_lowest_code(narrow) -> None:
     for bits in range(2, 17):
         highest = 2 ** (bits - 1) - 1
         codes, _ = tensor_quant(
@@ -498,7 +498,7 @@ def test_descriptor_reads_block_yaml() -> None:
     assert desc == QuantDescriptor(4, "w", amax=1.5, axis=(0,), unsigned=True)
 
 
-def test_dict_holds_what_is_not_the_default() -> None:
+def test_the_dict_contains_only_values_that_differ_from_the_default() -> None:
     assert QuantDescriptor().dict() == {"num_bits": 8, "name": None}
     assert QuantDescriptor(**EVERYTHING).dict() == EVERYTHING
 
@@ -572,7 +572,7 @@ def test_descriptor_refuses(arguments, error, message) -> None:
         QuantDescriptor(**arguments)
 
 
-def test_no_bits_are_an_error_in_the_log_alone(caplog) -> None:
+def test_no_bits_only_log_an_error(caplog) -> None:
     with caplog.at_level(logging.ERROR, logger="qdqbert"):
         assert QuantDescriptor(num_bits=0).num_bits == 0
     assert "quantized to all zeros" in caplog.text

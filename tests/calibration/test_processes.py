@@ -127,7 +127,7 @@ def test_two_processes_choose_what_one_chooses_that_sees_all(of_each, case) -> N
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_each_half_of_the_data_alone_would_choose_otherwise(of_each, case) -> None:
+def test_each_half_of_the_data_gives_different_ranges(of_each, case) -> None:
     for rank, found in enumerate(of_each):
         alone = calibrated(case, make_batches()[rank::WORLD])
         differing = [name for name, value in alone.items() if not value.equal(found[case][name])]

@@ -49,7 +49,7 @@ def test_errors_are_those_of_the_formula(bits) -> None:
     local, residual = with_wide_channel(states(0), WIDE), with_wide_channel(states(1), 20.0)
     qmax = 2 ** (bits - 1) - 1
 
-    def normalised(x):
+    def normalized(x):
         centred = x - x.mean(axis=-1, keepdims=True)
         return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
 
@@ -57,7 +57,7 @@ def test_errors_are_those_of_the_formula(bits) -> None:
     expected = []
     for amax in CANDIDATES.double().numpy():
         made = np.clip(np.rint(x / (amax / qmax)), -qmax - 1, qmax) * (amax / qmax)
-        expected.append(((normalised(made + r) - normalised(x + r)) ** 2).sum())
+        expected.append(((normalized(made + r) - normalized(x + r)) ** 2).sum())
     np.testing.assert_allclose(errors_of(local, residual, bits=bits).numpy(), expected, rtol=2e-2)
 
 

@@ -94,7 +94,7 @@ def test_each_batch_has_its_own_padding() -> None:
     assert collector.statistics["a"].count == 3 * (15 + 12 + 15)
 
 
-def test_batch_of_padding_alone_changes_nothing_that_comes_after() -> None:
+def test_a_batch_of_only_padding_changes_nothing_that_comes_after() -> None:
     collector = HistogramObserver({"a"})
     x = randn(BATCH, SEQ, 3)
     for mask in (torch.zeros_like(MASK), torch.ones_like(MASK)):

@@ -120,7 +120,7 @@ def test_reduce_amax_is_the_function_before_the_module() -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", ALIASED)
-def test_module_stands_under_its_own_and_torchs_name(name) -> None:
+def test_a_module_has_its_own_and_torchs_name(name) -> None:
     quant_nn = load("nn")
     assert getattr(quant_nn, name) is getattr(quant_nn, f"Quant{name}")
     assert getattr(quant_nn, name) is getattr(ours, f"Quant{name}")
@@ -210,7 +210,7 @@ def test_unknown_module_is_not_found() -> None:
 # Installing
 
 
-def test_toolkit_is_there_after_installing_alone() -> None:
+def test_the_toolkit_exists_only_after_installing() -> None:
     with pytest.raises(ModuleNotFoundError):
         load("")
     assert install() is True

@@ -192,7 +192,7 @@ def test_helper_swaps_in_two_steps() -> None:
 # The switch of an export
 
 
-def test_switch_is_on_within_alone() -> None:
+def test_the_switch_is_on_only_within_the_block() -> None:
     assert not TensorQuantizer._enable_onnx_export
     with enable_onnx_export():
         assert TensorQuantizer._enable_onnx_export

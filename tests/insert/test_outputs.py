@@ -16,6 +16,8 @@ from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import SYMMETRIC, WEIGHT, build_recipe
 
 LAYERS = 2
+# As in `test_qordered_target`, so that these tests share exported graphs.
+SIZES = {"num_attention_heads": 2, "num_hidden_layers": LAYERS}
 EVERY_GROUP = ("layer", "table", "output")
 OUTPUTS = {
     "attention.self.softmax_input_quantizer",
@@ -90,8 +92,8 @@ def test_a_layer_of_the_graph_has_12_pairs_and_6_weights(checkpoints, save_tiny,
         tmp_path / "classifier",
         "bert",
         transformers.AutoModelForSequenceClassification,
-        num_hidden_layers=LAYERS,
         num_labels=2,
+        **SIZES,
     )
     report = qdqbert.quantize(
         folder, tmp_path / "int8", recipe="qordered", benchmark=False, calibration_samples=32
@@ -112,7 +114,9 @@ def test_a_layer_of_the_graph_has_12_pairs_and_6_weights(checkpoints, save_tiny,
 
 
 def test_a_trained_one_is_quantized_as_it_was_trained(make_model, tmp_path, checkpoints) -> None:
-    model = make_model("bert", transformers.AutoModelForSequenceClassification, num_labels=2)
+    model = make_model(
+        "bert", transformers.AutoModelForSequenceClassification, num_labels=2, **SIZES
+    )
     qdqbert.prepare(model, "qordered")
     qdqbert.calibrate(model, [inputs_of(model)])
     model.save_pretrained(tmp_path / "prepared")

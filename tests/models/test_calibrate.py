@@ -184,7 +184,7 @@ def test_a_percentile_covers_that_share_and_little_more(model) -> None:
         assert wanted <= amax <= wanted + magnitudes[-1] / 2048, name
 
 
-def test_mse_errs_less_than_the_whole_range_does(model) -> None:
+def test_mse_has_a_smaller_error_than_max(model) -> None:
     recording = Recording(model)
     qdqbert.calibrate(model, make_batches(), calibrator="mse", aprec=4)
     seen = recording.stop()
@@ -212,7 +212,7 @@ def test_mse_chooses_a_narrower_range_for_fewer_bits(folder) -> None:
     assert sums[4] < 0.95 * sums[8]
 
 
-def test_what_stands_at_padding_changes_no_range(folder) -> None:
+def test_padding_does_not_affect_ranges(folder) -> None:
     found = []
     for padding_id in (0, 77):
         model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)

@@ -633,7 +633,7 @@ def test_ranges_follow_the_weights_from_one_head_to_another(
         assert torch.equal(found[name.removeprefix("bert.")], quantizer.amax), name
 
 
-def test_a_model_made_from_a_saved_config_alone_does_not_compute_nan(calibrated_folder) -> None:
+def test_a_model_made_only_from_a_saved_config_does_not_compute_nan(calibrated_folder) -> None:
     config = transformers.AutoConfig.from_pretrained(calibrated_folder("AutoModel"))
     model = transformers.AutoModel.from_config(config).eval()
     states = outputs_of(model, inputs_for("AutoModel"))["last_hidden_state"]
@@ -677,7 +677,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_quantizers_that_the_model_has_not_are_refused(classifier, tmp_path) -> None:
+def test_unknown_quantizers_are_refused(classifier, tmp_path) -> None:
     qdqbert.calibrate(classifier, [inputs_for(CLASSIFIER)])
     classifier.save_pretrained(tmp_path)
     edit_config(tmp_path, num_hidden_layers=1)

@@ -512,7 +512,7 @@ def test_what_is_excluded_stays_so_when_another_recipe_is_calibrated(bert) -> No
     assert len(wanted) == 20
 
 
-def test_switches_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
+def test_quantizer_options_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
     model = calibrated(make_model("bert"), "linear", aprec=6, wprec=4)
     assert {q.spec.bits for q in enabled(model).values()} == {4, 6}
     loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
@@ -560,7 +560,7 @@ def test_a_prepared_model_is_not_prepared_again(bert) -> None:
     assert_same(ranges_of(model), ranges)
 
 
-def test_what_is_no_model_of_transformers_is_refused(bert) -> None:
+def test_a_model_that_is_not_from_transformers_is_refused(bert) -> None:
     wrapped = nn.Sequential(bert)
     with pytest.raises(UserInputError, match="must be a transformers model, got Sequential"):
         qdqbert.prepare(wrapped)

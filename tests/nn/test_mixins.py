@@ -44,7 +44,7 @@ class Doubled(nn.Module, QuantInputMixin):
         return 2 * self._input_quantizer(x)
 
 
-def test_modules_of_ones_own_have_quantizers() -> None:
+def test_user_defined_modules_have_quantizers() -> None:
     module = Scaled(3, quant_desc_input=INPUT, quant_desc_weight=WEIGHT)
     assert module.input_quantizer.num_bits == 4
     assert module.weight_quantizer.num_bits == 5
@@ -54,7 +54,7 @@ def test_modules_of_ones_own_have_quantizers() -> None:
     assert set(module.state_dict()) == {"weight"}
 
 
-def test_modules_of_ones_own_may_have_an_input_alone() -> None:
+def test_user_defined_modules_can_quantize_only_their_input() -> None:
     module = Doubled(quant_desc_input=INPUT)
     assert module.input_quantizer.num_bits == 4
     assert not hasattr(module, "weight_quantizer")
@@ -95,7 +95,7 @@ def test_default_has_to_be_a_descriptor(setter, value) -> None:
         setter(value)
 
 
-def test_quantizers_are_made_in_init_alone() -> None:
+def test_quantizers_are_made_only_in_init() -> None:
     message = (
         r"^pytorch_quantization\.nn\.modules\._utils should be only called by __init__ of "
         r"quantized module\.$"
@@ -156,7 +156,7 @@ def test_other_arguments_are_refused() -> None:
         pop_quant_desc_in_kwargs(QuantMaxPool2d, input_only=True, quant_desc_weight=WEIGHT)
 
 
-def test_module_with_a_weight_is_no_module_with_an_input_alone() -> None:
+def test_a_module_with_a_weight_is_not_one_that_quantizes_only_its_input() -> None:
     # Scripts ask this to tell which arguments `init_quantizer` takes.
     assert not issubclass(QuantMixin, QuantInputMixin)
     assert not issubclass(QuantInputMixin, QuantMixin)

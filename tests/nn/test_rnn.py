@@ -121,7 +121,7 @@ def test_gradients_are_torchs_where_quantizers_are_disabled(arguments) -> None:
         assert_all_close(quantized.get_parameter(name).grad, parameter.grad)
 
 
-def test_dropout_is_between_layers_and_in_training_alone() -> None:
+def test_dropout_is_applied_between_layers_and_only_in_training() -> None:
     plain, quantized = lstm_pair(num_layers=2, dropout=0.5)
     x = draw(6, 3, IN)
     assert_all_close(quantized.eval()(x), plain.eval()(x))

@@ -166,7 +166,7 @@ def test_bits_axis_and_switches_may_be_set_from_outside() -> None:
     assert made(x) is x
 
 
-def test_action_stands_in_for_all_else() -> None:
+def test_an_action_replaces_every_mode() -> None:
     made = quantizer(disabled=True)
     made.action = lambda x: x + 1
     assert made(torch.zeros(2)).tolist() == [1, 1]
@@ -349,7 +349,7 @@ def test_calibrator_of_ones_own_is_used() -> None:
     assert "calibrator=Fixed" in made.extra_repr()
 
 
-def test_calibrator_is_max_unless_said_otherwise() -> None:
+def test_calibrator_is_max_by_default() -> None:
     assert isinstance(quantizer()._calibrator, MaxCalibrator)
     assert isinstance(TensorQuantizer()._calibrator, MaxCalibrator)
 
@@ -396,7 +396,7 @@ def test_histogram_along_an_axis_is_refused() -> None:
 
 
 @pytest.mark.parametrize("method", ["max", "histogram"])
-def test_what_is_not_finite_is_refused_with_the_site(method) -> None:
+def test_values_that_are_not_finite_are_refused_with_the_site(method) -> None:
     made = quantizer(calib_method=method, site=SITE)
     made.enable_calib()
     with pytest.raises(ValueError, match=r"values must be finite.*encoder.layer.0.x"):
@@ -486,7 +486,7 @@ def test_learned_range_starts_over_at_the_calibrated_one() -> None:
     assert ends_of(made) == (-4, 4)
 
 
-def test_clipping_alone_does_not_round() -> None:
+def test_clipping_does_not_round() -> None:
     made, x = quantizer(learn_amax=True, amax=1.5), draw(50)
     made.disable_quant()
     assert torch.equal(made(x), x.clamp(-1.5, 1.5))
@@ -551,7 +551,7 @@ def test_shape_of_the_range_cannot_be_changed_by_setting_it() -> None:
     assert made.amax == 1
 
 
-def test_setting_no_range_is_an_error_in_the_log_alone(caplog) -> None:
+def test_setting_no_range_only_logs_an_error(caplog) -> None:
     made = quantizer(amax=1.0)
     with caplog.at_level(logging.ERROR, logger="qdqbert"):
         made.amax = None

@@ -515,7 +515,7 @@ def test_a_given_range_may_be_of_another_precision_and_has_no_gradient() -> None
         assert amax.tolist() == [1.0, 4.0, 3.0]
 
 
-def test_a_given_range_that_is_no_range_is_refused() -> None:
+def test_an_invalid_given_range_is_refused() -> None:
     for amax in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="`amax` must be finite and non-negative"):
             weight_parameters(FIXED_WEIGHT, WEIGHT, amax=torch.tensor(amax))
@@ -720,7 +720,7 @@ def test_round_trips_gradient_passes_where_codes_do_not_saturate() -> None:
     assert x.grad.tolist() == [0, 1, 1, 1, 0]
 
 
-def test_round_trip_gives_gradients_to_the_tensor_alone() -> None:
+def test_round_trip_gives_gradients_only_to_the_tensor() -> None:
     x = torch.ones(3, requires_grad=True)
     others = [torch.tensor(value, requires_grad=True) for value in (0.5, 2.0, -1.0, 1.0)]
     scale, inverse, low, high = others

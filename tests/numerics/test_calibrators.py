@@ -475,7 +475,7 @@ CHANNEL_AXES = {"linear": 0, "conv": 0, "transposed": 1}
 
 @pytest.mark.parametrize("method", ["max", "mse", "percentile"])
 @pytest.mark.parametrize("desc", [{}, {"num_bits": 4}, {"num_bits": 5}], ids=str)
-def test_weights_per_channel_are_calibrated_as_each_channel_alone(method, desc) -> None:
+def test_weights_per_channel_are_calibrated_channel_by_channel(method, desc) -> None:
     model = make_model(**desc)
     calibrate_weights(model, method=method, percentile=90.0, num_bins=512)
     for name, axis in CHANNEL_AXES.items():

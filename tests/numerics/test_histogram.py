@@ -66,7 +66,7 @@ def test_an_empty_histogram_is_the_neutral_element() -> None:
     assert_same(merge(whole, nothing), whole)
 
 
-def test_zeros_alone_do_not_coarsen_what_they_are_merged_with() -> None:
+def test_merging_zeros_does_not_coarsen_a_histogram() -> None:
     small = torch.tensor([0.001, -0.002])
     merged = merge(summarise(torch.zeros(2)), summarise(small))
     assert_same(merged, summarise(torch.cat([torch.zeros(2), small])))

@@ -258,7 +258,7 @@ def test_equal_values_are_all_covered(calibrator, count, value) -> None:
 
 
 @EACH_CALIBRATOR
-def test_zeros_alone_have_an_empty_range(calibrator) -> None:
+def test_zeros_have_an_empty_range(calibrator) -> None:
     assert choose_range(summarise(torch.zeros(9)), calibrator) == Range(amax=0, low=0, high=0)
 
 

@@ -210,7 +210,7 @@ NOT_LAYER_NORMS = {
 
 
 @pytest.mark.parametrize("name", NOT_LAYER_NORMS)
-def test_what_is_no_layer_norm_stays_as_it_is(run_plainly, name) -> None:
+def test_other_patterns_than_layer_norm_are_unchanged(run_plainly, name) -> None:
     before, after = named(NOT_LAYER_NORMS[name], run_plainly)
     assert ops(after) == ops(before)
 
@@ -229,7 +229,7 @@ def test_a_layer_norm_with_unclear_epsilon_stays_correct_for_small_inputs(
 
 
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-7, 1e-5, 1e-3])
-def test_small_inputs_are_normalised_with_the_epsilon_of_the_graph(
+def test_small_inputs_are_normalized_with_the_epsilon_of_the_graph(
     run_plainly, monkeypatch, epsilon
 ) -> None:
     monkeypatch.setitem(CONSTANTS, "eps", f"float eps = {{{epsilon!r}}}")
@@ -353,7 +353,7 @@ NOT_GELUS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", NOT_GELUS)
-def test_what_is_no_gelu_stays_as_it_is(run_plainly, name) -> None:
+def test_other_patterns_than_gelu_are_unchanged(run_plainly, name) -> None:
     before, after = named_gelu(NOT_GELUS[name], run_plainly)
     assert ops(after) == ops(before)
 

@@ -159,7 +159,7 @@ def test_layers_are_in_the_order_of_the_model(exported) -> None:
     assert second.start is not first.start
 
 
-def test_a_layer_that_normalises_first_is_found(graph_of) -> None:
+def test_a_layer_that_normalizes_first_is_found(graph_of) -> None:
     roles = find_roles(graph_of(Block(pre_norm=True)))
     counts = roles.counts()
     assert {name: counts[name] for name in LINEARS} == dict.fromkeys(LINEARS, 1)
@@ -167,7 +167,7 @@ def test_a_layer_that_normalises_first_is_found(graph_of) -> None:
     assert counts["embedding tables"] == 1
 
 
-def test_a_layer_that_normalises_afterwards_is_found(graph_of) -> None:
+def test_a_layer_that_normalizes_afterwards_is_found(graph_of) -> None:
     assert find_roles(graph_of(Block())).counts()["residual adds"] == 2
 
 

@@ -146,7 +146,7 @@ def read_other_zero_point(model: ir.Model) -> None:
     key.replace_input_with(4, add_constant(model.graph, "other_zero", zero + np.uint8(1)))
 
 
-def scale_otherwise(model: ir.Model) -> None:
+def scale_by_another_factor(model: ir.Model) -> None:
     scale = only(model, "Softmax").inputs[0].producer().inputs[0].producer()
     assert scale.op_type == "Mul"
     scale.replace_input_with(1, add_constant(model.graph, "factor", np.array(0.5, np.float32)))
@@ -202,7 +202,7 @@ def change_heads(model: ir.Model) -> None:
     reshape.replace_input_with(0, between.outputs[0])
 
 
-def normalise_queries(model: ir.Model) -> None:
+def normalize_queries(model: ir.Model) -> None:
     softmax = only(model, "Softmax")
     softmax.attributes["axis"] = ir.AttrInt64("axis", 2)
 
@@ -213,7 +213,7 @@ def normalise_queries(model: ir.Model) -> None:
         read_other_codes,
         read_other_scale,
         read_other_zero_point,
-        scale_otherwise,
+        scale_by_another_factor,
         scale_by_something_computed,
         mask_by_tokens,
         mask_by_constant,
@@ -221,7 +221,7 @@ def normalise_queries(model: ir.Model) -> None:
         show_probabilities,
         show_context,
         change_heads,
-        normalise_queries,
+        normalize_queries,
     ],
     ids=lambda change: change.__name__.replace("_", "-"),
 )

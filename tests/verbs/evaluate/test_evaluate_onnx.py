@@ -215,6 +215,7 @@ def test_token_types_that_the_tokenizer_does_not_make_are_zeros(
         tokenizer=str(folder),
         calibration_data=str(quantized("classifier").data),
         calibration_samples=24,
+        targets=("onnxruntime",),
         benchmark=False,
     )
     assert made.targets[0].lowering.is_exact
@@ -339,6 +340,7 @@ def test_a_folder_that_was_made_without_a_config_can_be_evaluated(
         tokenizer=change_config(None),
         calibration_data=str(quantized("classifier").data),
         calibration_samples=24,
+        targets=("onnxruntime",),
         benchmark=False,
     )
     report = qdqbert.evaluate(made, write_file("numbers.csv", NUMBERS), reference=float_graph)

@@ -47,7 +47,7 @@ class Folder:
 
     @property
     def sites(self) -> dict:
-        return self.manifest["targets"]["portable"]["sites"]
+        return self.manifest["targets"]["onnxruntime"]["sites"]
 
     def constants(self) -> dict[str, np.ndarray]:
         return {each.name: numpy_helper.to_array(each) for each in self.graph.graph.initializer}
@@ -67,6 +67,7 @@ def quantize(model: Path, output: Path, data: Path, **overrides: Any) -> Folder:
         recipe="qdqbert",
         calibration_data=data,
         calibration_samples=8,
+        targets=("onnxruntime",),
         benchmark=False,
         **overrides,
     )

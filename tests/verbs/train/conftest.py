@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import transformers
-from training_files import HEADS, Files, Interrupted, stop_before_batch
+from training_files import Files, Interrupted, stop_before_batch
 
 from qdqbert.verbs.train import run as train_run
+from task_files import HEADS
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
-from training_files import QUICK, SENTIMENT, files_left, plain
-from transformers import AutoModelForSequenceClassification
+from training_files import QUICK, files_left
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import qdqbert
 from qdqbert.errors import UserInputError
 from qdqbert.models.loading import load_model
+from task_files import SENTIMENT, plain
 
 
 def log_probabilities(folder: Path, texts: list[str]) -> torch.Tensor:
@@ -76,11 +77,17 @@ def test_an_embedder_learns_from_its_teacher_on_plain_texts(files_of, write_file
 
 
 def test_a_teacher_with_quantizers_is_refused(classifier, tmp_path, out) -> None:
-    teacher = tmp_path / "teacher"
+    folder = tmp_path / "teacher"
+    teacher = qdqbert.prepare(
+        AutoModelForSequenceClassification.from_pretrained(classifier.checkpoint)
+    )
+    ids = torch.arange(5, 15).reshape(1, 10)
+    qdqbert.calibrate(teacher, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
+    teacher.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(classifier.checkpoint).save_pretrained(folder)
     options = {**QUICK, "train_data": classifier.train}
-    qdqbert.train(classifier.checkpoint, teacher, qat=True, **{**options, "epochs": 0.1})
     with pytest.raises(UserInputError, match="has quantizers; expected a float checkpoint"):
-        qdqbert.train(classifier.checkpoint, out, distill_from=teacher, **options)
+        qdqbert.train(classifier.checkpoint, out, distill_from=folder, **options)
 
 
 @pytest.mark.parametrize(

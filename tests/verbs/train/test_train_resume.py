@@ -75,20 +75,9 @@ def copy_of(interrupted: Interrupted, folder: Path) -> Interrupted:
     return copy
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "contains checkpoints of a run that "),
-        ({"resume": True, "seed": 1}, "`seed` was 0 when .* began and is 1 now"),
-        ({"resume": True, "qat": True}, "`qat` was False when .* began and is True now"),
-    ],
-    ids=["not-asked-for", "seed", "qat"],
-)
-def test_a_run_is_resumed_only_if_asked_and_with_its_own_settings(
-    interrupted, changes, message
-) -> None:
-    with pytest.raises(UserInputError, match=message):
-        interrupted.run(**changes)
+def test_a_run_is_resumed_only_with_its_own_settings(interrupted) -> None:
+    with pytest.raises(UserInputError, match=r"`qat` was False when .* began and is True now"):
+        interrupted.run(resume=True, qat=True)
     assert last_checkpoint(Path(f"{interrupted.out}-checkpoints")).name == "checkpoint-2"
 
 
@@ -108,6 +97,6 @@ def test_overwrite_starts_an_interrupted_run_again(interrupted, tmp_path) -> Non
 
 
 def test_resume_without_a_checkpoint_is_refused(classifier, out) -> None:
-    with pytest.raises(UserInputError, match=r"there is no checkpoint in .*out-check|There is no"):
+    with pytest.raises(UserInputError, match=r"There is no checkpoint in .*out-checkpoints"):
         qdqbert.train(classifier.checkpoint, out, train_data=classifier.train, resume=True, **QUICK)
     assert files_left(out) == []

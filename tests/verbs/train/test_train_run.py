@@ -14,18 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_files import (
-    DOC_STRIDE,
-    HEADS,
-    QUICK,
-    WORDS,
-    Files,
-    before_batch,
-    plain,
-    record_of,
-    recording,
-    weights_of,
-)
+from training_files import QUICK, Files, before_batch, record_of, recording, weights_of
 from transformers import AutoModelForSequenceClassification
 
 import qdqbert
@@ -42,6 +31,7 @@ from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train import scorer
 from qdqbert.verbs.train.run import set_dropout_
 from qdqbert.verbs.train.scorer import Scorer
+from task_files import DOC_STRIDE, HEADS, WORDS, plain
 
 CLASSIFICATION = "text-classification"
 # Quantizers of a layer. Heads have none.
@@ -176,26 +166,23 @@ def test_the_folder_holds_a_record_of_the_run_and_no_checkpoints(trained) -> Non
     assert record["command"].startswith(f"qdqbert train {made.files.checkpoint} --output ")
 
 
-def test_curves_are_drawn_if_matplotlib_is_installed(
-    classifier, out, tmp_path, monkeypatch
-) -> None:
+def test_a_run_without_matplotlib_ends_without_curves(classifier, out, monkeypatch) -> None:
+    monkeypatch.setattr(train_run, "plot_curves", plot_curves)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
+    qdqbert.train(classifier.checkpoint, out, **options)
+    assert (out / "config.json").is_file()
+    assert not (out / "curves.svg").exists()
+
+
+def test_curves_are_drawn_and_tensorboard_receives_the_loss(classifier, out, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("tensorboard")
     monkeypatch.setattr(train_run, "plot_curves", plot_curves)
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "matplotlib.figure", None)
-        qdqbert.train(classifier.checkpoint, tmp_path / "plain", **options)
-    assert not (tmp_path / "plain" / "curves.svg").exists()
-    pytest.importorskip("matplotlib")
-    qdqbert.train(classifier.checkpoint, out, **options)
+    qdqbert.train(classifier.checkpoint, out, tensorboard=True, **options)
     root = ElementTree.parse(out / "curves.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-
-
-def test_tensorboard_receives_the_loss(classifier, out) -> None:
-    pytest.importorskip("tensorboard")
-    qdqbert.train(
-        classifier.checkpoint, out, train_data=classifier.train, tensorboard=True, **QUICK
-    )
     (events,) = out.glob("runs/*/events.out.tfevents.*")
     assert b"train/loss" in events.read_bytes()
 
