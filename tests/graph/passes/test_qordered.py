@@ -420,6 +420,7 @@ def widen_feed_forward(model: ir.Model) -> None:
 def use_relu(model: ir.Model) -> None:
     gelu = only(model, "Gelu")
     replace(model.graph, gelu, ir.node("Relu", gelu.inputs), old=gelu.outputs[0])
+    tidy(model)
 
 
 def use_tanh_gelu(model: ir.Model) -> None:
