@@ -45,4 +45,5 @@ def print_report(
     ]
     directory = getattr(report, "directory", None)
     written = [] if directory is None else [Text(f"Written to {directory}")]
-    console.print(Group(render(report), *warnings, *notices, *written))
+    # Tables fit the width themselves. Only command lines may be longer.
+    console.print(Group(render(report), *warnings, *notices, *written), crop=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -119,7 +120,9 @@ def benchmark_table(report: BenchmarkReport) -> RenderableType:
 
 def tensorrt_table(report: TensorRTReport) -> RenderableType:
     """Show the latency of a TensorRT engine, or the command line that builds it."""
-    command = Text(report.trtexec, overflow="fold", no_wrap=False)
+    # Lines that a shell joins again, and that are not wrapped at the width of the terminal.
+    words = [shlex.quote(word) for word in shlex.split(report.trtexec)]
+    command = Text(" \\\n  ".join(words), overflow="ignore", no_wrap=True)
     if report.size_bytes is None:
         return command
     size = f"{report.size_bytes / _MEGABYTE:.1f} MB"

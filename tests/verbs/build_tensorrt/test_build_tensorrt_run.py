@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -295,7 +296,10 @@ def test_the_command_prints_a_table_or_json(written, gpu, tmp_path, capsys) -> N
     printed = capsys.readouterr().out
     assert "1 x 16" in printed
     assert "2.000" in printed
-    assert "trtexec --onnx=" in printed
+    # A shell reads the printed lines as one command.
+    command = build_tensorrt(written[0], tmp_path / "a.engine", sequences=[16], dry_run=True)
+    lines = printed[printed.index("trtexec \\\n") :].replace("\\\n", "")
+    assert shlex.split(lines) == shlex.split(command.trtexec)
     with pytest.raises(SystemExit, match="0"):
         main([*words, "--json"])
     report = json.loads(capsys.readouterr().out)

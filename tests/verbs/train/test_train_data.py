@@ -277,7 +277,9 @@ def test_a_sample_without_examples_is_refused(options, write_file, encoded) -> N
     dev = write_file("dev.tsv", labeled(*TEXTS, "one more"))
     requested = options(eval_data=dev)
     held = read_examples(CLASSIFICATION, requested, progress=Silent()).held
-    with pytest.raises(UserInputError, match=r"[Tt]raining example.* evaluation data"):
+    with pytest.raises(
+        UserInputError, match="`train_data` are also in `eval_data`, so none is left"
+    ):
         calibration_sample(CLASSIFICATION, encoded(requested).features, held, requested)
 
 

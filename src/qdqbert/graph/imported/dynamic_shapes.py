@@ -34,17 +34,13 @@ from qdqbert.graph.imported.fixed_shapes import FixedSizes, is_per_token
 Dims = tuple[int, ...]
 Data = NDArray[Any]
 
-_BROADCASTING = frozenset(
-    (
-        *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Sum", "Mean", "Where"),
-        *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
-    )
+_BROADCASTING = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Sum", "Mean", "Where"),
+    *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
 )
 # Indices of a mask have one number or two per token.
 _MOST_DATA = 65536
 _SHORTEST = 4
-# Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.
-_TOLERANCE = 1e-3
 
 
 def make_shapes_dynamic(model: ir.Model, sizes: FixedSizes) -> None:
@@ -68,7 +64,13 @@ def make_shapes_dynamic(model: ir.Model, sizes: FixedSizes) -> None:
 
 
 def check_equal(
-    fixed: Runner, dynamic: Runner, sizes: FixedSizes, task: str, *, vocabulary_size: int | None
+    fixed: Runner,
+    dynamic: Runner,
+    sizes: FixedSizes,
+    task: str,
+    *,
+    vocabulary_size: int | None,
+    tolerance: float,
 ) -> None:
     """Compare a graph that was made dynamic with the original, at the original's shape and others.
 
@@ -78,6 +80,7 @@ def check_equal(
         sizes: The sizes of the original's inputs.
         task: transformers' name of its task.
         vocabulary_size: Number of token ids, if it is known.
+        tolerance: See `fixed_shapes.tolerance_of`.
 
     Raises:
         UserInputError: Their outputs differ.
@@ -106,7 +109,7 @@ def check_equal(
             made = actual[name]
             if is_per_token(name, task) and made.shape == wanted.shape:
                 made, wanted = made[mask == 1], wanted[mask == 1]
-            limit = _TOLERANCE * max(1e-2, float(np.abs(wanted).max()))
+            limit = tolerance * max(1e-2, float(np.abs(wanted).max()))
             if made.shape != wanted.shape or not np.allclose(made, wanted, rtol=0, atol=limit):
                 raise _depends(
                     sizes, f"its output {name!r} changes when {rows} texts have {tokens} tokens"
@@ -116,7 +119,7 @@ def check_equal(
 def _depends(sizes: FixedSizes, reason: str) -> UserInputError:
     return UserInputError(
         f"the inputs have the fixed shape {sizes}, and it cannot be made dynamic: {reason}. Export "
-        "the graph with dynamic axes"
+        "the graph with dynamic axes."
     )
 
 

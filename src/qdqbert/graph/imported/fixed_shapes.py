@@ -16,6 +16,11 @@ from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
 
 _SPAN_TASK = "question-answering"
 
+# Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.
+_TOLERANCE = 1e-3
+# The original rounds to 11 bits in every layer, and the dynamic graph computes in float32.
+_TOLERANCE_OF_HALF = 2e-2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSizes:
@@ -60,6 +65,17 @@ def fixed_sizes(model: ir.Model) -> FixedSizes:
         )
     ((batch, sequence),) = found
     return FixedSizes(batch=batch, sequence=sequence)
+
+
+def tolerance_of(model: ir.Model) -> float:
+    """Return how much outputs of a file may differ from those in float32, relative to the largest.
+
+    Args:
+        model: The graph as it is in the file.
+    """
+    constants = model.graph.initializers.values()
+    is_half = any(value.dtype == ir.DataType.FLOAT16 for value in constants)
+    return _TOLERANCE_OF_HALF if is_half else _TOLERANCE
 
 
 def is_per_token(name: str, task: str) -> bool:

@@ -15,7 +15,12 @@ from qdqbert.graph.edit import tidy
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.dynamic_shapes import check_equal, make_shapes_dynamic
 from qdqbert.graph.imported.file_errors import file_errors
-from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fixed_sizes
+from qdqbert.graph.imported.fixed_shapes import (
+    FixedShapeRunner,
+    FixedSizes,
+    fixed_sizes,
+    tolerance_of,
+)
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
@@ -68,7 +73,9 @@ def import_onnx(
             file.
     """
     with file_errors(path):
-        model = to_canonical_form(read_graph(path))
+        model = read_graph(path)
+        tolerance = tolerance_of(model)
+        model = to_canonical_form(model)
         inputs = name_inputs(model, input_names)
         outputs = name_outputs(model, task, output_names)
         sizes = fixed_sizes(model)
@@ -93,7 +100,9 @@ def import_onnx(
                     scratch=Path(folder),
                 )
                 original = FixedShapeRunner(OnnxRuntimeRunner(copy.path), sizes, task)
-                check_equal(original, runner, sizes, task, vocabulary_size=words)
+                check_equal(
+                    original, runner, sizes, task, vocabulary_size=words, tolerance=tolerance
+                )
         return ImportedModel(
             sited=sited,
             runner=GraphRunner(

@@ -225,8 +225,9 @@ def calibration_sample(
     ]
     if not usable:
         raise UserInputError(
-            "All training examples are in the evaluation data, so none is left for calibration. "
-            "Add training data."
+            "All examples of `train_data` are also in `eval_data`, so none is left to calibrate "
+            "on. Pass more training data.",
+            argument="train_data",
         )
     count = min(options.calibration_samples, len(usable))
     chosen = sorted(random.Random(options.seed).sample(usable, count))
