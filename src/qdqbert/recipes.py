@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from qdqbert.choices import CALIBRATOR_NAMES, CalibratorName, Embeddings
@@ -211,7 +211,7 @@ class QuantizerOptions:
     aprec: int = 8
     quant_per_tensor: bool = False
     quant_disable: bool = False
-    quant_disable_keyword: tuple[str, ...] = ()
+    quant_disable_keyword: Sequence[str] = ()
     quant_disable_layer_module: str | None = None
     quant_enable_layer_module: str | None = None
     calibrator: CalibratorName = "max"

@@ -29,7 +29,9 @@ def test_the_share_equals_that_of_sums_by_numpy(tokens, outputs, width, seed) ->
     assert overflow_percent(torch.tensor(x), torch.tensor(w)) == pytest.approx(expected)
 
 
-def checked(weight_spec: TensorSpec, *, mask: torch.Tensor | None = None) -> SaturationCheck:
+def checked(
+    weight_spec: TensorSpec, *, mask: torch.Tensor | None = None, amax: float | None = None
+) -> SaturationCheck:
     # Adjacent codes of the same sign and full magnitude: the worst case of a trained weight.
     weight = torch.ones(4, 6)
     x = torch.full((2, 3, 6), 9.0)
@@ -38,6 +40,7 @@ def checked(weight_spec: TensorSpec, *, mask: torch.Tensor | None = None) -> Sat
         {INPUT: Range(amax=9.0, low=0.0, high=9.0)},
         {INPUT: weight},
         {},
+        {} if amax is None else {WEIGHT: torch.tensor(amax)},
     )
     check.start_batch(torch.ones(2, 3) if mask is None else mask)
     check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), x)
@@ -55,9 +58,14 @@ def test_weights_with_an_adjacent_sum_limit_never_overflow() -> None:
     assert not checked(spec).overflows
 
 
+def test_weights_with_a_range_of_their_own_are_checked_as_they_are_in_the_graph() -> None:
+    # A range of twice the weights halves their codes, and 2 * 255 * 64 < 2^15.
+    assert not checked(NARROW, amax=2.0).overflows
+
+
 def test_padding_and_float_layers_are_left_out() -> None:
     assert not checked(NARROW, mask=torch.zeros(2, 3)).overflows
-    check = SaturationCheck({INPUT: None, WEIGHT: None}, {}, {INPUT: torch.ones(4, 6)}, {})
+    check = SaturationCheck({INPUT: None, WEIGHT: None}, {}, {INPUT: torch.ones(4, 6)}, {}, {})
     check.start_batch(torch.ones(2, 3))
     check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), torch.ones(2, 3, 6))
     assert not check.overflows

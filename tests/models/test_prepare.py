@@ -20,7 +20,13 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing, sited_model
+from qdqbert.insert.sited import (
+    SitedModel,
+    insert_quantizers_,
+    quantizing,
+    site_of,
+    sited_model,
+)
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import (
     MOVING,
@@ -490,6 +496,38 @@ def test_what_is_excluded_stays_float_and_the_rest_does_not(
     realign(loaded)
     realign(model)
     assert_same(outputs_of(loaded, batch), outputs_of(model, batch))
+
+
+def test_one_pattern_can_be_excluded_without_a_list(make_model) -> None:
+    one, several = (
+        enabled(qdqbert.prepare(make_model("bert"), exclude=each)) for each in ("query", ("query",))
+    )
+    assert one.keys() == several.keys()
+
+
+def test_quantizers_of_outputs_can_be_excluded(make_model) -> None:
+    usual = enabled(qdqbert.prepare(make_model("bert"), "qordered"))
+    model = qdqbert.prepare(make_model("bert"), "qordered", exclude="softmax_input_quantizer")
+    assert enabled(model).keys() == {name for name in usual if "softmax_input" not in name}
+    # Another recipe has no such quantizer.
+    with pytest.raises(UnmatchedRuleError, match="matches no module"):
+        qdqbert.prepare(make_model("bert"), "full", exclude="softmax_input_quantizer")
+
+
+@EACH_RECIPE
+def test_recalibrated_weights_get_ranges_of_their_values(bert, recipe, tmp_path) -> None:
+    model = calibrated(bert, recipe)
+    name, quantizer = next(
+        (name, each) for name, each in enabled(model).items() if site_of(each).kind == "weight"
+    )
+    expected = quantizer.amax.clone()
+    quantizer.amax = expected * 2
+    model.apply_quantizer_options(QuantizerOptions(recalibrate_weights=True))
+    assert torch.equal(quantizer.amax, expected)
+    # The option is stored, and is not applied before the weights are loaded.
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(enabled(loaded)[name].amax, expected)
 
 
 def test_all_that_is_excluded_leaves_the_float_model(make_model) -> None:

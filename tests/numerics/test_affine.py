@@ -23,6 +23,7 @@ from qdqbert.numerics.affine import (
     fake_quantize,
     parameters_of,
     quantize,
+    quantize_weight,
     reduce_amax,
     round_trip,
     symmetric_parameters,
@@ -531,12 +532,12 @@ def test_the_pair_limit_holds_with_a_given_range(weight, share, per_channel) -> 
         else TensorSpec(bits=8, narrow=True, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
     )
     own = weight.abs().amax(dim=1) if per_channel else weight.abs().amax()
-    chosen = weight_parameters(weight, spec, amax=own * share)
-    pairs = paired(quantize(clipped(weight, own * share, spec.axis), chosen, spec))
+    codes, chosen = quantize_weight(weight, spec, own * share)
+    pairs = paired(codes)
     assert pairs.sum(dim=2).abs().max() <= SAFE_ADJACENT_SUM_LIMIT
     assert not leaves_int16(pairs)
     free = TensorSpec(**{**vars(spec), "adjacent_sum_limit": None})
-    assert (chosen.scale >= weight_parameters(weight, free, amax=own * share).scale).all()
+    assert (chosen.scale >= quantize_weight(weight, free, own * share)[1].scale).all()
 
 
 @settings(deadline=None)
@@ -568,8 +569,7 @@ def test_no_pair_sums_above_the_limit_whatever_range_is_given(weight, data, spec
         )
     )
     weight, fixed = torch.from_numpy(weight), torch.from_numpy(np.asarray(amax))
-    chosen = weight_parameters(weight, spec, amax=fixed)
-    codes = quantize(clipped(weight, fixed, spec.axis), chosen, spec)
+    codes, _ = quantize_weight(weight, spec, fixed)
     assert paired(codes).sum(dim=2).abs().max() <= spec.adjacent_sum_limit
 
 
@@ -585,7 +585,7 @@ def test_clipped_weights_lie_within_a_given_range(axis) -> None:
 
 def test_the_pair_limit_costs_nothing_where_clipped_pairs_do_not_reach_it() -> None:
     weight = torch.tensor([[4.0, -4.0, 0.1, 0.2], [4.0, 4.0, 0.0, 0.0]])
-    chosen = weight_parameters(weight, PAIRED, amax=torch.tensor(1.0))
+    _, chosen = quantize_weight(weight, PAIRED, torch.tensor(1.0))
     # The second row's pair is (1, 1) once it is clipped: twice the limit, half the codes.
     assert chosen.scale.tolist() == [np.float32(1) / np.float32(127), np.float32(2) / 127]
 

@@ -116,11 +116,13 @@ def test_an_input_of_a_residual_add_is_divided_by_its_scale_again() -> None:
         assert torch.equal(made(X), expected / scale if restores else expected)
 
 
-def test_half_precision_keeps_float32_ranges() -> None:
+def test_half_precision_keeps_float32_ranges_and_scales() -> None:
     made = calibrated(WEIGHT)
     made.amax = 0.1
+    made.pre_quant_scale = 0.1
     half = made.half()
-    assert half.amax.dtype == torch.float32
+    assert half.amax.dtype == half.pre_quant_scale.dtype == torch.float32
+    assert half.pre_quant_scale == torch.tensor(0.1)
     assert half(X.half()).dtype == torch.float16
 
 

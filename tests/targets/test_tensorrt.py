@@ -228,5 +228,6 @@ def test_trtexec_gets_the_precision_flags_of_its_version(version, flags) -> None
     ],
 )
 def test_an_unusable_version_of_tensorrt_is_refused(version, message) -> None:
-    with pytest.raises(UserInputError, match=message):
+    with pytest.raises(UserInputError, match=message) as caught:
         trtexec_command(Path("model.onnx"), version=version, shapes=SHAPES)
+    assert caught.value.argument == "tensorrt_version"

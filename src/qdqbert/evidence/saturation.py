@@ -17,9 +17,9 @@ from qdqbert.numerics.affine import (
     dynamic_parameters,
     parameters_of,
     quantize,
-    weight_parameters,
+    quantize_weight,
 )
-from qdqbert.spec import Range, Site, TensorSpec
+from qdqbert.spec import Range, Site, TensorSpec, weight_site_of
 
 # Tokens that are emulated for each linear layer. They make tens of millions of sums, enough to find
 # one that saturates among a hundred thousand.
@@ -75,6 +75,7 @@ class SaturationCheck:
         ranges: Mapping[str, Range],
         weights: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
+        weight_amax: Mapping[str, Tensor],
     ) -> None:
         """Keep how the linear layers are quantized.
 
@@ -83,9 +84,10 @@ class SaturationCheck:
             ranges: Ranges of activations by site name.
             weights: Weight `(out, in)` of each linear layer, by the name of its input's site.
             scales: `pre_quant_scale` by site name.
+            weight_amax: Ranges of weights that do not use their own, by site name.
         """
         self._specs, self._ranges = specs, ranges
-        self._weights, self.scales = weights, scales
+        self._weights, self.scales, self._weight_amax = weights, scales, weight_amax
         self._mask = torch.ones(())
         self._seen: dict[str, int] = {}
         self._beyond: dict[str, float] = {}
@@ -96,8 +98,8 @@ class SaturationCheck:
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Emulate the sums of an input `(batch, seq, in)`, already multiplied by its scale."""
-        name = site.name
-        weight_spec = self._specs.get(name.replace("._input_", "._weight_"))
+        name, weight_name = site.name, weight_site_of(site.name)
+        weight_spec = self._specs.get(weight_name)
         spec = self._specs.get(name)
         left = _TOKENS - self._seen.get(name, 0)
         if name not in self._weights or spec is None or weight_spec is None or left <= 0:
@@ -118,7 +120,7 @@ class SaturationCheck:
         weight = self._weights[name]
         if name in self.scales:
             weight = weight * (1 / self.scales[name])
-        weight_codes = quantize(weight, weight_parameters(weight, weight_spec), weight_spec)
+        weight_codes, _ = quantize_weight(weight, weight_spec, self._weight_amax.get(weight_name))
         self._beyond[name] = self._beyond.get(name, 0.0) + len(tokens) * overflow_percent(
             codes, weight_codes
         )

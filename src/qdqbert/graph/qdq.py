@@ -31,10 +31,8 @@ from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.graph.edit import add_constant, constant_array, replace, tidy
 from qdqbert.numerics.affine import (
     QuantizationParameters,
-    clipped,
     parameters_of,
-    quantize,
-    weight_parameters,
+    quantize_weight,
 )
 from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual_input
 
@@ -352,7 +350,5 @@ def _quantize_weight(
     weight: NDArray[np.generic], spec: TensorSpec, amax: torch.Tensor | None = None
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return the int8 codes of a weight, in its shape, and its scale, `()` or `(channels,)`."""
-    tensor = clipped(torch.from_numpy(weight.astype(np.float32)), amax, spec.axis)
-    parameters = weight_parameters(tensor, spec, amax=amax)
-    codes = quantize(tensor, parameters, spec).numpy().astype(np.int8)
-    return codes, parameters.scale.numpy()
+    codes, parameters = quantize_weight(torch.from_numpy(weight.astype(np.float32)), spec, amax)
+    return codes.numpy().astype(np.int8), parameters.scale.numpy()

@@ -34,11 +34,11 @@ from qdqbert.insert.modules import (
 from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
 from qdqbert.numerics.affine import (
     QuantizationParameters,
-    clipped,
+    dequantize,
     dynamic_parameters,
     fake_quantize,
     parameters_of,
-    weight_parameters,
+    quantize_weight,
 )
 from qdqbert.quantizers.export import mark
 from qdqbert.quantizers.quantizer import Action, Quantizer
@@ -318,8 +318,8 @@ def _prepared_weight(
     weight = weight if scale is None else weight * (1 / scale)
     if spec is None:
         return weight
-    weight = clipped(weight, amax, spec.axis)
-    return fake_quantize(weight, weight_parameters(weight, spec, amax=amax), spec)
+    codes, parameters = quantize_weight(weight, spec, amax)
+    return dequantize(codes, parameters, spec).to(weight.dtype)
 
 
 def _quantize(

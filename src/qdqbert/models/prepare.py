@@ -17,14 +17,6 @@ from qdqbert.models.configuration import FORMAT
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.recipes import QuantizerOptions
 
-# What the name of a module ends in, and the names of quantizers that may belong to it.
-_ENDS = (
-    "",
-    *("._input_quantizer", "._weight_quantizer"),
-    *(f".matmul_{letter}_input_quantizer" for letter in "qkva"),
-    *(".add_local_input_quantizer", ".add_residual_input_quantizer"),
-)
-
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -32,12 +24,12 @@ def prepare(
     model: _Model,
     recipe: str = "full",
     *,
-    exclude: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     wprec: int = 8,
     aprec: int = 8,
     quant_per_tensor: bool = False,
     quant_disable: bool = False,
-    quant_disable_keyword: Sequence[str] = (),
+    quant_disable_keyword: str | Sequence[str] = (),
     quant_disable_layer_module: str | None = None,
     quant_enable_layer_module: str | None = None,
     fuse_qkv: bool = False,
@@ -86,9 +78,7 @@ def prepare(
         aprec=aprec,
         quant_per_tensor=quant_per_tensor,
         quant_disable=quant_disable,
-        quant_disable_keyword=tuple(quant_disable_keyword)
-        if not isinstance(quant_disable_keyword, str)
-        else (quant_disable_keyword,),
+        quant_disable_keyword=quant_disable_keyword,
         quant_disable_layer_module=quant_disable_layer_module,
         quant_enable_layer_module=quant_enable_layer_module,
         fuse_qkv=fuse_qkv,
@@ -98,7 +88,7 @@ def prepare(
 
 
 def prepare_with_options(
-    model: _Model, recipe: str, options: QuantizerOptions, *, exclude: Sequence[str] = ()
+    model: _Model, recipe: str, options: QuantizerOptions, *, exclude: str | Sequence[str] = ()
 ) -> _Model:
     """Put quantizers into a transformers model. See `prepare`."""
     if not isinstance(model, PreTrainedModel):
@@ -113,11 +103,12 @@ def prepare_with_options(
             "float checkpoint again.",
             argument="model",
         )
+    patterns = _compiled((exclude,) if isinstance(exclude, str) else exclude)
     config: Any = model.config
     settings = {
         "recipe": recipe,
         "quantizer_options": options.to_dict() or None,
-        "exclude": list(exclude) or None,
+        "exclude": [each.pattern for each in patterns] or None,
         "quantizers": None,
         "qdqbert_format": FORMAT,
     }
@@ -127,8 +118,8 @@ def prepare_with_options(
     float_class: Any = type(model)
     with torch.device("meta"):
         trial = float_class(trial_config)
-    _check_patterns(trial, exclude)
     put_quantizers_in_(trial)
+    _check_matches(trial, patterns)
     vars(config).update(settings)
     put_quantizers_in_(model)
     # From here on, `save_pretrained` has to save quantizers too.
@@ -136,18 +127,24 @@ def prepare_with_options(
     return model
 
 
-def _check_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
-    names = [name for name, _ in model.named_modules()]
+def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    compiled = []
     for pattern in patterns:
         try:
-            found = any(re.search(pattern, f"{name}{end}") for name in names for end in _ENDS)
+            compiled.append(re.compile(pattern))
         except re.error as error:
             raise SpecError(
                 f"`exclude` {pattern!r} is not a regular expression: {error}.", argument="exclude"
             ) from error
-        if not found:
+    return compiled
+
+
+def _check_matches(model: nn.Module, patterns: Sequence[re.Pattern[str]]) -> None:
+    names = [name for name, _ in model.named_modules()]
+    for each in patterns:
+        if not any(each.search(name) for name in names):
             raise UnmatchedRuleError(
-                f"`exclude` {pattern!r} matches no module of the model, such as `{names[-1]}`. "
-                "Check its spelling.",
+                f"`exclude` {each.pattern!r} matches no module of the model, such as "
+                f"`{names[-1]}`. Check its spelling.",
                 argument="exclude",
             )

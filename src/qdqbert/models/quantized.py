@@ -25,7 +25,14 @@ from qdqbert.models.configuration import (
     recipe_of,
     upgrade_,
 )
-from qdqbert.models.state import configure_, place_, restore_, stored_state
+from qdqbert.models.state import (
+    adjust_,
+    calibrate_weights_,
+    configure_,
+    place_,
+    restore_,
+    stored_state,
+)
 from qdqbert.recipes import QuantizerOptions, build_recipe
 
 _RANGES = ("_quantizer._amax", "_quantizer._range", "_quantizer._pre_quant_scale")
@@ -167,13 +174,19 @@ def set_options_(model: Any, options: QuantizerOptions) -> None:
         UnmatchedRuleError: A pattern matches no quantizer.
     """
     config: Any = getattr(model, "config", None)
-    configure_model_(sited_model(model), config, options)
+    sited = sited_model(model)
+    configure_model_(sited, config, options)
+    if options.recalibrate_weights:
+        calibrate_weights_(sited)
+    adjust_(sited, options)
     if hasattr(config, "quantizers"):
         config.quantizer_options = options.to_dict()
 
 
 def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) -> None:
     """Configure quantizers as the recipe in a config and the given options specify.
+
+    Ranges that still fit are kept as they are.
 
     Raises:
         UnmatchedRuleError: A pattern matches no quantizer.

@@ -55,9 +55,6 @@ def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
             quantizer.disable()
             continue
         quantizer.set_precision(spec.bits, spec.axis)
-    if quantizer_options.recalibrate_weights:
-        calibrate_weights_(sited)
-    adjust_(sited, quantizer_options)
 
 
 def place_(
@@ -79,11 +76,8 @@ def place_(
     rules = build_recipe(recipe, embeddings=None).rules
     specs = quantizer_options.apply(resolve(rules, sited.sites), sited.sites)
     for name, quantizer in sited.quantizers.items():
-        spec = specs[name]
-        if spec is None or any(re.search(pattern, name) for pattern in exclude):
-            spec = None
-        quantizer.configure(spec)
-    adjust_(sited, quantizer_options)
+        excluded = any(re.search(pattern, name) for pattern in exclude)
+        quantizer.configure(None if excluded else specs[name])
 
 
 def apply_calibration_(sited: SitedModel, found: Calibration) -> None:

@@ -40,8 +40,9 @@ def symmetric_parameters(amax: Tensor, spec: TensorSpec) -> QuantizationParamete
     Raises:
         ValueError: `amax` is negative or not finite, or `spec` is affine.
 
-    Source: Wu et al. 2020, arXiv:2004.09602, section 3.1.2. pytorch-quantization multiplies by
-    `127 / amax`. This divides by `amax / 127`, as ONNX does, so that ties round in the same way.
+    Source: Wu et al. 2020, arXiv:2004.09602, section 3.1.2. Differs from pytorch-quantization,
+    which multiplies by `127 / amax`: this divides by `amax / 127`, as ONNX does, so ties are
+    rounded as in ONNX.
     """
     if not spec.symmetric:
         raise ValueError(f"A symmetric spec is needed, got {spec}.")
@@ -103,28 +104,43 @@ def weight_parameters(
 ) -> QuantizationParameters:
     """Return scale and zero point of a weight, from its largest magnitudes ("max" calibration).
 
-    With a `adjacent_sum_limit` the scale of a channel is enlarged until no two codes that meet
-    neighbouring inputs sum to more. Halving all weights, as 7-bit codes do, is safe as well, and
-    costs every channel a bit; this costs a channel only what its own largest pair asks for.
+    With an `adjacent_sum_limit`, the scale of a channel is enlarged until no two codes that are
+    multiplied with adjacent inputs have a larger sum. 7-bit codes would be safe too, but they cost
+    every channel one bit. This costs a channel only as much as its own largest sum needs.
 
     Args:
-        weight: Any shape, floating point; `(out, in)` if the spec has a `adjacent_sum_limit`.
+        weight: Any shape, floating point; `(out, in)` if the spec has an `adjacent_sum_limit`.
         spec: Symmetric; with an axis, one scale per index of it.
         amax: What to take instead of the weight's own, for weights that were trained with a fixed
-            range or share one. Shape `()` or `(channels,)`. An `adjacent_sum_limit` enlarges it
-            too, so that the weight has to be `clipped` to it first.
+            range or share one. Shape `()` or `(channels,)`. The weight has to be `clipped` to it.
+            An `adjacent_sum_limit` enlarges it too.
     """
     weight = weight.detach()
     rows = _rows(weight, spec.axis or 0)
     largest = rows.abs().amax(dim=1)
     if amax is not None:
         largest = amax.detach().to(largest).expand_as(largest)
-        rows = _rows(clipped(weight, amax, spec.axis or 0), spec.axis or 0)
     if spec.adjacent_sum_limit is not None:
         # Rounding adds up to half a step to each of the two codes.
         pairs = _adjacent_sums(rows).amax(dim=1)
         largest = torch.maximum(largest, pairs * spec.qmax / (spec.adjacent_sum_limit - 1))
     return symmetric_parameters(largest.amax() if spec.axis is None else largest, spec)
+
+
+def quantize_weight(
+    weight: Tensor, spec: TensorSpec, amax: Tensor | None = None
+) -> tuple[Tensor, QuantizationParameters]:
+    """Return the codes of a weight as floats, in its shape, and their scale and zero point.
+
+    Args:
+        weight: Any shape, floating point; `(out, in)` if the spec has an `adjacent_sum_limit`.
+        spec: Symmetric; with an axis, one scale per index of it.
+        amax: Range that the weight was trained with or shares, `()` or `(channels,)`. `None` uses
+            the weight's own.
+    """
+    weight = clipped(weight.detach().to(torch.float32), amax, spec.axis)
+    parameters = weight_parameters(weight, spec, amax=amax)
+    return quantize(weight, parameters, spec), parameters
 
 
 def clipped(weight: Tensor, amax: Tensor | None, axis: int | None) -> Tensor:

@@ -380,12 +380,12 @@ class Quantizer(nn.Module):
         self.register_buffer(buffer, torch.empty(shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
-        before = {name: getattr(self, name, None) for name in ("_amax", "_range")}
+        before = {name: getattr(self, name, None) for name in BUFFERS}
         super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = getattr(self, name, None)
             if old is not None and new is not None and new.dtype.itemsize < old.dtype.itemsize:
-                # Ranges stay float32 in a model of half precision: codes must not change.
+                # They stay float32 in a model of half precision: codes must not change.
                 setattr(self, name, old.to(new.device))
         return self
 

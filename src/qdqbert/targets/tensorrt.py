@@ -48,13 +48,13 @@ def version_numbers(version: str) -> tuple[int, ...]:
     if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
         raise UserInputError(
             f"{version!r} is not a version of TensorRT. Expected a version such as 10.13.",
-            argument="version",
+            argument="tensorrt_version",
         )
     numbers = tuple(int(part) for part in parts[:4] if part.isdigit())
     if numbers < OLDEST:
         raise UserInputError(
             f"TensorRT {version} is too old. Version 8.6 and newer read these graphs.",
-            argument="version",
+            argument="tensorrt_version",
         )
     return numbers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PretrainedConfig
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
@@ -15,7 +15,7 @@ from qdqbert.checkpoint.task_names import task_of_architecture
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
-from qdqbert.graph.imported.graph_runner import GraphRunner
+from qdqbert.graph.imported.graph_runner import GraphRunner, one_line
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")
 _CLASSIFIERS = ("text-classification", "token-classification")
@@ -66,7 +66,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
                 f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task"
             )
         return found
-    fields = _config_fields(tokenizer or str(path.parent))
+    fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
     inferred = task_of_architecture(architectures[0]) if architectures else None
     if inferred is None:
@@ -83,13 +83,26 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
     return inferred
 
 
-def _config_fields(name: str) -> dict[str, Any]:
-    """Return the fields of a folder's config.json, or nothing if there is none."""
+def _config_fields(tokenizer: str | None, path: Path) -> dict[str, Any]:
+    """Return the fields of the config.json next to the tokenizer, or nothing if there is none.
+
+    Raises:
+        UserInputError: The file cannot be read.
+    """
     try:
-        fields, _ = PretrainedConfig.get_config_dict(name)
-    except _UNREADABLE:
-        return {}
-    return dict(fields)
+        fields, _ = PretrainedConfig.get_config_dict(tokenizer or str(path.parent))
+        return dict(fields)
+    except _UNREADABLE as error:
+        raise _unusable_config(tokenizer, path, error) from error
+
+
+def _unusable_config(tokenizer: str | None, path: Path, error: Exception) -> UserInputError:
+    place = f"`tokenizer={tokenizer!r}`" if tokenizer else f"graph {path.name!r}"
+    return UserInputError(
+        f"The config.json of {place} cannot be used: {one_line(error)}. Repair or replace it, or "
+        "pass another `tokenizer`.",
+        argument="tokenizer",
+    )
 
 
 def load_tokenizer_and_config(
@@ -121,7 +134,10 @@ def load_tokenizer_and_config(
         config = PretrainedConfig(vocab_size=len(loaded))
         if classes is not None:
             config.num_labels = classes
-        notices = ("There is no config.json next to the tokenizer: classes have numbers.",)
+        notices = (
+            "There is no config.json of a known model type next to the tokenizer: classes have "
+            "numbers.",
+        )
     elif classes is not None and not has_labels:
         config.num_labels = classes
         notices = ("The config.json next to the tokenizer names no classes: they have numbers.",)
@@ -222,9 +238,12 @@ def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
             f"{subject} has no vocabulary; expected tokenizer.json or vocab.txt. {hint}".rstrip(),
             argument="tokenizer",
         )
+    fields = _config_fields(given, path)
+    # A family that transformers does not know needs no config: its graph is enough.
+    if fields.get("model_type") not in CONFIG_MAPPING:
+        return tokenizer, None, False
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except _UNREADABLE:
-        return tokenizer, None, False
-    fields = _config_fields(name)
+    except _UNREADABLE as error:
+        raise _unusable_config(given, path, error) from error
     return tokenizer, config, "id2label" in fields or "num_labels" in fields

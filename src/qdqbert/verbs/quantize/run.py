@@ -307,7 +307,9 @@ def check_saturation(
             # The target is not for CPUs.
             continue
         chosen = calibration.for_recipe(plan.recipe)
-        check = SaturationCheck(plan.specs, chosen.ranges, sited.weights(), chosen.scales)
+        check = SaturationCheck(
+            plan.specs, chosen.ranges, sited.weights(), chosen.scales, chosen.weight_amax
+        )
         with progress.stage(f"Checking {plan.target.name} for saturation"):
             sited.check_saturation(check, batches[:: max(1, len(batches) // 8)])
         worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in check.overflows[:3])
