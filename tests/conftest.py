@@ -13,7 +13,7 @@ import pickle
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,19 @@ from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from torch.onnx._internal.exporter import _registration
 
+from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
-from qdqbert.calibration.calibrate import calibrate
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch, encode, make_batches
-from qdqbert.evidence.lowering import Reference, make_references
+from qdqbert.evidence.lowering import (
+    LoweringCheck,
+    Reference,
+    check_lowering,
+    make_references,
+)
+from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
@@ -575,6 +582,20 @@ def run_plainly() -> Callable[[ir.Model, Mapping[str, np.ndarray]], dict[str, np
         return dict(zip(names, session.run(None, given), strict=True))
 
     return run
+
+
+@pytest.fixture
+def check_lowered(
+    tmp_path: Path,
+) -> Callable[[ir.Model, Sequence[Reference], EngineName], LoweringCheck]:
+    """Save a graph, and compare it on an engine with references."""
+
+    def check(model: ir.Model, references: Sequence[Reference], engine: EngineName) -> Any:
+        path = tmp_path / "model.onnx"
+        save_graph(model, path)
+        return check_lowering(model, path, references, engine)
+
+    return check
 
 
 OF_INPUTS = [name for name in RECIPES if "output" not in build_recipe(name).groups]

@@ -70,8 +70,8 @@ class QOrderedLayerNormalization(OpRun):
     ):
         assert (axis, order_X, order_Y, x.ndim, x.shape[-1] % 4) == (-1, ROW, ROW, 3, 0)
         values = x * np.float64(scale_x)
-        centred = values - values.mean(-1, keepdims=True)
-        normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+        centered = values - values.mean(-1, keepdims=True)
+        normed = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + epsilon)
         return (codes_of((normed * gamma + beta) / np.float64(scale_y)),)
 
 

@@ -15,7 +15,16 @@ from typing import Any, Self
 
 from qdqbert.choices import CALIBRATOR_NAMES, CalibratorName, Embeddings
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.spec import Range, Recipe, Rule, Site, Smoothing, TensorSpec, input_site_of
+from qdqbert.spec import (
+    Range,
+    Recipe,
+    Rule,
+    Site,
+    Smoothing,
+    TensorSpec,
+    is_linear_input,
+    is_weight,
+)
 
 # The paper's weights: [-127, 127], one scale for each output channel.
 WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
@@ -403,7 +412,7 @@ def fused_groups(names: Iterable[str], members: Iterable[tuple[str, ...]]) -> li
 
 def _finds(pattern: str, site: Site) -> bool:
     owner = site.name.rpartition(".")[0]
-    of_linear = site.name in (input_site_of(site.name), f"{owner}._weight_quantizer")
+    of_linear = is_linear_input(site.name) or is_weight(site.name)
     return bool(re.search(pattern, site.name) or (of_linear and re.search(pattern, owner)))
 
 

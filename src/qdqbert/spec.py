@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from qdqbert.errors import SpecError, UnmatchedRuleError
@@ -168,6 +168,60 @@ class Site:
     group: SiteGroup = "layer"
 
 
+# Axes of the inputs of the attention matmuls that run over tokens. q and v are
+# `(batch, heads, seq, head_dim)`, k is transposed, and a holds the probabilities
+# `(batch, heads, seq, seq)`.
+MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
+
+# The same axes for cross-attention, whose keys and values run over another text.
+CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
+
+
+def linear_sites(path: str, source: Source, *, over_tokens: bool = True) -> tuple[Site, Site]:
+    """Return the sites of a linear layer's input and of its weight.
+
+    Args:
+        path: Path of the layer.
+        source: What its input is.
+        over_tokens: Whether axis 1 of the input runs over the tokens of the model's own text.
+    """
+    return (
+        Site(
+            name=f"{path}._input_quantizer",
+            kind="activation",
+            sequence_axes=(1,) if over_tokens else (),
+            source=source,
+        ),
+        Site(name=f"{path}._weight_quantizer", kind="weight", channel_axis=0),
+    )
+
+
+def matmul_sites(
+    path: str, axes: Mapping[str, tuple[int, ...]] = MATMUL_SEQUENCE_AXES
+) -> dict[str, Site]:
+    """Return the sites of the inputs q, k, a and v of the matmuls of an attention module."""
+    return {
+        letter: Site(
+            name=f"{path}.matmul_{letter}_input_quantizer", kind="activation", sequence_axes=each
+        )
+        for letter, each in axes.items()
+    }
+
+
+def residual_sites(path: str) -> tuple[Site, Site]:
+    """Return the sites of the local input and of the residual of an add."""
+    local, residual = (
+        Site(name=f"{path}{end}", kind="activation", sequence_axes=(1,))
+        for end in (LOCAL, RESIDUAL)
+    )
+    return local, residual
+
+
+def table_site(path: str) -> Site:
+    """Return the site of an embedding table."""
+    return Site(name=f"{path}._weight_quantizer", kind="weight", channel_axis=1, group="table")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
     """A spec for the sites whose name matches a glob; `spec=None` leaves them in float.
@@ -303,6 +357,16 @@ def input_site_of(name: str) -> str:
 def weight_site_of(name: str) -> str:
     """Return the site of a linear layer's weight, given any site of that layer."""
     return name.rpartition(".")[0] + "._weight_quantizer"
+
+
+def is_linear_input(name: str) -> bool:
+    """Return whether a site is the input of a linear layer."""
+    return name.endswith("._input_quantizer")
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a site is the weight of a linear layer or an embedding table."""
+    return name.endswith("._weight_quantizer")
 
 
 # How the names of both sites of a residual add end.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qdqbert.calibration.calibrate import calibrate
+from calibrated import calibrate
 from qdqbert.calibration.statistics import CombinedObserver
 from qdqbert.numerics.ranges import Entropy, Max, Percentile
 from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe
@@ -31,8 +31,8 @@ def calibrated(
         sites=names,
         calibrator=calibrator or Max(),
         smoothing=smoothing,
-        unsmoothed_sites=names if unsmoothed_sites is None else unsmoothed_sites,
-        quantizer_options=quantizer_options,
+        unsmoothed_sites=frozenset(names if unsmoothed_sites is None else unsmoothed_sites),
+        quantizer_options=quantizer_options or QuantizerOptions(),
         clips_residuals=clips_residuals,
         advance=lambda: seen.append(1),
     )

@@ -50,8 +50,8 @@ def test_errors_are_those_of_the_formula(bits) -> None:
     qmax = 2 ** (bits - 1) - 1
 
     def normalized(x):
-        centred = x - x.mean(axis=-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+        centered = x - x.mean(axis=-1, keepdims=True)
+        return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-5)
 
     x, r = local.double().numpy(), residual.double().numpy()
     expected = []

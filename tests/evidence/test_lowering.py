@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.evidence import lowering
-from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
+from qdqbert.evidence.lowering import LoweringCheck, Reference
 from qdqbert.graph.edit import tidy
 from qdqbert.targets.lowering import lower
 
@@ -58,8 +58,8 @@ def test_making_references_removes_its_hooks(bert, references) -> None:
         assert not bert.sited.model.get_submodule(layer)._forward_pre_hooks
 
 
-def test_a_correct_graph_is_exact(bert, references) -> None:
-    check = check_lowering(lowered(bert), references, "onnxruntime")
+def test_a_correct_graph_is_exact(bert, references, check_lowered) -> None:
+    check = check_lowered(lowered(bert), references, "onnxruntime")
     assert check.engine == "onnxruntime"
     assert check.worst_layer_db >= 40
     assert check.is_exact
@@ -77,17 +77,19 @@ def test_a_correct_graph_is_exact(bert, references) -> None:
     ],
     ids=["scale", "bias", "attention-bias", "codes"],
 )
-def test_one_wrong_constant_is_found_in_its_layer(bert, references, ending, change) -> None:
+def test_one_wrong_constant_is_found_in_its_layer(
+    bert, references, ending, change, check_lowered
+) -> None:
     model = lowered(bert)
     value = constant_named(model, ending)
     value.const_value = ir.tensor(change(value.const_value.numpy()), name=value.name)
-    check = check_lowering(tidy(model), references, "onnxruntime")
+    check = check_lowered(tidy(model), references, "onnxruntime")
     assert check.worst_layer_db < 40
     assert not check.is_exact
     assert check.worst_layer == "last_hidden_state"
 
 
-def test_padding_is_not_compared(bert, references) -> None:
+def test_padding_is_not_compared(bert, references, check_lowered) -> None:
     def spoiled(reference: Reference) -> Reference:
         padding = reference.inputs["attention_mask"] == 0
         output = reference.outputs["last_hidden_state"].copy()
@@ -95,8 +97,8 @@ def test_padding_is_not_compared(bert, references) -> None:
         return dataclasses.replace(reference, outputs={"last_hidden_state": output})
 
     assert any((each.inputs["attention_mask"] == 0).any() for each in references)
-    expected = check_lowering(lowered(bert), references, "onnxruntime")
-    actual = check_lowering(lowered(bert), [spoiled(each) for each in references], "onnxruntime")
+    expected = check_lowered(lowered(bert), references, "onnxruntime")
+    actual = check_lowered(lowered(bert), [spoiled(each) for each in references], "onnxruntime")
     assert actual.worst_layer_db == expected.worst_layer_db
 
 

@@ -120,7 +120,7 @@ def test_inputs_and_outputs_are_named_as_in_transformers(prepared, name, inputs,
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_every_site_is_one_node_of_the_graph(prepared, family) -> None:
     each = prepared(family)
-    marked = [node.attributes["site"].as_string() for node in sites_of(each.graph)]
+    marked = [node.attributes["site"].as_string() for node in sites_of(each.graph.graph)]
     assert sorted(marked) == sorted(site.name for site in each.sited.sites)
 
 

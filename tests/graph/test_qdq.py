@@ -10,7 +10,6 @@ import pytest
 
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CalibrationError, GraphError
-from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import float_graph, insert_qdq
@@ -174,7 +173,9 @@ def test_a_saved_graph_contains_no_paths_of_this_machine(bert, tmp_path) -> None
 
 
 @pytest.mark.parametrize("target", FLOAT32_TARGETS)
-def test_a_graph_agrees_with_pytorch_layer_by_layer(bert, engine, recipe, target) -> None:
+def test_a_graph_agrees_with_pytorch_layer_by_layer(
+    bert, engine, recipe, target, check_lowered
+) -> None:
     if engine not in TARGETS[target].engines:
         pytest.skip(f"{target} graphs do not run on {engine}")
     plan = bert.plan(target, recipe)
@@ -188,7 +189,7 @@ def test_a_graph_agrees_with_pytorch_layer_by_layer(bert, engine, recipe, target
         for name, each in chosen.ranges.items()
     }
     model = lower(bert.graph, plan, ranges, bert.scales(plan))
-    check = check_lowering(model, bert.references(plan, ranges), engine)
+    check = check_lowered(model, bert.references(plan, ranges), engine)
     assert check.worst_layer_db >= 40
     assert check.is_exact
 
@@ -197,20 +198,22 @@ def test_a_graph_agrees_with_pytorch_layer_by_layer(bert, engine, recipe, target
 @pytest.mark.parametrize(
     "name", ["deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
 )
-def test_other_families_agree_with_pytorch_layer_by_layer(prepared, engine, target, name) -> None:
+def test_other_families_agree_with_pytorch_layer_by_layer(
+    prepared, engine, target, name, check_lowered
+) -> None:
     if engine not in TARGETS[target].engines:
         pytest.skip(f"{target} graphs do not run on {engine}")
     each = prepared(name)
     references = each.references(each.plan(target))
-    check = check_lowering(lowered(each, target), references, engine)
+    check = check_lowered(lowered(each, target), references, engine)
     assert check.worst_layer_db >= 40
 
 
 @pytest.mark.parametrize("name", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
-def test_other_families_support_all_sites_of_the_paper(prepared, name) -> None:
+def test_other_families_support_all_sites_of_the_paper(prepared, name, check_lowered) -> None:
     each = prepared(name)
     references = each.references(each.plan("portable", "qdqbert"), each.plain.ranges, {})
-    check = check_lowering(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
+    check = check_lowered(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
     assert check.worst_layer_db >= 40
 
 

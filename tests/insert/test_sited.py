@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.calibrate import calibrate
+from calibrated import calibrate
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError, CheckpointError
@@ -379,8 +379,8 @@ def test_a_smoothed_input_of_an_add_is_divided_again(bert, affine) -> None:
     for x, factor in zip((local, inputs[1].numpy()), factors, strict=True):
         codes = np.clip(np.rint(x * factor / np.float32(step)) + zero, low, high) - zero
         total += codes * step / factor
-    centred = total - total.mean(axis=-1, keepdims=True)
-    expected = centred / np.sqrt(centred.var(axis=-1, keepdims=True) + layer.LayerNorm.eps)
+    centered = total - total.mean(axis=-1, keepdims=True)
+    expected = centered / np.sqrt(centered.var(axis=-1, keepdims=True) + layer.LayerNorm.eps)
     weight, bias = (
         each.detach().numpy() for each in (layer.LayerNorm.weight, layer.LayerNorm.bias)
     )

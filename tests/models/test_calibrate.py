@@ -168,7 +168,7 @@ def test_each_calibrator_answers_for_what_was_seen(model, name) -> None:
     seen = recording.stop()
     for site, amax in list(ranges_of(model).items())[::4]:  # each search takes a while
         values = torch.from_numpy(seen[site])
-        expected = choose_range(histogram.summarise(values), calibrator_of(quantizer_options)).amax
+        expected = choose_range(histogram.summarize(values), calibrator_of(quantizer_options)).amax
         assert amax == pytest.approx(expected, rel=1e-6), site
         assert 0 < amax <= float(values.abs().max())
 

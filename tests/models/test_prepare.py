@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import qdqbert
+from calibrated import calibrate as calibrate_floats
 from qdqbert import QuantizerOptions
-from qdqbert.calibration.calibrate import calibrate as calibrate_floats
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch

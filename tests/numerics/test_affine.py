@@ -447,7 +447,7 @@ def test_codes_without_the_pair_limit_leave_16_bits() -> None:
         )
     ),
 )
-def test_no_pair_of_neighbouring_codes_sums_above_the_limit(weight, spec) -> None:
+def test_no_pair_of_neighboring_codes_sums_above_the_limit(weight, spec) -> None:
     weight = torch.from_numpy(weight)
     assume(weight.shape[1] % 2 == 0 or spec.axis == 0)  # one scale in all pairs across rows
     assert code_pairs(weight, spec).sum(dim=2).abs().max() <= spec.adjacent_sum_limit

@@ -290,12 +290,12 @@ def test_mse_is_the_brute_force_best(bits, unsigned, start, stride) -> None:
     calibrator = HistogramCalibrator(bits, None, unsigned, num_bins=256)
     calibrator.collect(draw(4000).abs())
     counts, width = grid(calibrator)
-    centres = (np.arange(len(counts)) + 0.5) * width
+    centers = (np.arange(len(counts)) + 0.5) * width
     highest = 2 ** (bits - 1 + unsigned) - 1
-    candidates = centres[start::stride]
+    candidates = centers[start::stride]
     steps = candidates[:, None] / highest
-    rounded = np.rint(centres / steps).clip(-highest, highest) * steps
-    errors = ((rounded - centres) ** 2 * counts).sum(axis=1)
+    rounded = np.rint(centers / steps).clip(-highest, highest) * steps
+    errors = ((rounded - centers) ** 2 * counts).sum(axis=1)
     amax = float(calibrator.compute_amax("mse", start_bin=start, stride=stride))
     # No candidate goes beyond what was seen, as the centre of the last bin may.
     index = int(np.abs(candidates - amax).argmin())

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.numerics.histogram import BINS, Histogram, empty, merge, summarise
+from qdqbert.numerics.histogram import BINS, Histogram, empty, merge, summarize
 
 # Anything that float32 holds, with what the grid might trip over made likely.
 values = st.one_of(
@@ -27,7 +27,7 @@ batches = st.lists(st.lists(values, max_size=8), min_size=1, max_size=5)
 
 
 def summary_of(batch: list[float]) -> Histogram:
-    return summarise(torch.tensor(batch, dtype=torch.float32))
+    return summarize(torch.tensor(batch, dtype=torch.float32))
 
 
 def assert_same(a: Histogram, b: Histogram) -> None:
@@ -42,7 +42,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_bins_by_hand() -> None:
     # Largest magnitude 3: the grid covers (-4, 4) in bins of 4 / 4096 = 1 / 1024.
-    histogram = summarise(torch.tensor([3.0, 0.0, 1 / 1024, 1.5 / 1024, -1 / 1024, -2.0, 3.0]))
+    histogram = summarize(torch.tensor([3.0, 0.0, 1 / 1024, 1.5 / 1024, -1 / 1024, -2.0, 3.0]))
     assert (histogram.exponent, histogram.width) == (2, 1 / 1024)
     assert {i: int(n) for i, n in enumerate(histogram.positive) if n} == {0: 1, 1: 2, 3072: 2}
     assert {i: int(n) for i, n in enumerate(histogram.negative) if n} == {1: 1, 2048: 1}
@@ -52,29 +52,29 @@ def test_bins_by_hand() -> None:
 
 def test_power_of_two_opens_the_next_range() -> None:
     # [k, k + 1) * width has no bin for the end of the range itself.
-    assert summarise(torch.tensor([1.0])).exponent == 1
-    assert summarise(torch.tensor([-0.99999994])).exponent == 0
+    assert summarize(torch.tensor([1.0])).exponent == 1
+    assert summarize(torch.tensor([-0.99999994])).exponent == 0
 
 
 def test_an_empty_histogram_is_the_neutral_element() -> None:
     nothing = empty()
     assert (nothing.count, nothing.amax, nothing.low, nothing.high) == (0, 0.0, math.inf, -math.inf)
-    assert_same(summarise(torch.zeros(0, 3)), nothing)
+    assert_same(summarize(torch.zeros(0, 3)), nothing)
     assert_same(merge(nothing, nothing), nothing)
-    whole = summarise(randn(100))
+    whole = summarize(randn(100))
     assert_same(merge(nothing, whole), whole)
     assert_same(merge(whole, nothing), whole)
 
 
 def test_merging_zeros_does_not_coarsen_a_histogram() -> None:
     small = torch.tensor([0.001, -0.002])
-    merged = merge(summarise(torch.zeros(2)), summarise(small))
-    assert_same(merged, summarise(torch.cat([torch.zeros(2), small])))
+    merged = merge(summarize(torch.zeros(2)), summarize(small))
+    assert_same(merged, summarize(torch.cat([torch.zeros(2), small])))
 
 
 @pytest.mark.parametrize("tiny", [1e-34, 1e-36, 1.17549435e-38, 1e-40, 1e-45], ids=str)
 def test_smallest_numbers_are_counted(tiny) -> None:
-    histogram = summarise(torch.tensor([tiny, -tiny, 0.0]))
+    histogram = summarize(torch.tensor([tiny, -tiny, 0.0]))
     assert histogram.count == 3
     assert histogram.amax == np.float32(tiny)
 
@@ -98,9 +98,9 @@ def test_merged_parts_equal_the_whole_bit_for_bit(parts, random) -> None:
 def test_merge_is_exact_across_magnitudes(scale) -> None:
     # Unlike above, nothing in here is zero alone or denormal.
     parts = [randn(1000, seed=seed) * scale * 10.0**seed for seed in range(5)]
-    whole = summarise(torch.cat(parts))
-    assert_same(functools.reduce(merge, map(summarise, parts)), whole)
-    assert_same(functools.reduce(merge, map(summarise, reversed(parts))), whole)
+    whole = summarize(torch.cat(parts))
+    assert_same(functools.reduce(merge, map(summarize, parts)), whole)
+    assert_same(functools.reduce(merge, map(summarize, reversed(parts))), whole)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_merge_is_exact_across_magnitudes(scale) -> None:
     ids=["normal", "small-positive", "large-negative", "bin-edges", "powers-of-two", "zeros"],
 )
 def test_counts_are_numpys_on_the_same_grid(x) -> None:
-    histogram = summarise(x)
+    histogram = summarize(x)
     edges = np.arange(BINS + 1, dtype=np.float64) * histogram.width
     wide = x.double().numpy()
     positive, _ = np.histogram(wide[wide >= 0], bins=edges)
@@ -128,12 +128,12 @@ def test_counts_are_numpys_on_the_same_grid(x) -> None:
 
 def test_counts_do_not_saturate_at_two_to_the_24() -> None:
     # float32 counts, as pytorch-quantization's, stop at 16 777 216.
-    histogram = summarise(torch.zeros(1).expand(17_000_000))
+    histogram = summarize(torch.zeros(1).expand(17_000_000))
     assert histogram.positive[0] == histogram.count == 17_000_000
 
 
 def test_merged_counts_do_not_saturate_at_two_to_the_53() -> None:
-    histogram = summarise(torch.tensor([1.0, -1.0, -1.0]))
+    histogram = summarize(torch.tensor([1.0, -1.0, -1.0]))
     for _ in range(60):
         histogram = merge(histogram, histogram)
     assert histogram.count == 3 * 2**60
@@ -142,7 +142,7 @@ def test_merged_counts_do_not_saturate_at_two_to_the_53() -> None:
 def test_size_does_not_depend_on_the_data() -> None:
     sizes = {
         (histogram.positive.shape, histogram.positive.dtype, histogram.negative.shape)
-        for histogram in (empty(), summarise(randn(3)), summarise(randn(100_000) * 1e10))
+        for histogram in (empty(), summarize(randn(3)), summarize(randn(100_000) * 1e10))
     }
     assert sizes == {((BINS,), torch.int64, (BINS,))}
 
@@ -153,7 +153,7 @@ def test_value_that_is_not_finite_is_refused(bad, place) -> None:
     x = randn(1000)
     x[place] = bad
     with pytest.raises(ValueError, match="values must be finite"):
-        summarise(x)
+        summarize(x)
 
 
 @settings(deadline=None)
@@ -167,28 +167,28 @@ def test_low_high_and_amax_are_exact(batch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_other_precisions_are_counted_as_float32(dtype) -> None:
     x = randn(4, 25).to(dtype)
-    assert_same(summarise(x), summarise(x.float()))
+    assert_same(summarize(x), summarize(x.float()))
 
 
 def test_shape_strides_and_gradients_do_not_matter() -> None:
     x = randn(6, 8, 10)
-    whole = summarise(x.reshape(-1))
-    assert_same(summarise(x.transpose(0, 2)), whole)
-    assert_same(summarise(x.clone().requires_grad_()), whole)
+    whole = summarize(x.reshape(-1))
+    assert_same(summarize(x.transpose(0, 2)), whole)
+    assert_same(summarize(x.clone().requires_grad_()), whole)
 
 
 def test_long_tensors_are_counted_as_short_ones() -> None:
     x = randn(2_500_000)  # more than one chunk
     parts = torch.split(x, 333_333)
-    assert_same(summarise(x), functools.reduce(merge, map(summarise, parts)))
+    assert_same(summarize(x), functools.reduce(merge, map(summarize, parts)))
 
 
 def test_minus_zero_is_zero() -> None:
-    assert_same(summarise(torch.tensor([-0.0, 1.0])), summarise(torch.tensor([0.0, 1.0])))
+    assert_same(summarize(torch.tensor([-0.0, 1.0])), summarize(torch.tensor([0.0, 1.0])))
 
 
 def test_arguments_of_merge_are_left_as_they_were() -> None:
-    a, b = summarise(randn(100)), summarise(randn(100, seed=1) * 1000)
+    a, b = summarize(randn(100)), summarize(randn(100, seed=1) * 1000)
     merge(a, b)
-    assert_same(a, summarise(randn(100)))
-    assert_same(b, summarise(randn(100, seed=1) * 1000))
+    assert_same(a, summarize(randn(100)))
+    assert_same(b, summarize(randn(100, seed=1) * 1000))

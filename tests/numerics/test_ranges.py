@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from qdqbert.errors import CalibrationError, SpecError
-from qdqbert.numerics.histogram import Histogram, empty, merge, summarise
+from qdqbert.numerics.histogram import Histogram, empty, merge, summarize
 from qdqbert.numerics.ranges import (
     Calibrator,
     Entropy,
@@ -72,7 +72,7 @@ def widened(low: float, high: float) -> tuple[float, float]:
 def test_max_is_what_was_seen(draw) -> None:
     x = draw(5000)
     low, high = widened(float(x.min()), float(x.max()))
-    assert choose_range(summarise(x), Max()) == Range(amax=float(x.abs().max()), low=low, high=high)
+    assert choose_range(summarize(x), Max()) == Range(amax=float(x.abs().max()), low=low, high=high)
 
 
 # Percentile
@@ -82,7 +82,7 @@ def test_max_is_what_was_seen(draw) -> None:
 @pytest.mark.parametrize("percentile", [50.0, 90.0, 99.0, 99.99, 100.0], ids=str)
 def test_percentile_is_numpys_within_a_bin(draw, percentile) -> None:
     x = draw(20_010).double().numpy()
-    histogram = summarise(torch.from_numpy(x))
+    histogram = summarize(torch.from_numpy(x))
     chosen = choose_range(histogram, Percentile(percentile))
     # Ours are the edges, away from zero, of the bins in which numpy's value lies.
     tail = (100 - percentile) / 2
@@ -97,13 +97,13 @@ def test_percentile_is_numpys_within_a_bin(draw, percentile) -> None:
 
 @EACH_DISTRIBUTION
 def test_hundred_percent_is_max(draw) -> None:
-    histogram = summarise(draw(20_010))
+    histogram = summarize(draw(20_010))
     assert choose_range(histogram, Percentile(100.0)) == choose_range(histogram, Max())
 
 
 def test_hundred_percent_is_max_beyond_float64s_integers() -> None:
-    histogram = merge(summarise(randn(999)), summarise(torch.tensor([9.0])))
-    many = summarise(randn(999))
+    histogram = merge(summarize(randn(999)), summarize(torch.tensor([9.0])))
+    many = summarize(randn(999))
     for _ in range(50):  # one 9.0 among 10^18
         many = merge(many, many)
     histogram = merge(histogram, many)
@@ -133,7 +133,7 @@ def affine_error(x: np.ndarray, low: float, high: float) -> float:
     return float((((codes - zero_point) * scale - x) ** 2).mean())
 
 
-# 2 %: candidates stand 1/128 of the range apart and values at the centres of bins, where the
+# 2 %: candidates stand 1/128 of the range apart and values at the centers of bins, where the
 # brute force has finer candidates, which it fits to the very values, and each value as it is.
 NEAR_BEST = 1.02
 
@@ -141,7 +141,7 @@ NEAR_BEST = 1.02
 @EACH_DISTRIBUTION
 def test_mse_is_the_brute_force_best_for_symmetric_codes(draw) -> None:
     x = draw(5_000).double().numpy()
-    chosen = choose_range(summarise(torch.from_numpy(x)), Mse()).amax
+    chosen = choose_range(summarize(torch.from_numpy(x)), Mse()).amax
     best = symmetric_errors(x, np.abs(x).max() * np.arange(1, 513) / 512).min()
     assert symmetric_errors(x, np.array([chosen]))[0] <= NEAR_BEST * best
 
@@ -149,7 +149,7 @@ def test_mse_is_the_brute_force_best_for_symmetric_codes(draw) -> None:
 @EACH_DISTRIBUTION
 def test_mse_is_the_brute_force_best_for_affine_codes(draw) -> None:
     x = draw(3_000).double().numpy()
-    chosen = choose_range(summarise(torch.from_numpy(x)), Mse())
+    chosen = choose_range(summarize(torch.from_numpy(x)), Mse())
     low, high = widened(x.min(), x.max())
     best = min(
         affine_error(x, low * i / 80, high * k / 80)
@@ -206,7 +206,7 @@ def widest_best(thresholds: np.ndarray, divergences: np.ndarray, largest: float)
     ids=["normal", "outlier-on-an-edge", "gelu", "mass-at-a-power-of-two"],
 )
 def test_entropy_is_pytorch_quantizations(x) -> None:
-    histogram = summarise(x)
+    histogram = summarize(x)
     chosen = choose_range(histogram, Entropy())
     wide = x.double().numpy()
     search = functools.partial(entropy_threshold, wide, histogram.width)
@@ -220,12 +220,12 @@ def test_entropy_is_pytorch_quantizations(x) -> None:
 def test_entropy_sees_values_at_the_last_edge() -> None:
     # Half of all values are exactly 1, as in confident attention. 0.999 gives the same result.
     x = torch.cat([randn(2000).abs() * 0.05, torch.ones(2000)])
-    assert choose_range(summarise(x * 0.999), Entropy()).amax == pytest.approx(0.999)
-    assert choose_range(summarise(x), Entropy()).amax == 1.0
+    assert choose_range(summarize(x * 0.999), Entropy()).amax == pytest.approx(0.999)
+    assert choose_range(summarize(x), Entropy()).amax == 1.0
 
 
 def test_entropy_leaves_the_histogram_as_it_was() -> None:
-    histogram = summarise(randn(1000))
+    histogram = summarize(randn(1000))
     before = histogram.positive.clone(), histogram.negative.clone()
     choose_range(histogram, Entropy())
     assert torch.equal(histogram.positive, before[0])
@@ -238,7 +238,7 @@ def test_entropy_leaves_the_histogram_as_it_was() -> None:
 @pytest.mark.parametrize("calibrator", [Mse(), Entropy()], ids=["mse", "entropy"])
 def test_outlier_is_cut(calibrator) -> None:
     x = torch.cat([randn(1_000_000), torch.tensor([50.0])])
-    chosen = choose_range(summarise(x), calibrator)
+    chosen = choose_range(summarize(x), calibrator)
     # Clipping to a costs (50 - a)^2, rounding n values n * (a / 127)^2 / 12 for int8, and with
     # 1 / 255 of the range for uint8. For a million they balance at 8 and at 19.
     assert 3 < chosen.amax < 12
@@ -252,20 +252,20 @@ def test_outlier_is_cut(calibrator) -> None:
 def test_equal_values_are_all_covered(calibrator, count, value) -> None:
     x = torch.full((count,), value)
     value = float(x[0])
-    chosen = choose_range(summarise(x), calibrator)
+    chosen = choose_range(summarize(x), calibrator)
     low, high = widened(value, value)
     assert chosen == Range(amax=abs(value), low=low, high=high)
 
 
 @EACH_CALIBRATOR
 def test_zeros_have_an_empty_range(calibrator) -> None:
-    assert choose_range(summarise(torch.zeros(9)), calibrator) == Range(amax=0, low=0, high=0)
+    assert choose_range(summarize(torch.zeros(9)), calibrator) == Range(amax=0, low=0, high=0)
 
 
 @EACH_CALIBRATOR
 @pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
 def test_range_of_one_sided_values_ends_at_zero(calibrator, sign) -> None:
-    chosen = choose_range(summarise(sign * randn(5000).abs()), calibrator)
+    chosen = choose_range(summarize(sign * randn(5000).abs()), calibrator)
     assert (chosen.low if sign > 0 else chosen.high) == 0.0
     assert (chosen.high if sign > 0 else -chosen.low) > 1.0
 
@@ -278,7 +278,7 @@ def test_range_of_one_sided_values_ends_at_zero(calibrator, sign) -> None:
 )
 def test_range_holds_zero_and_stays_within_what_was_seen(calibrator, x, scale) -> None:
     values = torch.tensor(x) * 2.0**scale
-    chosen = choose_range(summarise(values), calibrator)
+    chosen = choose_range(summarize(values), calibrator)
     low, high = widened(float(values.min()), float(values.max()))
     assert low <= chosen.low <= 0 <= chosen.high <= high
     assert 0 <= chosen.amax <= float(values.abs().max())
@@ -287,7 +287,7 @@ def test_range_holds_zero_and_stays_within_what_was_seen(calibrator, x, scale) -
 @EACH_CALIBRATOR
 def test_mirrored_values_have_the_mirrored_range(calibrator) -> None:
     x = gelu(5000)
-    chosen, mirrored = (choose_range(summarise(sign * x), calibrator) for sign in (1, -1))
+    chosen, mirrored = (choose_range(summarize(sign * x), calibrator) for sign in (1, -1))
     assert mirrored.amax == chosen.amax
     assert (mirrored.low, mirrored.high) == pytest.approx(
         # Ends are searched one after the other, so that a mirror may settle a few steps of
@@ -302,8 +302,8 @@ def test_mirrored_values_have_the_mirrored_range(calibrator) -> None:
 def test_scaled_values_have_the_scaled_range(calibrator, doublings) -> None:
     # A power of two moves the grid along, so no value is rounded differently.
     x = gelu(5000)
-    chosen = choose_range(summarise(x), calibrator)
-    scaled = choose_range(summarise(x * 2.0**doublings), calibrator)
+    chosen = choose_range(summarize(x), calibrator)
+    scaled = choose_range(summarize(x * 2.0**doublings), calibrator)
     assert scaled == Range(
         amax=chosen.amax * 2.0**doublings,
         low=chosen.low * 2.0**doublings,
@@ -364,14 +364,14 @@ def test_entropy_of_any_levels_start_and_stride_is_the_double_loops(
     draw, levels, start, stride
 ) -> None:
     x = draw(3000)
-    histogram = summarise(x, bins=64)
+    histogram = summarize(x, bins=64)
     amax = entropy_amax(histogram, levels=levels, start_bin=start, stride=stride)
     first = levels if start is None else start
     assert amax == entropy_by_loops(x.double().numpy(), histogram, levels, first, stride)
 
 
 def test_entropy_with_no_candidate_covers_all() -> None:
-    histogram = summarise(randn(1000), bins=64)
+    histogram = summarize(randn(1000), bins=64)
     assert entropy_amax(histogram, levels=4, start_bin=64) == histogram.amax
 
 
@@ -380,16 +380,16 @@ def test_entropy_with_no_candidate_covers_all() -> None:
 @pytest.mark.parametrize("count", [1, 50, 300], ids=str)
 def test_mse_of_any_candidates_is_the_brute_force_best(draw, qmax, count) -> None:
     x = draw(3000).double().numpy()
-    histogram = summarise(torch.from_numpy(x), bins=256)
+    histogram = summarize(torch.from_numpy(x), bins=256)
     candidates = np.linspace(0.05, 1.0, count) * histogram.amax
     amax = mse_amax(histogram, torch.from_numpy(candidates), qmax=qmax)
     counts = counted(x, histogram)
-    centres = (np.arange(len(counts)) + 0.5) * histogram.width
+    centers = (np.arange(len(counts)) + 0.5) * histogram.width
     errors = []
     for candidate in candidates:
         step = candidate / qmax
-        rounded = np.rint(centres / step).clip(-qmax, qmax) * step
-        errors.append(((rounded - centres) ** 2 * counts).sum())
+        rounded = np.rint(centers / step).clip(-qmax, qmax) * step
+        errors.append(((rounded - centers) ** 2 * counts).sum())
     assert amax in candidates
     assert errors[list(candidates).index(amax)] <= min(errors) * (1 + 1e-9)
 
@@ -399,7 +399,7 @@ def test_mse_of_any_candidates_is_the_brute_force_best(draw, qmax, count) -> Non
 @EACH_DISTRIBUTION
 def test_percentile_of_any_grid_covers_numpys_by_less_than_a_bin(draw, percentile, bins) -> None:
     x = draw(20_010)
-    histogram = summarise(x, bins=bins)
+    histogram = summarize(x, bins=bins)
     amax = percentile_amax(histogram, percentile)
     wanted = np.percentile(np.abs(x.double().numpy()), percentile, method="inverted_cdf")
     assert 0 <= amax - wanted <= histogram.width
@@ -408,14 +408,14 @@ def test_percentile_of_any_grid_covers_numpys_by_less_than_a_bin(draw, percentil
 @pytest.mark.parametrize("percentile", [10.0, 50.0, 99.99], ids=str)
 def test_percentile_does_cover_that_share(percentile) -> None:
     x = student(5000)
-    amax = percentile_amax(summarise(x), percentile)
+    amax = percentile_amax(summarize(x), percentile)
     assert (x.abs() <= amax).double().mean() * 100 >= percentile
 
 
 @EACH_DISTRIBUTION
 def test_mse_weighs_the_bits_that_there_are(draw) -> None:
     x = draw(4000)
-    histogram = summarise(x)
+    histogram = summarize(x)
     wide = x.double().numpy()
     candidates = np.abs(wide).max() * np.arange(1, 513) / 512
     chosen = {bits: choose_range(histogram, Mse(), bits=bits) for bits in (4, 8)}
@@ -431,7 +431,7 @@ def test_mse_weighs_the_bits_that_there_are(draw) -> None:
 
 def test_entropy_weighs_the_bits_that_there_are() -> None:
     x = randn(3000) * 0.49
-    histogram = summarise(x, bins=256)
+    histogram = summarize(x, bins=256)
     chosen = choose_range(histogram, Entropy(), bits=4)
     wide = x.double().numpy()
     # 8 magnitudes of signed codes, 16 of unsigned ones.
@@ -442,5 +442,5 @@ def test_entropy_weighs_the_bits_that_there_are() -> None:
 
 @pytest.mark.parametrize("calibrator", [Max(), Percentile(99.0)], ids=["max", "percentile"])
 def test_max_and_percentile_do_not_depend_on_the_bits(calibrator) -> None:
-    histogram = summarise(student(5000))
+    histogram = summarize(student(5000))
     assert choose_range(histogram, calibrator, bits=4) == choose_range(histogram, calibrator)

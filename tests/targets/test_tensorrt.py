@@ -12,7 +12,6 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.recipes import QuantizerOptions
@@ -106,31 +105,31 @@ def test_the_default_recipe_is_linear(bert) -> None:
         *itertools.product(("bert", "modernbert"), ("full-smoothed",)),
     ],
 )
-def test_each_layer_agrees_with_pytorch(prepared, name, recipe) -> None:
+def test_each_layer_agrees_with_pytorch(prepared, name, recipe, check_lowered) -> None:
     each = prepared(name)
     references = each.references(each.plan("tensorrt", recipe))
-    check = check_lowering(lowered(each, recipe), references, "onnxruntime")
+    check = check_lowered(lowered(each, recipe), references, "onnxruntime")
     assert check.is_exact
     assert check.worst_layer_db >= (40 if recipe == "linear" else 30)
 
 
 @pytest.mark.parametrize("bits", [6, 7])
-def test_graphs_with_fewer_bits_are_exact(bert, bits) -> None:
+def test_graphs_with_fewer_bits_are_exact(bert, bits, check_lowered) -> None:
     plan = bert.plan("tensorrt")
     specs = QuantizerOptions(aprec=bits).apply(plan.specs, bert.sited.sites)
     plan = dataclasses.replace(plan, specs=specs)
     model = lower(bert.graph, plan, bert.calibration(plan).ranges, bert.scales(plan))
-    assert check_lowering(model, bert.references(plan), "onnxruntime").is_exact
+    assert check_lowered(model, bert.references(plan), "onnxruntime").is_exact
 
 
-def test_a_wrong_range_is_detected(bert) -> None:
+def test_a_wrong_range_is_detected(bert, check_lowered) -> None:
     plan, ranges = bert.plan("tensorrt"), bert.plain.ranges
     references = bert.references(plan, ranges, {})
     site = "encoder.layer.1.output.dense._input_quantizer"
     right = ranges[site]
     wider = dataclasses.replace(right, low=right.low * 3, high=right.high * 3)
     wrong = {**ranges, site: wider}
-    check = check_lowering(lower(bert.graph, plan, wrong, {}), references, "onnxruntime")
+    check = check_lowered(lower(bert.graph, plan, wrong, {}), references, "onnxruntime")
     assert not check.is_exact
 
 

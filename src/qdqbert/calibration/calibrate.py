@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,11 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan, Run
 from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
-from qdqbert.insert.sited import SitedModel, linear_weights, observing, site_of
-from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Smoothing
+from qdqbert.errors import CalibrationError
+from qdqbert.insert.sited import SitedModel, observing
 
-Forward = Callable[[Mapping[str, Tensor]], object]
+Forward = Callable[[Mapping[str, Any]], object]
+"""Runs a model on inputs by name, such as `(batch, seq)` tensors."""
 
 
 def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
@@ -36,64 +35,67 @@ def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
     return found
 
 
-def calibrate(
-    sited: SitedModel,
-    forward: Forward,
-    batches: Sequence[Batch],
-    *,
-    sites: Collection[str],
-    calibrator: Calibrator,
-    smoothing: Smoothing | None = None,
-    unsmoothed_sites: Collection[str] = (),
-    clips_residuals: bool = False,
-    quantizer_options: QuantizerOptions | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> Calibration:
-    """Calibrate a float model that has quantizers at its sites.
-
-    Args:
-        sited: The model with quantizers.
-        forward: Runs the model on inputs by name, each `(batch, seq)`.
-        batches: What the model is run on, once for each pass.
-        sites: Names of the activations that need a range.
-        calibrator: Rule that turns statistics into a range.
-        smoothing: Which inputs get a `pre_quant_scale`.
-        unsmoothed_sites: Names of the activations that also need a range without a scale.
-        clips_residuals: Clip the ranges of residual adds to what LayerNorm can distinguish.
-        quantizer_options: Bits, and how ranges are clipped and shared afterwards.
-        advance: Called after each batch of each pass.
-
-    Raises:
-        CalibrationError: A site saw no value, or one that is not finite.
-    """
-    plan = CalibrationPlan(
-        sites=[site_of(sited.quantizers[name]) for name in sites],
-        all_sites=sited.sites,
-        weights=linear_weights(sited),
-        calibrator=calibrator,
-        smoothing=smoothing,
-        unsmoothed_sites=frozenset(unsmoothed_sites),
-        clips_residuals=clips_residuals,
-        quantizer_options=quantizer_options or QuantizerOptions(),
-    )
-    run = functools.partial(run_observed, sited, forward, batches, advance=advance)
-    return run_passes(run, plan)
+def as_tensors(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+    """Return the inputs of batches as tensors that share their memory."""
+    return [
+        {name: torch.from_numpy(array) for name, array in batch.inputs.items()} for batch in batches
+    ]
 
 
 def run_observed(
     sited: SitedModel,
     forward: Forward,
-    batches: Sequence[Batch],
+    batches: Iterable[Mapping[str, Any]],
     observer: Observer,
     scales: Mapping[str, Tensor],
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run a model over all batches and show its activations to an observer. See `Run`."""
-    with observing(sited, observer.observe, scales), torch.inference_mode():
-        for batch in batches:
-            inputs = {name: torch.from_numpy(array) for name, array in batch.inputs.items()}
-            # A multiple choice model folds the axis of choices into the batch.
-            observer.start_batch(inputs["attention_mask"].flatten(0, -2))
-            forward(inputs)
-            advance()
+    """Run a model over all batches and show its activations to an observer. See `Run`.
+
+    The model runs in evaluation mode, without gradients and on its own device.
+
+    Args:
+        sited: The model with quantizers.
+        forward: Runs the model.
+        batches: Inputs by name. Tensors are moved to the device of the model.
+        observer: Sees the mask of each batch, and its activations.
+        scales: `pre_quant_scale` by site name, `(channels,)`.
+        advance: Called after each batch.
+
+    Raises:
+        CalibrationError: There is no batch.
+    """
+    model = sited.model
+    training, device = model.training, next(model.parameters()).device
+    seen = 0
+    model.eval()
+    try:
+        # Tensors of inference mode that a model keeps could not be trained with afterwards.
+        with observing(sited, observer.observe, scales), torch.no_grad():
+            for batch in batches:
+                inputs = {name: _moved(value, device) for name, value in batch.items()}
+                observer.start_batch(_mask_of(inputs))
+                forward(inputs)
+                seen += 1
+                advance()
+    finally:
+        model.train(training)
+    if not seen:
+        raise CalibrationError(
+            "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
+            argument="batches",
+        )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _mask_of(inputs: Mapping[str, Any]) -> Tensor:
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, Tensor):
+        # A multiple choice model folds the axis of choices into the batch.
+        return mask.flatten(0, -2) if mask.dim() > 2 else mask
+    first = next(value for value in inputs.values() if isinstance(value, Tensor))
+    return torch.ones(first.shape[:2], dtype=torch.int64, device=first.device)

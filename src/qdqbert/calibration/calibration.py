@@ -14,8 +14,6 @@ from qdqbert.spec import Range, Recipe
 class Calibration:
     """Result of a calibration.
 
-    For a new kind of result, a pass of `qdqbert.calibration.passes` needs a field with a default.
-
     Attributes:
         ranges: Range of each activation, by site name. If the site has a scale, the range is that
             of the activation after multiplication by the scale.

@@ -1,8 +1,7 @@
 """The passes of a calibration over its data, and what each adds to the result.
 
 A pass is a function. It runs the model once over all batches with observers of its own, and returns
-the calibration with its results. `CalibrationPlan.passes` lists them in order. To calibrate more,
-such as second moments or corrected biases, add a field to `Calibration` and a pass to that list.
+the calibration with its results. `CalibrationPlan.passes` lists them in order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,11 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.processes import shared_amax, shared_errors, shared_statistics
+from qdqbert.calibration.processes import (
+    max_over_processes_,
+    shared_statistics,
+    sum_over_processes_,
+)
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import (
@@ -83,7 +86,7 @@ def smoothing_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calib
     unscaled = HistogramObserver(plan.unsmoothed_sites.intersection(plan.smoothed))
     run(CombinedObserver(channels, unscaled), found.scales)
     if plan.shared_on is not None:
-        shared_amax({leader: channels.amax[leader] for leader in channels.groups})
+        max_over_processes_({leader: channels.amax[leader] for leader in channels.groups})
     assert plan.smoothing is not None
     scales = choose_pre_quant_scales(channels, plan.weights, alpha=plan.smoothing.alpha)
     without = None
@@ -100,10 +103,9 @@ def range_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibrati
     clipped = [name for name in names if plan.clips_residuals and name not in found.scales]
     residuals = ResidualErrorObserver(clipped, bits=plan.quantizer_options.aprec)
     run(CombinedObserver(histograms, residuals), found.scales)
-    errors = residuals.errors
     if plan.shared_on is not None:
-        errors = shared_errors(errors, plan.shared_on)
-    ranges = clip_residual_ranges(_ranges_of(histograms, plan), errors)
+        sum_over_processes_(residuals.errors, plan.shared_on)
+    ranges = clip_residual_ranges(_ranges_of(histograms, plan), residuals.errors)
     without = found.without_smoothing
     if without is not None:
         every = {**ranges, **without.ranges}

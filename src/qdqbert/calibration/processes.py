@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, distributed
 
@@ -21,8 +23,6 @@ def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histo
         mine: Statistics of this process. Every process has the same sites.
         device: Device that tensors are sent from.
     """
-    if not is_shared():
-        return dict(mine)
     names = sorted(mine)
     # Tensors are sent, because torch would pickle objects.
     counts = torch.stack([torch.cat([mine[n].positive, mine[n].negative]) for n in names])
@@ -35,22 +35,23 @@ def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histo
     return dict(merged)
 
 
-def shared_amax(mine: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the elementwise maximum of all processes. Every process has the same names."""
-    if is_shared():
-        for name in sorted(mine):
-            distributed.all_reduce(mine[name], op=distributed.ReduceOp.MAX)
-    return mine
+def max_over_processes_(mine: Mapping[str, Tensor]) -> None:
+    """Replace tensors by the elementwise maximum of all processes, which have the same names."""
+    for name in sorted(mine):
+        distributed.all_reduce(mine[name], op=distributed.ReduceOp.MAX)
 
 
-def shared_errors(mine: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return the sum over all processes. Every process has the same names."""
-    if is_shared():
-        for name in sorted(mine):
-            sent = mine[name].to(device)
-            distributed.all_reduce(sent)
-            mine[name] = sent.cpu()
-    return mine
+def sum_over_processes_(mine: Mapping[str, Tensor], device: torch.device) -> None:
+    """Replace tensors by the sum over all processes, which have the same names.
+
+    Args:
+        mine: Tensors of this process.
+        device: Device that tensors are sent from.
+    """
+    for name in sorted(mine):
+        sent = mine[name].to(device)
+        distributed.all_reduce(sent)
+        mine[name].copy_(sent)
 
 
 def _gathered(x: Tensor) -> list[Tensor]:

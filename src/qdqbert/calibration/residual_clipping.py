@@ -1,7 +1,7 @@
 """Clip the ranges of residual adds by what LayerNorm makes of the sum.
 
 A few tokens, mostly [CLS] and [SEP], have one hidden channel that is a hundred times wider than the
-rest. Codes wide enough for it leave nothing of all other channels. Clipping it does no harm: the
+rest. If codes cover it, most values of all other channels become 0. Clipping it does no harm: the
 residual has the same channel, and LayerNorm scales a vector with one wide channel to the same
 length, however wide the channel is. A rule that looks at one tensor cannot see this, so the error
 is measured behind the LayerNorm, for each candidate.
@@ -75,12 +75,12 @@ class ResidualErrorObserver:
         self._left[add + LOCAL] -= len(local)
 
     def _errors(self, local: Tensor, residual: Tensor) -> Tensor:
-        wanted = _normalised(local + residual)
+        wanted = _normalized(local + residual)
         found = []
         for amax in CANDIDATES.tolist():
             scale = amax / self._qmax
             codes = (local / scale).round_().clamp_(-self._qmax - 1, self._qmax)
-            made = _normalised(codes.mul_(scale).add_(residual))
+            made = _normalized(codes.mul_(scale).add_(residual))
             found.append((made - wanted).square().sum(dtype=torch.float64))
         return torch.stack(found).cpu()
 
@@ -102,5 +102,5 @@ def clip_residual_ranges(
     return clipped
 
 
-def _normalised(sums: Tensor) -> Tensor:
+def _normalized(sums: Tensor) -> Tensor:
     return functional.layer_norm(sums, sums.shape[-1:])

@@ -81,7 +81,7 @@ class HistogramObserver:
             seen = self._last[2]
         else:
             try:
-                seen = histogram.summarise(self._without_padding(site, x))
+                seen = histogram.summarize(self._without_padding(site, x))
             except ValueError as error:
                 raise CalibrationError(
                     f"Site `{site.name}` took a NaN or infinite value during calibration. The "

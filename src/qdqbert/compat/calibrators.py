@@ -207,7 +207,7 @@ class HistogramCalibrator(Calibrator):
         if self._skip_zeros:
             x = x[x != 0]
         self._histogram = histogram.merge(
-            self._histogram, histogram.summarise(x, self._histogram.bins)
+            self._histogram, histogram.summarize(x, self._histogram.bins)
         )
 
     def compute_amax(
@@ -238,7 +238,7 @@ class HistogramCalibrator(Calibrator):
             case "percentile":
                 amax = percentile_amax(self._histogram, percentile)
             case "mse":
-                candidates = self._histogram.centres()[start_bin : self._histogram.used : stride]
+                candidates = self._histogram.centers()[start_bin : self._histogram.used : stride]
                 if candidates.numel() == 0:
                     candidates = torch.tensor([self._histogram.amax])
                 amax = mse_amax(

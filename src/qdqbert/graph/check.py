@@ -11,6 +11,7 @@ import onnx_ir as ir
 from qdqbert.errors import GraphError
 from qdqbert.graph.qdq import sites_of
 from qdqbert.insert.sited import SitedModel
+from qdqbert.spec import RESIDUAL
 
 # Protocol buffers are limited to 2 GB. Larger weights are saved in a separate file.
 _EXTERNAL_OVER_BYTES = 1_500_000_000
@@ -61,15 +62,14 @@ def layer_input_names(sited: SitedModel, sited_graph: ir.Model, layers: Sequence
         One name for each layer, in the order of `layers`.
     """
     sources = {
-        node.attributes["site"].as_string(): node.inputs[0] for node in sites_of(sited_graph)
+        node.attributes["site"].as_string(): node.inputs[0] for node in sites_of(sited_graph.graph)
     }
     names = []
     for layer in layers:
         first = next(
             site
             for site in sited.sites
-            if site.name.startswith(f"{layer}.")
-            and site.name.endswith(".add_residual_input_quantizer")
+            if site.name.startswith(f"{layer}.") and site.name.endswith(RESIDUAL)
         )
         source = sources[first.name]
         assert source is not None

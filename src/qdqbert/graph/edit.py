@@ -63,7 +63,7 @@ def keep_outputs(model: ir.Model, names: Collection[str]) -> None:
 def producer_of(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
     """Return the node that computes a value, or `None` if it has a different type or domain."""
     node = value.producer() if value is not None else None
-    if node is None or node.op_type != op_type or node.domain not in (domain, domain or "ai.onnx"):
+    if node is None or node.op_type != op_type or node.domain != domain:
         return None
     return node
 

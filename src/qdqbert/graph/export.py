@@ -189,8 +189,8 @@ def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tenso
             be at least 2, and some tokens have to be padding. The exporter would treat a dimension
             of 1, or a mask of ones, as a constant.
     """
-    axes = {3: ("batch", "choices", "sequence")}.get(example["input_ids"].dim())
-    dims = [torch.export.Dim(name) for name in axes or ("batch", "sequence")]
+    choices = ("choices",) if example["input_ids"].dim() == 3 else ()
+    dims = [torch.export.Dim(name) for name in ("batch", *choices, "sequence")]
     with marking(sited), torch.no_grad(), _quiet_exporter():
         program = torch.onnx.export(
             body,

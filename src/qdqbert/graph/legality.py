@@ -53,7 +53,7 @@ def opset_is_read(model: ir.Model) -> Iterator[str]:
 def operators_are_standard(model: ir.Model) -> Iterator[str]:
     """Check that every operator is in ONNX's own domain."""
     for node in model.graph:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             yield (
                 f"`{node.name}` is {node.domain}::{node.op_type}; TensorRT reads standard ONNX "
                 "only. Leave out the rewrite that makes it."
@@ -248,14 +248,12 @@ def _pairs(model: ir.Model, *op_types: str) -> Iterator[ir.Node]:
 
 
 def _axis(node: ir.Node) -> int:
-    axis = node.attributes.get("axis")
-    return 1 if axis is None else axis.as_int()
+    return node.attributes.get_int("axis", 1)
 
 
 def _output_axis(matmul: ir.Node, rank: int) -> int:
     """Return the axis of a matmul's second input that its output has."""
-    transposed = matmul.attributes.get("transB")
-    is_transposed = matmul.op_type == "Gemm" and transposed is not None and transposed.as_int()
+    is_transposed = matmul.op_type == "Gemm" and matmul.attributes.get_int("transB", 0) == 1
     return 0 if is_transposed else rank - 1
 
 

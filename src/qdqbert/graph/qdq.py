@@ -36,10 +36,13 @@ from qdqbert.numerics.affine import (
 )
 from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual_input
 
+SITE_DOMAIN = "qdqbert"
+"""Domain of the `Site` nodes."""
 
-def sites_of(model: ir.Model) -> list[ir.Node]:
+
+def sites_of(graph: ir.Graph) -> list[ir.Node]:
     """Return the site nodes of a graph, in the order of the graph."""
-    return [node for node in model.graph if node.domain == "qdqbert" and node.op_type == "Site"]
+    return [node for node in graph if node.domain == SITE_DOMAIN and node.op_type == "Site"]
 
 
 def value_names(sited: ir.Model) -> dict[str, str]:
@@ -49,14 +52,14 @@ def value_names(sited: ir.Model) -> dict[str, str]:
     """
     return {
         node.attributes["site"].as_string(): str(source.name)
-        for node in sites_of(sited)
+        for node in sites_of(sited.graph)
         if (source := node.inputs[0]) is not None and constant_array(source) is None
     }
 
 
 def float_graph(sited: ir.Model) -> ir.Model:
     """Return a copy of the graph with every site left in float."""
-    names = [site.attributes["site"].as_string() for site in sites_of(sited)]
+    names = [site.attributes["site"].as_string() for site in sites_of(sited.graph)]
     return insert_qdq(sited, dict.fromkeys(names), {})
 
 
@@ -95,7 +98,7 @@ def insert_qdq(
     scales = scales or {}
     pairs: dict[tuple[object, ...], ir.Value] = {}
     scaled: dict[tuple[object, ...], ir.Value] = {}
-    for node in sites_of(model):
+    for node in sites_of(model.graph):
         name = node.attributes["site"].as_string()
         spec = specs[name]
         weight = constant_array(node.inputs[0])
@@ -130,7 +133,7 @@ def _add_site_per_reader(graph: ir.Graph) -> None:
 
     The copies have the same site name, and a number in their attribute `reader`.
     """
-    for node in [node for node in graph if node.domain == "qdqbert" and node.op_type == "Site"]:
+    for node in sites_of(graph):
         result = node.outputs[0]
         if constant_array(node.inputs[0]) is not None:
             continue
@@ -140,7 +143,7 @@ def _add_site_per_reader(graph: ir.Graph) -> None:
                 "Site",
                 list(node.inputs),
                 {**node.attributes, "reader": ir.AttrInt64("reader", index)},
-                domain="qdqbert",
+                domain=SITE_DOMAIN,
                 name=f"{node.name}.{index}",
             )
             made = copy.outputs[0]

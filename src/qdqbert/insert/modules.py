@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -11,22 +11,20 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from qdqbert.insert.factory import PLAIN, QuantizerFactory
+from qdqbert.insert.factory import QuantizerFactory
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.spec import Site, Source, TensorSpec
+from qdqbert.spec import (
+    Site,
+    Source,
+    TensorSpec,
+    linear_sites,
+    matmul_sites,
+    residual_sites,
+    table_site,
+)
 
 ATTENTION = "qdqbert"
 """Name of `quantized_attention` in transformers' attention interface."""
-
-MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
-"""Axes of the inputs of the attention matmuls that run over tokens.
-
-q and v are `(batch, heads, seq, head_dim)`, k is transposed, and a holds the probabilities
-`(batch, heads, seq, seq)`.
-"""
-
-CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
-"""The same axes for cross-attention, whose keys and values run over another text."""
 
 
 class QuantEmbedding(nn.Embedding):
@@ -44,9 +42,7 @@ class QuantEmbedding(nn.Embedding):
             device="meta",
         )
         new.weight = embedding.weight
-        # The paper leaves tables in float: only a recipe quantizes them.
-        site = Site(name=f"{name}._weight_quantizer", kind="weight", channel_axis=1, group="table")
-        new._weight_quantizer = Quantizer(TensorSpec(narrow=True, axis=1), site=site)
+        new._weight_quantizer = Quantizer(TensorSpec(narrow=True, axis=1), site=table_site(name))
         # The paper leaves tables in float. Only a recipe quantizes them.
         new._weight_quantizer.disable()
         return new.train(embedding.training)
@@ -65,7 +61,7 @@ class QuantResidualOutput(nn.Module):
     Source: transformers 4.40, `modeling_qdqbert.py`, `QDQBertSelfOutput`.
     """
 
-    def __init__(self, output: nn.Module, *, name: str, factory: QuantizerFactory = PLAIN) -> None:
+    def __init__(self, output: nn.Module, *, name: str, factory: QuantizerFactory) -> None:
         super().__init__()
         parts = dict(output.named_children())
         self.dense = parts["dense"]
@@ -86,8 +82,8 @@ def quantized_linear(
     *,
     name: str,
     source: Source,
-    over_tokens: bool = True,
-    factory: QuantizerFactory = PLAIN,
+    over_tokens: bool,
+    factory: QuantizerFactory,
 ) -> Any:
     """Return a quantized linear layer whose quantizers know their sites.
 
@@ -99,26 +95,15 @@ def quantized_linear(
         factory: Makes the layer and its quantizers.
     """
     new = factory.linear(linear)
-    new._input_quantizer.site = Site(
-        name=f"{name}._input_quantizer",
-        kind="activation",
-        sequence_axes=(1,) if over_tokens else (),
-        source=source,
-    )
-    new._weight_quantizer.site = Site(
-        name=f"{name}._weight_quantizer", kind="weight", channel_axis=0
+    new._input_quantizer.site, new._weight_quantizer.site = linear_sites(
+        name, source, over_tokens=over_tokens
     )
     return new
 
 
-def add_residual_quantizers_(
-    branch: nn.Module, *, name: str, factory: QuantizerFactory = PLAIN
-) -> None:
+def add_residual_quantizers_(branch: nn.Module, *, name: str, factory: QuantizerFactory) -> None:
     """Add QDQBERT's two `add_*_input_quantizer` to the module that computes the local branch."""
-    for side in ("local", "residual"):
-        attribute = f"add_{side}_input_quantizer"
-        site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=(1,))
-        branch.add_module(attribute, factory.activation(site))
+    _add_quantizers_(branch, residual_sites(name), factory)
 
 
 def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
@@ -134,14 +119,17 @@ def add_matmul_quantizers_(
     attention: nn.Module,
     *,
     name: str,
-    axes: Mapping[str, tuple[int, ...]] = MATMUL_SEQUENCE_AXES,
-    factory: QuantizerFactory = PLAIN,
+    axes: Mapping[str, tuple[int, ...]],
+    factory: QuantizerFactory,
 ) -> None:
     """Add QDQBERT's four `matmul_*_input_quantizer` to an attention module."""
-    for letter, sequence_axes in axes.items():
-        attribute = f"matmul_{letter}_input_quantizer"
-        site = Site(name=f"{name}.{attribute}", kind="activation", sequence_axes=sequence_axes)
-        attention.add_module(attribute, factory.activation(site))
+    _add_quantizers_(attention, matmul_sites(name, axes).values(), factory)
+
+
+def _add_quantizers_(module: nn.Module, sites: Iterable[Site], factory: QuantizerFactory) -> None:
+    """Add a quantizer for each site to its module, under the last part of the site's name."""
+    for site in sites:
+        module.add_module(site.name.rpartition(".")[2], factory.activation(site))
 
 
 def register_attention() -> None:

@@ -4,7 +4,8 @@
     with quantizing(sited, specs, ranges, scales): ...      # compute what INT8 will compute
     with marking(sited): ...                                # export: sites become nodes
 
-Outside of these the model computes exactly the same as the float model.
+`insert_quantizers_` leaves all quantizers disabled, so outside of these the model still computes
+what the float model does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from qdqbert.insert.blocks import BLOCKS, quantized_block
 from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import (
     ATTENTION,
-    CROSS_SEQUENCE_AXES,
-    MATMUL_SEQUENCE_AXES,
     QuantEmbedding,
     QuantResidualOutput,
     add_matmul_quantizers_,
@@ -42,7 +41,17 @@ from qdqbert.numerics.affine import (
 )
 from qdqbert.quantizers.export import mark
 from qdqbert.quantizers.quantizer import Action, Quantizer
-from qdqbert.spec import Range, Site, SiteGroup, TensorSpec, input_site_of, is_residual_input
+from qdqbert.spec import (
+    CROSS_SEQUENCE_AXES,
+    MATMUL_SEQUENCE_AXES,
+    Range,
+    Site,
+    SiteGroup,
+    TensorSpec,
+    input_site_of,
+    is_linear_input,
+    is_residual_input,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -296,9 +305,7 @@ def _acting(sited: SitedModel, actions: Mapping[str, Action]) -> Iterator[None]:
 def linear_weights(sited: SitedModel) -> dict[str, Tensor]:
     """Return the weight `(out, in)` of each linear layer, by the name of its input's site."""
     return {
-        name: weight_of(sited.model, name)
-        for name in sited.quantizers
-        if name.endswith("._input_quantizer")
+        name: weight_of(sited.model, name) for name in sited.quantizers if is_linear_input(name)
     }
 
 

@@ -7,17 +7,16 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from qdqbert.calibration.calibrate import run_passes
+from qdqbert.calibration.calibrate import run_observed, run_passes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.processes import is_shared
-from qdqbert.calibration.statistics import Observer, calibrator_of
+from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.choices import CalibratorName
-from qdqbert.errors import CalibrationError, SpecError
-from qdqbert.insert.sited import SitedModel, linear_weights, observing, sited_model
+from qdqbert.errors import SpecError
+from qdqbert.insert.sited import SitedModel, linear_weights, sited_model
 from qdqbert.models.configuration import quantizer_options_of, recipe_of
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
@@ -144,56 +143,11 @@ def _calibration(
         smoothing=None if placed is None else placed.smoothing,
         clips_residuals=placed is not None and placed.clips_residuals,
         quantizer_options=quantizer_options,
-        shared_on=_device(model) if is_shared() else None,
+        shared_on=next(model.parameters()).device if is_shared() else None,
     )
     # Each pass reads all batches, which an iterator gives only once.
     seen = list(batches) if len(plan.passes) > 1 else batches
-    return run_passes(functools.partial(_run, sited, seen, advance=advance), plan)
-
-
-def _run(
-    sited: SitedModel,
-    batches: Iterable[Mapping[str, Tensor]],
-    observer: Observer,
-    scales: Mapping[str, Tensor],
-    *,
-    advance: Callable[[], None],
-) -> None:
-    model = sited.model
-    training = model.training
-    device = _device(model)
-    seen = 0
-
-    model.eval()
-    try:
-        with observing(sited, observer.observe, scales), torch.no_grad():
-            for batch in batches:
-                inputs = {name: _moved(value, device) for name, value in batch.items()}
-                observer.start_batch(_mask_of(inputs))
-                model(**inputs)
-                seen += 1
-                advance()
-    finally:
-        model.train(training)
-    if not seen:
-        raise CalibrationError(
-            "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
-            argument="batches",
-        )
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-def _mask_of(inputs: Mapping[str, Any]) -> Tensor:
-    mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor):
-        # A multiple choice model folds the axis of choices into the batch.
-        return mask.flatten(0, -2) if mask.dim() > 2 else mask
-    first = next(value for value in inputs.values() if isinstance(value, Tensor))
-    return torch.ones(first.shape[:2], dtype=torch.int64, device=first.device)
+    run = functools.partial(
+        run_observed, sited, lambda inputs: model(**inputs), seen, advance=advance
+    )
+    return run_passes(run, plan)

@@ -54,8 +54,7 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
         """Read a config as transformers does. A config of a BERT checkpoint is accepted.
 
         Raises:
-            CheckpointError: The checkpoint belongs to another family, or was written by a newer
-                version.
+            CheckpointError: The checkpoint belongs to another family.
         """
         values, rest = super().get_config_dict(*args, **kwargs)
         found = values.get("model_type", "bert")
@@ -64,7 +63,7 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
                 f"QDQBERT models load BERT checkpoints, not `{found}`. For another family, call "
                 "`qdqbert.prepare` on its float model, or `qdqbert.quantize` on its folder."
             )
-        return {**upgraded(values), "model_type": cls.model_type}, rest
+        return {**values, "model_type": cls.model_type}, rest
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -111,7 +110,7 @@ def upgrade_(config: Any) -> None:
 
 def recipe_of(config: Any) -> str | None:
     """Return the name of the recipe that placed a model's quantizers, if one did."""
-    name = upgraded(vars(config)).get("recipe") if hasattr(config, "__dict__") else None
+    name = getattr(config, "recipe", None)
     return name if isinstance(name, str) else None
 
 

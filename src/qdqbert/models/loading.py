@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
-from qdqbert.models.modeling import register
 from qdqbert.models.quantized import class_for
 
 
@@ -17,5 +16,4 @@ def load_model(
     pooling: str | None = None,
 ) -> Checkpoint:
     """Load a checkpoint. See `load_checkpoint`. Quantizers are loaded too."""
-    register()
     return load_checkpoint(name, task=task, class_for=class_for, new_head=new_head, pooling=pooling)

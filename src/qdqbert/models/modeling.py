@@ -31,7 +31,7 @@ class QDQBertModel(QDQBertPreTrainedModel, transformers.BertModel):  # type: ign
 
 
 class QDQBertLMHeadModel(QDQBertPreTrainedModel, transformers.BertLMHeadModel):  # type: ignore[misc]
-    """`BertLMHeadModel` with quantizers, for causal language modelling with `is_decoder=True`."""
+    """`BertLMHeadModel` with quantizers, for causal language modeling with `is_decoder=True`."""
 
 
 class QDQBertForMaskedLM(QDQBertPreTrainedModel, transformers.BertForMaskedLM):  # type: ignore[misc]

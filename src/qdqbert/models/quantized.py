@@ -33,9 +33,10 @@ from qdqbert.models.state import (
     restore_,
     stored_state,
 )
+from qdqbert.quantizers.quantizer import BUFFERS
 from qdqbert.recipes import QuantizerOptions, build_recipe
 
-_RANGES = ("_quantizer._amax", "_quantizer._range", "_quantizer._pre_quant_scale")
+_RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
 
 
 class QuantizedModel:
@@ -71,7 +72,6 @@ class QuantizedModel:
                 newer version.
         """
         check_positions(config)
-        upgrade_(config)
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         put_quantizers_in_(self)
 

@@ -12,25 +12,13 @@ from torch import Tensor
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
-from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.quantizers.quantizer import BUFFERS, STATE_DEFAULTS, Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
-from qdqbert.spec import Range, TensorSpec, is_residual_input, resolve, weight_site_of
+from qdqbert.spec import Range, TensorSpec, is_residual_input, weight_site_of
 
 _VERSION = 1
-_FLAGS = {
-    "num_bits": 8,
-    "unsigned": False,
-    "narrow_range": False,
-    "symmetric": True,
-    "moving": None,
-    "scale_amax": None,
-    "fake_quant": True,
-    "learn_amax": False,
-    "disabled": False,
-    "if_quant": True,
-    "if_clip": False,
-}
-_BUFFERS = ("amax", "range", "pre_quant_scale")
+# Names of tensors as they are stored.
+_TENSORS = tuple(buffer.removeprefix("_") for buffer in BUFFERS)
 
 MOVING = 0.01
 """Share of a batch in moving ranges, as in torch's observers."""
@@ -73,8 +61,8 @@ def place_(
         UnmatchedRuleError: A pattern matches no quantizer.
     """
     # Tables are quantized when a graph is written. They have no quantizer in training.
-    rules = build_recipe(recipe, embeddings=None).rules
-    specs = quantizer_options.apply(resolve(rules, sited.sites), sited.sites)
+    resolved = build_recipe(recipe, embeddings=None).resolve(sited.sites)
+    specs = quantizer_options.apply(resolved, sited.sites)
     for name, quantizer in sited.quantizers.items():
         excluded = any(re.search(pattern, name) for pattern in exclude)
         quantizer.configure(None if excluded else specs[name])
@@ -116,7 +104,7 @@ def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
     known = {
         name: chosen
         for name, quantizer in sited.quantizers.items()
-        if (chosen := _range_of(quantizer)) is not None
+        if (chosen := _range_of(quantizer, quantizer.amax)) is not None
     }
     for name, chosen in quantizer_options.adjust(known, sited.sites).items():
         quantizer = sited.quantizers[name]
@@ -134,16 +122,22 @@ def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
         quantizer.amax = torch.full_like(_amax_of(quantizer), largest)
 
 
-def _range_of(quantizer: Quantizer) -> Range | None:
-    """Return the range of an activation quantizer, if it has one for the whole tensor."""
+def _range_of(quantizer: Quantizer, amax: Tensor | None) -> Range | None:
+    """Return the range of an activation quantizer, if it has one for the whole tensor.
+
+    Args:
+        quantizer: The quantizer.
+        amax: Its `amax`, or its `used_amax` to include learned ranges.
+    """
     if site_of(quantizer).kind == "weight":
         return None
-    if quantizer.range is not None:
-        low, high = quantizer.range.tolist()
+    ends = quantizer.range
+    if ends is not None:
+        low, high = ends.detach().tolist()
         return Range(amax=max(-low, high), low=low, high=high)
-    if quantizer.amax is None or quantizer.amax.numel() != 1:
+    if amax is None or amax.numel() != 1:
         return None
-    largest = float(quantizer.amax)
+    largest = float(amax)
     return Range(amax=largest, low=-largest, high=largest)
 
 
@@ -184,10 +178,10 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
     """
     base = _base_of(sited)
     changed: dict[str, dict[str, Any]] = {}
-    shapes: dict[str, dict[str, str]] = {buffer: {} for buffer in _BUFFERS}
+    shapes: dict[str, dict[str, str]] = {tensor: {} for tensor in _TENSORS}
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
-        defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
+        defaults = {**STATE_DEFAULTS, "axis": site_of(quantizer).channel_axis}
         values = quantizer.state()
         different = {key: value for key, value in values.items() if value != defaults[key]}
         if different:
@@ -210,7 +204,7 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
             f"`quantizers` in config.json has version {stored.get('version')!r}, and this version "
             f"of qdqbert reads version {_VERSION}. Install the version that wrote the checkpoint."
         )
-    named = {name for part in (*_BUFFERS, "changed") for name in stored.get(part, ())}
+    named = {name for part in (*_TENSORS, "changed") for name in stored.get(part, ())}
     base = _base_of(sited)
     unknown = sorted(named - {path.removeprefix(base) for path in sited.quantizers})
     if unknown:
@@ -223,9 +217,9 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
     is_loading = torch.empty(0).is_meta
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
-        defaults = {**_FLAGS, "axis": site_of(quantizer).channel_axis}
+        defaults = {**STATE_DEFAULTS, "axis": site_of(quantizer).channel_axis}
         quantizer.restore({**defaults, **stored["changed"].get(name, {})})
-        for buffer in _BUFFERS:
+        for buffer in _TENSORS:
             shape = stored.get(buffer, {}).get(name)
             if shape is not None and is_loading:
                 sizes = tuple(int(size) for size in shape.split(",") if size)
@@ -247,18 +241,15 @@ def stored_calibration(sited: SitedModel) -> Calibration:
     scales: dict[str, Tensor] = {}
     weight_amax: dict[str, Tensor] = {}
     for name, quantizer in sited.quantizers.items():
-        amax, ends = quantizer.used_amax, quantizer.range
         if site_of(quantizer).kind == "weight":
+            amax = quantizer.used_amax
             if amax is not None:
                 amax = amax.detach().cpu().clone()
                 weight_amax[name] = amax.reshape(()) if amax.numel() == 1 else amax.flatten()
             continue
-        if ends is not None:
-            low, high = ends.detach().tolist()
-            ranges[name] = Range(amax=max(-low, high), low=low, high=high)
-        elif amax is not None:
-            largest = float(amax)
-            ranges[name] = Range(amax=largest, low=-largest, high=largest)
+        chosen = _range_of(quantizer, quantizer.used_amax)
+        if chosen is not None:
+            ranges[name] = chosen
         if quantizer.pre_quant_scale is not None:
             scales[name] = quantizer.pre_quant_scale.cpu()
     return Calibration(ranges=ranges, scales=scales, weight_amax=weight_amax)

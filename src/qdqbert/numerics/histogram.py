@@ -75,8 +75,8 @@ class Histogram:
         """Number of bins up to the largest magnitude seen, at least 1."""
         return min(int(self.amax / self.width) + 1, self.bins)
 
-    def centres(self) -> Tensor:
-        """Return the centres of the bins of magnitudes. Shape `(bins,)`, float64."""
+    def centers(self) -> Tensor:
+        """Return the centers of the bins of magnitudes. Shape `(bins,)`, float64."""
         return (torch.arange(self.bins, dtype=torch.float64) + 0.5) * self.width
 
     def magnitudes(self) -> Tensor:
@@ -96,7 +96,7 @@ def empty(bins: int = BINS) -> Histogram:
     )
 
 
-def summarise(x: Tensor, bins: int = BINS) -> Histogram:
+def summarize(x: Tensor, bins: int = BINS) -> Histogram:
     """Return the histogram of the values of a tensor.
 
     Args:

@@ -42,7 +42,7 @@ class Percentile:
         percentile: Share in percent, above 0 and at most 100.
     """
 
-    percentile: float = 99.99
+    percentile: float
 
     def __post_init__(self) -> None:
         if not 0 < self.percentile <= 100:
@@ -134,7 +134,7 @@ def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int | None) -> f
     # The error does not depend on the sign.
     counts = histogram.magnitudes().double()
     used = counts > 0
-    values = histogram.centres()[used]
+    values = histogram.centers()[used]
     counts = counts[used]
     error = torch.cat(
         [
@@ -175,9 +175,9 @@ def _fractions() -> Tensor:
 
 
 def _points(histogram: Histogram) -> tuple[Tensor, Tensor]:
-    """Return centres and counts of the bins that are not empty. Shapes `(used,)`, float64."""
-    centres = histogram.centres()
-    values = torch.cat([-centres, centres])
+    """Return centers and counts of the bins that are not empty. Shapes `(used,)`, float64."""
+    centers = histogram.centers()
+    values = torch.cat([-centers, centers])
     counts = torch.cat([histogram.negative, histogram.positive]).double()
     used = counts > 0
     return values[used], counts[used]

@@ -29,6 +29,18 @@ _STATE_VERSION = 1
 # Further entries that a stored state can have, with the only value that this class supports.
 _FIXED = {"scale_amax": None, "fake_quant": True, "if_quant": True, "if_clip": False}
 
+STATE_DEFAULTS: Mapping[str, Any] = {
+    "num_bits": 8,
+    "unsigned": False,
+    "narrow_range": False,
+    "symmetric": True,
+    "moving": None,
+    "learn_amax": False,
+    "disabled": False,
+    **_FIXED,
+}
+"""What a stored state leaves out, besides `axis`, whose default is that of the site."""
+
 
 class Quantizer(nn.Module):
     """Quantize and dequantize a tensor at one site.

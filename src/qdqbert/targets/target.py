@@ -9,7 +9,7 @@ from typing import Literal
 from qdqbert.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.recipes import QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import QdqStyle, Recipe, Site, SiteGroup, TensorSpec, input_site_of
+from qdqbert.spec import QdqStyle, Recipe, Site, SiteGroup, TensorSpec, is_linear_input, is_weight
 
 RewriteName = Literal[
     "fuse_integer_matmul",
@@ -39,7 +39,6 @@ class Target:
         recipe: Default recipe: the one that measured best on this target.
         required_groups: Groups of sites that a recipe has to place.
         refused_groups: Groups of sites that a recipe must not place.
-        file: Name of the file or folder that the target's model is written to.
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
@@ -62,7 +61,6 @@ class Target:
     recipe: str
     required_groups: tuple[SiteGroup, ...] = ()
     refused_groups: tuple[SiteGroup, ...] = ()
-    file: str = "model.onnx"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
@@ -78,7 +76,7 @@ class Target:
         if spec is None:
             return None
         if self.dynamic and site.kind == "activation":
-            if site.name != input_site_of(site.name):
+            if not is_linear_input(site.name):
                 return None
             return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
         if not spec.symmetric and not self._takes_zero_point(site):
@@ -88,9 +86,8 @@ class Target:
         return spec
 
     def _takes_zero_point(self, site: Site) -> bool:
-        is_linear_input = site.kind == "activation" and site.name == input_site_of(site.name)
         return self.zero_points == "everywhere" or (
-            self.zero_points == "linear_inputs" and is_linear_input
+            self.zero_points == "linear_inputs" and is_linear_input(site.name)
         )
 
 
@@ -115,9 +112,7 @@ class Plan:
     def activations(self) -> frozenset[str]:
         """Names of the sites that need a calibrated range."""
         return frozenset(
-            name
-            for name, spec in self.specs.items()
-            if spec is not None and not name.endswith("_weight_quantizer")
+            name for name, spec in self.specs.items() if spec is not None and not is_weight(name)
         )
 
 

@@ -64,14 +64,14 @@ def ops(model: ir.Model) -> collections.Counter[str]:
 
 
 MEAN = "m = ReduceMean (x, last)"
-CENTRED = f"{MEAN} d = Sub (x, m)"
-VARIANCE = f"{CENTRED} q = Pow (d, two) v = ReduceMean (q, last)"
+CENTERED = f"{MEAN} d = Sub (x, m)"
+VARIANCE = f"{CENTERED} q = Pow (d, two) v = ReduceMean (q, last)"
 DEVIATION = f"{VARIANCE} e = Add (v, eps) r = Sqrt (e)"
 
 # As many ways as exporters have written it; `f` is the sum, `y` what is read.
 LAYER_NORMS = {
     "torch": f"{DEVIATION} n = Div (d, r) g = Mul (n, gamma) y = Add (g, beta)",
-    "squared-by-mul": f"{CENTRED} q = Mul (d, d) v = ReduceMean (q, last) e = Add (v, eps) "
+    "squared-by-mul": f"{CENTERED} q = Mul (d, d) v = ReduceMean (q, last) e = Add (v, eps) "
     "r = Sqrt (e) n = Div (d, r) g = Mul (n, gamma) y = Add (g, beta)",
     "reciprocal": f"{DEVIATION} i = Reciprocal (r) n = Mul (d, i) g = Mul (n, gamma) "
     "y = Add (g, beta)",
@@ -79,9 +79,9 @@ LAYER_NORMS = {
     "g = Mul (n, gamma) y = Add (g, beta)",
     "power-of-half": f"{VARIANCE} e = Add (v, eps) r = Pow (e, half_root) n = Div (d, r) "
     "g = Mul (n, gamma) y = Add (g, beta)",
-    "two-subtractions": f"{CENTRED} d2 = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) "
+    "two-subtractions": f"{CENTERED} d2 = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) "
     "e = Add (v, eps) r = Sqrt (e) n = Div (d2, r) g = Mul (n, gamma) y = Add (g, beta)",
-    "casts": f"{CENTRED} dc = Cast <to = 1> (d) q = Pow (dc, two) v = ReduceMean (q, last) "
+    "casts": f"{CENTERED} dc = Cast <to = 1> (d) q = Pow (dc, two) v = ReduceMean (q, last) "
     "e = Add (v, eps) r = Sqrt (e) n = Div (d, r) nc = Cast <to = 1> (n) g = Mul (nc, gamma) "
     "y = Add (g, beta)",
     "tensorflow": f"{VARIANCE} e = Add (v, eps) r = Sqrt (e) i = Reciprocal (r) "
@@ -199,9 +199,9 @@ NOT_LAYER_NORMS = {
     "mean-and-variance-of-different-axes": LAYER_NORMS["torch"].replace(
         "ReduceMean (q, last)", "ReduceMean (q, second)"
     ),
-    "only-centred": f"{CENTRED} g = Mul (d, gamma) y = Add (g, beta)",
+    "only-centered": f"{CENTERED} g = Mul (d, gamma) y = Add (g, beta)",
     "variance-instead-of-its-root": f"{VARIANCE} e = Add (v, eps) n = Div (d, e) y = Add (n, beta)",
-    "sum-instead-of-mean": f"{CENTRED} q = Mul (d, d) v = ReduceSum (q, last) w = Mul (v, two) "
+    "sum-instead-of-mean": f"{CENTERED} q = Mul (d, d) v = ReduceSum (q, last) w = Mul (v, two) "
     "e = Add (w, one) r = Sqrt (e) y = Div (d, r)",
     "epsilon-behind-the-root": f"{VARIANCE} r = Sqrt (v) e = Add (r, half) y = Div (d, e)",
     "nearly-the-mean": f"{MEAN} mm = Mul (m, half) d = Sub (x, mm) q = Pow (d, two) "

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.calibrate import calibrate, run_passes
+from calibrated import calibrate
+from qdqbert.calibration.calibrate import run_passes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.checkpoint.families import family_of

@@ -361,8 +361,8 @@ def test_a_layer_normalization_in_a_graph_that_is_older_is_read(write, opset, ru
     node = next(node for node in read.graph if node.op_type == "LayerNormalization")
     assert node.domain == ""
     assert set(read.opset_imports) == {""}
-    centred = X - X.mean(axis=1, keepdims=True)
-    expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    centered = X - X.mean(axis=1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(run_plainly(read, {"x": X})["y"], expected, atol=1e-5)
 
 

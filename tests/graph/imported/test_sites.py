@@ -24,7 +24,7 @@ def test_a_layer_has_twenty_sites_and_each_table_one(exported, family) -> None:
     graph = sited(exported(family))
     assert len(graph.sites) == 2 * 20 + TABLES[family]
     assert len({site.name for site in graph.sites}) == len(graph.sites)
-    marked = {node.attributes["site"].as_string() for node in sites_of(graph.graph)}
+    marked = {node.attributes["site"].as_string() for node in sites_of(graph.graph.graph)}
     assert marked == {site.name for site in graph.sites}
 
 

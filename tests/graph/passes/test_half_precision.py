@@ -57,8 +57,8 @@ def test_floats_become_float16_and_outputs_float32(run_plainly) -> None:
     assert [(value.name, value.dtype) for value in half.graph.outputs] == [("y", ir.DataType.FLOAT)]
     codes = RNG.integers(-3, 4, size=(2, 4))
     sums = codes.astype(np.float64) @ weight.astype(np.float64) + bias
-    centred = sums - sums.mean(axis=1, keepdims=True)
-    expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * bias
+    centered = sums - sums.mean(axis=1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + 1e-5) * bias
     np.testing.assert_allclose(run_plainly(half, {"i": codes})["y"], expected, atol=0.02)
 
 

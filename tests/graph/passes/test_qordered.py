@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.calibration.calibrate import calibrate
+from calibrated import calibrate
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import qdqbert
+from calibration_cache import read_calibration_cache
 from qdqbert import build_tensorrt
-from qdqbert.calibration.tensorrt_cache import read_calibration_cache
 from qdqbert.cli import main
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import GraphError, MissingExtraError, UserInputError

@@ -16,16 +16,13 @@ from qdqbert.errors import SpecError
 from qdqbert.numerics.affine import reduce_amax
 from qdqbert.numerics.fake_quantization import E4M3_MAX, Axis, Codes, reduced_axes
 from qdqbert.quantizers.clip import Clip
-from qdqbert.quantizers.quantizer import BUFFERS, Quantizer
+from qdqbert.quantizers.quantizer import BUFFERS, STATE_DEFAULTS, Quantizer
 from qdqbert.spec import Range, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
 # Attributes that are stored, and their names in a stored state.
-_FLAGS = (
-    *("num_bits", "unsigned", "narrow_range", "symmetric", "moving", "scale_amax", "fake_quant"),
-    *("disabled", "if_quant", "if_clip", "axis"),
-)
+_FLAGS = (*(name for name in STATE_DEFAULTS if name != "learn_amax"), "axis")
 
 
 class DescribedQuantizer(Quantizer):

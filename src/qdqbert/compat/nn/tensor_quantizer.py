@@ -33,7 +33,7 @@ from qdqbert.quantizers.export import (
     quantize_dequantize,
     quantize_dequantize_e4m3,
 )
-from qdqbert.quantizers.quantizer import uncalibrated_export
+from qdqbert.quantizers.quantizer import short_range, uncalibrated_export
 from qdqbert.spec import Site, TensorSpec
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TensorQuantizer(DescribedQuantizer):
             without it.
 
     Source: pytorch-quantization's `TensorQuantizer`, 2.1 and 2.2. Differs from upstream:
-    `narrow_range` is honoured on every device; a state dict keeps bits, axis and switches; state
+    `narrow_range` is honored on every device; a state dict keeps bits, axis and switches; state
     loads on any device; an exported weight quantizer without `amax` uses the range of its weight,
     and an activation quantizer without one refuses to be exported.
     """
@@ -267,7 +267,9 @@ class TensorQuantizer(DescribedQuantizer):
         try:
             self._calibrator.collect(inputs)
         except ValueError as error:
-            raise ValueError(f"{error}; calibration met others.{self._where()}") from error
+            raise ValueError(
+                f"{error}; got NaN or infinity during calibration.{self._where()}"
+            ) from error
 
     def _round(self, inputs: Tensor) -> Tensor:
         if not self._symmetric:
@@ -346,13 +348,11 @@ class TensorQuantizer(DescribedQuantizer):
         amax = torch.tensor(found)
         return amax if self._scale_amax is None else amax * self._scale_amax
 
-    def _short_amax(self, fmt: str = ".4f") -> str:
+    def _short_amax(self) -> str:
         amax = self.amax
         if amax is None:
             return "dynamic"
-        if amax.numel() == 1:
-            return f"{amax.item():{fmt}}"
-        return f"[{amax.min().item():{fmt}}, {amax.max().item():{fmt}}]({amax.numel()})"
+        return short_range(amax) + (f"({amax.numel()})" if amax.numel() > 1 else "")
 
     def extra_repr(self) -> str:
         """Show bits, axis, range and switches in pytorch-quantization's words."""

@@ -113,8 +113,8 @@ def _reduce(node: ir.Node, inputs: list[Array]) -> Array:
     if len(inputs) > 1:
         axes = [int(axis) for axis in inputs[1].reshape(-1)]
     else:
-        axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else []
-    keeps = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
+        axes = list(node.attributes.get_ints("axes", ()))
+    keeps = node.attributes.get_int("keepdims", 1)
     x = inputs[0]
     if axes not in ([-1], [x.ndim - 1]) or not keeps:
         raise ValueError("not over the last axis")

@@ -181,7 +181,7 @@ def unflatten_softmaxes(model: ir.Model) -> ir.Model:
             continue
         source, back = flatten.inputs[0], only_consumer(node.outputs[0])
         rank = None if source is None or source.shape is None else len(source.shape)
-        axis = flatten.attributes["axis"].as_int() if "axis" in flatten.attributes else 1
+        axis = flatten.attributes.get_int("axis", 1)
         if back is None or back.op_type != "Reshape" or axis not in (-1, rank and rank - 1):
             continue
         plain = ir.node("Softmax", [source], {"axis": -1}, name=node.name)

@@ -214,8 +214,8 @@ class _Rewriter:
         """Compute small integer outputs for both sizes, as far as their inputs are known."""
         output, source = node.outputs[0], node.inputs[0] if node.inputs else None
         if node.op_type == "Shape" and source is not None:
-            start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-            end = node.attributes["end"].as_int() if "end" in node.attributes else None
+            start = node.attributes.get_int("start", 0)
+            end = node.attributes.get_int("end", None)
             shapes = self.shapes[source]
             self.data[output] = tuple(np.array(each[start:end], np.int64) for each in shapes)  # type: ignore[assignment]
             return

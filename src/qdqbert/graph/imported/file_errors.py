@@ -9,6 +9,11 @@ from pathlib import Path
 from qdqbert.errors import QdqBertError, UserInputError
 
 
+def one_line(message: object) -> str:
+    """Return the start of an error's message on one line, without a full stop."""
+    return " ".join(str(message).split())[:200].rstrip(".")
+
+
 @contextlib.contextmanager
 def file_errors(path: Path) -> Iterator[None]:
     """Raise every exception as one line that names the file.
@@ -32,8 +37,7 @@ def file_errors(path: Path) -> Iterator[None]:
         raise UserInputError(f"Graph {path.name!r} cannot be used: {error}.") from error
     # Which library fails, and with which class, depends on the file.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise UserInputError(
             f"Graph {path.name!r} cannot be used: it is damaged in a way that no check names "
-            f"({type(error).__name__}: {reason}). Export it again."
+            f"({type(error).__name__}: {one_line(error)}). Export it again."
         ) from error

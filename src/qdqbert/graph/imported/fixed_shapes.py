@@ -36,7 +36,7 @@ class FixedSizes:
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether both are."""
+        """Whether batch and sequence are both dynamic."""
         return self.batch is None and self.sequence is None
 
     def __str__(self) -> str:

@@ -59,11 +59,11 @@ class Builder:
 
     def integer(self, name: str, default: int = 0) -> int:
         """Return an integer attribute of the fused node."""
-        return self.node.attributes[name].as_int() if name in self.node.attributes else default
+        return self.node.attributes.get_int(name, default)
 
     def number(self, name: str, default: float) -> float:
         """Return a float attribute of the fused node."""
-        return self.node.attributes[name].as_float() if name in self.node.attributes else default
+        return self.node.attributes.get_float(name, default)
 
     def refuse_inputs(self, *indices: int) -> None:
         """Refuse inputs that BERT does not have, such as caches and position biases.
@@ -109,7 +109,22 @@ class Builder:
         mask: ir.Value | None,
         scale: ir.Value,
     ) -> ir.Value:
-        """Insert the attention of query, key and value.
+        """Insert the attention of query, key and value. Arguments are those of `context`.
+
+        Returns:
+            The context, `(batch, seq, hidden)`.
+        """
+        context = self.context(parts, mask, scale)
+        merged = self.add("Transpose", context, perm=[0, 2, 1, 3])
+        return self.add("Reshape", merged, self.integers(0, 0, -1))
+
+    def context(
+        self,
+        parts: Sequence[ir.Value],
+        mask: ir.Value | None,
+        scale: ir.Value,
+    ) -> ir.Value:
+        """Insert the matmuls and the softmax of an attention.
 
         Args:
             parts: Query, key and value, each `(batch, heads, seq, head_dim)`.
@@ -117,16 +132,14 @@ class Builder:
             scale: Multiplies the scores.
 
         Returns:
-            The context, `(batch, seq, hidden)`.
+            The context, `(batch, heads, seq, head_dim)`.
         """
         query, key, value = parts
         turned = self.add("Transpose", key, perm=[0, 1, 3, 2])
         scores = self.add("Mul", self.add("MatMul", query, turned), scale)
         if mask is not None:
             scores = self.add("Add", scores, mask)
-        context = self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
-        merged = self.add("Transpose", context, perm=[0, 2, 1, 3])
-        return self.add("Reshape", merged, self.integers(0, 0, -1))
+        return self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
 
     def padding_mask(self, mask: ir.Value | None) -> ir.Value | None:
         """Return what a mask adds to the scores, `(batch, 1, 1, seq)`.
@@ -280,11 +293,7 @@ def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
         size = b.add("Gather", b.add("Shape", query), b.constant(np.array(-1, np.int64)), axis=0)
         root = b.add("Sqrt", b.add("Cast", size, to=ir.DataType.FLOAT))
         scale = b.add("Reciprocal", root)
-    turned = b.add("Transpose", key, perm=[0, 1, 3, 2])
-    scores = b.add("Mul", b.add("MatMul", query, turned), scale)
-    if mask is not None:
-        scores = b.add("Add", scores, mask)
-    return {0: b.add("MatMul", b.add("Softmax", scores, axis=-1), value)}
+    return {0: b.context((query, key, value), mask, scale)}
 
 
 def _fused_matmul(b: Builder) -> dict[int, ir.Value]:
@@ -335,7 +344,7 @@ def decompose_fused_operators(model: ir.Model) -> ir.Model:
     """
     graph = model.graph
     for node in list(graph):
-        build = _DECOMPOSITIONS.get((node.domain.replace("ai.onnx", ""), node.op_type))
+        build = _DECOMPOSITIONS.get((node.domain, node.op_type))
         if build is None:
             if node.domain == MICROSOFT:
                 raise UserInputError(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 
@@ -111,11 +112,6 @@ def engine_errors(path: Path) -> Iterator[None]:
             f"Graph {path.name!r} fails when it runs: {one_line(error)}. Pass the `tokenizer` that "
             "it was made for, and a `max_length` that it accepts."
         ) from error
-
-
-def one_line(error: Exception) -> str:
-    """Return the start of an error's message on one line, without a full stop."""
-    return " ".join(str(error).split())[:200].rstrip(".")
 
 
 def open_graph_file(

@@ -14,7 +14,7 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import tidy
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.dynamic_shapes import check_equal, make_shapes_dynamic
-from qdqbert.graph.imported.file_errors import file_errors
+from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import (
     FixedShapeRunner,
     FixedSizes,
@@ -123,7 +123,7 @@ def _open_float(path: Path) -> OnnxRuntimeRunner:
         return OnnxRuntimeRunner(path)
     # ONNX Runtime's exceptions have no common class.
     except Exception as error:
-        reason = " ".join(str(error).split()).rpartition(" failed:")[2][:200]
+        reason = one_line(str(error).rpartition(" failed:")[2])
         raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
 
 

@@ -178,8 +178,8 @@ def name_outputs(
     """
     chosen = _choose_outputs(model, task, given or {})
     main = chosen.get(task_outputs(task)[0])
-    if main is not None:
-        _check_rank(main, task)
+    if main is not None and main.shape is not None:
+        check_rank(f"Output {main.name!r}", len(main.shape), task)
     graph = model.graph
     kept = [*chosen.values()]
     if keep_extra:
@@ -240,12 +240,23 @@ def _is_among(value: ir.Value, chosen: Mapping[str, ir.Value]) -> bool:
     return any(value is each for each in chosen.values())
 
 
-def _check_rank(value: ir.Value, task: str) -> None:
-    rank = 3 if task in OF_TOKENS else 2
-    if value.shape is not None and len(value.shape) != rank:
+def check_rank(subject: str, rank: int, task: str, *, is_pooled: bool = False) -> None:
+    """Refuse an output with another number of dimensions than a task reads.
+
+    Args:
+        subject: The output, as messages name it.
+        rank: Number of its dimensions.
+        task: transformers' name of the task.
+        is_pooled: Whether the output has one vector per text, whatever the task.
+
+    Raises:
+        UserInputError: The number is another one.
+    """
+    expected = 3 if task in OF_TOKENS and not is_pooled else 2
+    if rank != expected:
         raise UserInputError(
-            f"Output {value.name!r} has {len(value.shape)} dimensions, and task `{task}` reads "
-            f"{rank}: one vector per {'token' if rank == 3 else 'text'}. Pass another `task`, or "
-            "`output_names` if another output is meant.",
+            f"{subject} has {rank} dimensions, and task `{task}` reads {expected}: one vector per "
+            f"{'token' if expected == 3 else 'text'}. Pass another `task`, or `output_names` if "
+            "another output is meant.",
             argument="task",
         )

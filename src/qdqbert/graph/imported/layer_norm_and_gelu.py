@@ -84,11 +84,11 @@ def _fit(probe: Array, made: Array, nodes: list[ir.Node]) -> tuple[Array, Array,
     if made.shape != probe.shape or not np.isfinite(made).all():
         return None
     shift = made[0, 0]
-    centred = probe - probe.mean(axis=-1, keepdims=True)
-    variance = (centred**2).mean(axis=-1, keepdims=True)
+    centered = probe - probe.mean(axis=-1, keepdims=True)
+    variance = (centered**2).mean(axis=-1, keepdims=True)
     for epsilon in _epsilons(nodes):
         with np.errstate(all="ignore"):
-            normal = centred / np.sqrt(variance + epsilon)
+            normal = centered / np.sqrt(variance + epsilon)
         scale = np.median((made[0, 1:7] - shift) / normal[0, 1:7], axis=0)
         expected = normal[0, 1:] * scale + shift
         if np.allclose(made[0, 1:], expected, rtol=1e-4, atol=1e-5):

@@ -18,6 +18,7 @@ from onnx_ir.passes import common
 from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.export import OPSET
+from qdqbert.graph.imported.file_errors import one_line
 
 # BERT's operators differ before this opset, which transformers' exporters started with.
 OLDEST_OPSET = 11
@@ -398,5 +399,4 @@ def _unusable(path: Path, reason: str) -> UserInputError:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return one_line(str(error).strip().partition("\n")[0]) or type(error).__name__

@@ -295,7 +295,7 @@ def _tables(model: ir.Model, start: ir.Value) -> tuple[TableRole, ...]:
             continue
         source = node.inputs[0]
         table = constant_array(source)
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        axis = node.attributes.get_int("axis", 0)
         if table is None or table.ndim != 2 or axis != 0 or table.dtype.kind != "f":
             continue
         assert source is not None

@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import add_constant, constant_array, tidy
 from qdqbert.graph.imported.roles import LayerRoles, Roles, TableRole
-from qdqbert.spec import Site
-
-DOMAIN = "qdqbert"
+from qdqbert.graph.qdq import SITE_DOMAIN
+from qdqbert.spec import (
+    Site,
+    input_site_of,
+    linear_sites,
+    matmul_sites,
+    residual_sites,
+    table_site,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,31 +65,30 @@ class _Marker:
         self.sites.append(site)
         self.sources[site.name] = source.name
 
-    def weight(self, node: ir.Node, name: str) -> None:
+    def weight(self, node: ir.Node, path: str, site: Site) -> None:
         """Insert a site at the weight of a MatMul, stored as `(out, in)` as in torch's `Linear`."""
         array = constant_array(node.inputs[1])
         assert array is not None
-        stem = name.removesuffix("._weight_quantizer")
-        stored = add_constant(self.graph, f"{stem}.weight", array.T)
-        marked = self._mark(stored, name, before=node)
-        turned = ir.node("Transpose", [marked], {"perm": [1, 0]}, name=f"{stem}.transpose")
+        stored = add_constant(self.graph, f"{path}.weight", array.T)
+        marked = self._mark(stored, site.name, before=node)
+        turned = ir.node("Transpose", [marked], {"perm": [1, 0]}, name=f"{path}.transpose")
         self.graph.insert_before(node, turned)
         node.replace_input_with(1, turned.outputs[0])
-        self.sites.append(Site(name=name, kind="weight", channel_axis=0))
+        self.sites.append(site)
         # The graph's own memory, not a copy.
         kept = constant_array(stored)
         assert kept is not None
-        self.weights[f"{stem}._input_quantizer"] = np.require(kept, np.float32, "W")
+        self.weights[input_site_of(site.name)] = np.require(kept, np.float32, "W")
 
-    def table(self, role: TableRole, name: str) -> None:
+    def table(self, role: TableRole, site: Site) -> None:
         """Insert a site at an embedding table."""
         source = role.gather.inputs[0]
         assert source is not None
-        role.gather.replace_input_with(0, self._mark(source, name, before=role.gather))
-        self.sites.append(Site(name=name, kind="weight", channel_axis=1, group="table"))
+        role.gather.replace_input_with(0, self._mark(source, site.name, before=role.gather))
+        self.sites.append(site)
 
     def _mark(self, source: ir.Value, name: str, *, before: ir.Node) -> ir.Value:
-        node = ir.node("Site", [source], {"site": name}, domain=DOMAIN, name=name)
+        node = ir.node("Site", [source], {"site": name}, domain=SITE_DOMAIN, name=name)
         node.outputs[0].name = f"{name}.marked"
         self.graph.insert_before(before, node)
         return node.outputs[0]
@@ -103,8 +108,8 @@ def mark_sites(model: ir.Model, roles: Roles) -> SitedGraph:
     for index, layer in enumerate(roles.layers):
         _mark_layer(marker, layer, f"encoder.layer.{index}")
     for table in roles.tables:
-        marker.table(table, f"embeddings.{table.name}._weight_quantizer")
-    model.opset_imports[DOMAIN] = 1
+        marker.table(table, table_site(f"embeddings.{table.name}"))
+    model.opset_imports[SITE_DOMAIN] = 1
     return SitedGraph(
         graph=tidy(model),
         sites=tuple(marker.sites),
@@ -118,38 +123,25 @@ def mark_sites(model: ir.Model, roles: Roles) -> SitedGraph:
 def _mark_layer(marker: _Marker, layer: LayerRoles, path: str) -> None:
     for linear in layer.linear_layers:
         name = f"{path}.{linear.name}"
-        site = Site(
-            name=f"{name}._input_quantizer",
-            kind="activation",
-            sequence_axes=(1,),
-            source=linear.source,
-        )
-        marker.activation(linear.matmul, 0, site)
-        marker.weight(linear.matmul, f"{name}._weight_quantizer")
+        of_input, of_weight = linear_sites(name, linear.source)
+        marker.activation(linear.matmul, 0, of_input)
+        marker.weight(linear.matmul, name, of_weight)
     matmuls = (
-        ("q", layer.scores, 0, (2,)),
-        ("k", layer.scores, 1, (3,)),
-        ("v", layer.context, 1, (2,)),
-        ("a", layer.context, 0, (2, 3)),
+        ("q", layer.scores, 0),
+        ("k", layer.scores, 1),
+        ("v", layer.context, 1),
+        ("a", layer.context, 0),
     )
-    for letter, node, index, axes in matmuls:
+    sites = matmul_sites(f"{path}.attention.self")
+    for letter, node, index in matmuls:
         value = node.inputs[index]
         if value is not None and value.shape is not None and len(value.shape) not in (0, 4):
             raise UserInputError(
                 f"Node {node.name!r} multiplies tensors of {len(value.shape)} dimensions; expected "
                 "(batch, heads, tokens, width) in an attention."
             )
-        site = Site(
-            name=f"{path}.attention.self.matmul_{letter}_input_quantizer",
-            kind="activation",
-            sequence_axes=axes,
-        )
-        marker.activation(node, index, site)
+        marker.activation(node, index, sites[letter])
     for total in layer.residual_adds:
-        for side, index in (("local", total.local), ("residual", 1 - total.local)):
-            site = Site(
-                name=f"{path}.{total.name}.add_{side}_input_quantizer",
-                kind="activation",
-                sequence_axes=(1,),
-            )
-            marker.activation(total.add, index, site)
+        local, residual = residual_sites(f"{path}.{total.name}")
+        marker.activation(total.add, total.local, local)
+        marker.activation(total.add, 1 - total.local, residual)

@@ -14,8 +14,10 @@ from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.task_names import task_of_architecture
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
-from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
-from qdqbert.graph.imported.graph_runner import GraphRunner, one_line
+from qdqbert.graph.export import SENTENCE_EMBEDDING
+from qdqbert.graph.imported.file_errors import one_line
+from qdqbert.graph.imported.graph_runner import GraphRunner
+from qdqbert.graph.imported.input_output_names import check_rank
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")
 _CLASSIFIERS = ("text-classification", "token-classification")
@@ -177,14 +179,12 @@ def _output_shape(runner: GraphRunner, path: Path, task: str) -> tuple[int, ...]
         inputs["token_type_ids"] = np.zeros_like(ones)
     name = runner.output_names[0]
     shape: tuple[int, ...] = runner.run(inputs)[name].shape
-    rank = 3 if task in OF_TOKENS and name != SENTENCE_EMBEDDING else 2
-    if len(shape) != rank:
-        raise UserInputError(
-            f"The output of graph {path.name!r} has {len(shape)} dimensions, and task `{task}` "
-            f"reads {rank}: one vector per {'token' if rank == 3 else 'text'}. Pass another "
-            "`task`.",
-            argument="task",
-        )
+    check_rank(
+        f"The output of graph {path.name!r}",
+        len(shape),
+        task,
+        is_pooled=name == SENTENCE_EMBEDDING,
+    )
     return shape
 
 
@@ -227,9 +227,9 @@ def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except _UNREADABLE as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = one_line(str(error).strip().partition("\n")[0])
         raise UserInputError(
-            f"{subject} cannot be loaded: {reason.rstrip('.')}. {hint}Expected a folder with "
+            f"{subject} cannot be loaded: {reason}. {hint}Expected a folder with "
             "tokenizer.json, or a hub id.",
             argument="tokenizer",
         ) from error

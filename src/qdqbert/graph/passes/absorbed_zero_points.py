@@ -143,7 +143,6 @@ def _factors(matmul: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]]
     codes, scale = (constant_array(value) for value in dequantize.inputs[:2])
     if codes is None or codes.ndim != 2 or scale is None:
         return None
-    axis = dequantize.attributes.get("axis")
-    if scale.size > 1 and axis is not None and axis.as_int() % 2 == 0:
+    if scale.size > 1 and dequantize.attributes.get_int("axis", 1) % 2 == 0:
         return None
     return codes, scale

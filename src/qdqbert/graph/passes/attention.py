@@ -71,8 +71,7 @@ def merged_heads(context: ir.Node) -> ir.Node | None:
 
 def is_over_last_axis(node: ir.Node, rank: int) -> bool:
     """Return whether a softmax or LayerNormalization works on the last axis of `rank` axes."""
-    axis = node.attributes.get("axis")
-    return axis is None or axis.as_int() in (-1, rank - 1)
+    return node.attributes.get_int("axis", -1) in (-1, rank - 1)
 
 
 def scales_by_head_dim(scaled: ir.Node, head_dim: int) -> bool:

@@ -157,7 +157,7 @@ def _half(name: str, stored: NDArray[np.generic], *, is_scale: bool) -> NDArray[
     half: NDArray[np.float16] = np.where(masks, MASK, np.where(masks, 0, array).astype(np.float16))
     if is_scale:
         _check_scale(name, array, half)
-    elif array.size == 1 and half.size == 1 and not half.any() and array.any():
+    elif array.size == 1 and not half.any() and array.any():
         raise GraphError(
             f"Constant `{name}` is {array.flat[0]:.4g}, which becomes 0 in float16. Use target "
             "'portable', which stays in float32."

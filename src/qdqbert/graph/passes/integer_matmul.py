@@ -68,5 +68,4 @@ def _is_by_column(weight: ir.Node) -> bool:
     codes, scale = constant_array(weight.inputs[0]), constant_array(weight.inputs[1])
     if codes is None or scale is None or codes.ndim != 2:
         return False
-    axis = weight.attributes.get("axis")
-    return scale.size == 1 or (axis.as_int() if axis is not None else 1) in (1, -1)
+    return scale.size == 1 or weight.attributes.get_int("axis", 1) in (1, -1)

@@ -197,7 +197,6 @@ def _fuse_residual(layer: LayerReader, path: str, x: Pair, residual: ir.Node, re
     if not is_over_last_axis(norm, rank=3):
         axis = norm.attributes["axis"].as_int()
         layer.refuse(f"normalizes axis {axis} in `{path}`; expected the last")
-    epsilon = norm.attributes.get("epsilon")
     normed = layer.written(norm.outputs[0], result)
     _put(
         layer,
@@ -212,7 +211,7 @@ def _fuse_residual(layer: LayerReader, path: str, x: Pair, residual: ir.Node, re
             normed.scale,
         ],
         axis=-1,
-        epsilon=1e-5 if epsilon is None else epsilon.as_float(),
+        epsilon=norm.attributes.get_float("epsilon", 1e-5),
         order_X=_ROW,
         order_Y=_ROW,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqbert.artifact import size_bytes
+from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.graph.check import save_graph
@@ -61,8 +61,7 @@ def write_graphs(
     """
     written = []
     for plan in plans:
-        file = plan.target.file
-        name = file if len(plans) == 1 else f"{plan.target.name}/{file}"
+        name = MODEL if len(plans) == 1 else f"{plan.target.name}/{MODEL}"
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):

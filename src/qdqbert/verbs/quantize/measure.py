@@ -94,16 +94,14 @@ def measure(
     jobs = [(each, engine) for each in written for engine in _installed_engines(each.plan.target)]
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
     timings = _time(timed, evidence, progress) if benchmark and timed else []
-    # References are the same on every engine.
-    references: dict[str, list[Reference]] = {}
+    known: list[tuple[Plan, list[Reference]]] = []
     reports = []
     warnings: list[str] = []
     for each, engine in jobs:
         target = each.plan.target.name
         title = f"Checking {target} on {engine}"
         with progress.stage(title, len(evidence.heldout.batches)) as advance:
-            if target not in references:
-                references[target] = _references(each.plan, evidence)
+            references = _references(each.plan, evidence, known)
             task = TASKS[evidence.source.task]
             predictions = predict(
                 task,
@@ -123,7 +121,7 @@ def measure(
                     evidence.heldout.features,
                     evidence.options,
                 ),
-                lowering=check_lowering(each.model, references[target], engine),
+                lowering=check_lowering(each.model, each.path, references, engine),
                 size_bytes=each.size_bytes,
                 size_ratio=each.size_bytes / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
@@ -203,11 +201,31 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
     ]
 
 
-def _references(plan: Plan, evidence: Evidence) -> list[Reference]:
-    """Compute references of a plan on batches of different lengths."""
+def _references(
+    plan: Plan, evidence: Evidence, known: list[tuple[Plan, list[Reference]]]
+) -> list[Reference]:
+    """Compute references of a plan on batches of different lengths, or return known ones.
+
+    They depend neither on the engine nor on the target: targets often have the same specs.
+
+    Args:
+        plan: The plan.
+        evidence: The float model and its examples.
+        known: References of earlier plans. New ones are appended.
+    """
+    ranges = evidence.calibration.for_recipe
+    for other, found in known:
+        if (
+            plan.specs == other.specs
+            and plan.target.last_bits == other.target.last_bits
+            and ranges(plan.recipe) is ranges(other.recipe)
+        ):
+            return found
     batches = evidence.heldout.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    return evidence.sited.references(plan, evidence.calibration.for_recipe(plan.recipe), chosen)
+    made = evidence.sited.references(plan, ranges(plan.recipe), chosen)
+    known.append((plan, made))
+    return made
 
 
 def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") -> list[str]:

@@ -11,13 +11,14 @@ import onnx_ir as ir
 
 from qdqbert.artifact import RANGES, Artifact, open_artifact, read_training
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Site
+from qdqbert.spec import Site, is_weight
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.quantize.graphs import digest_weights
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -167,29 +168,25 @@ def _calibrate(
         if plan.recipe.smoothing is None or plan.target.calibration_cache
     ]
     quantizer_options = effective_quantizer_options(options)
-    passes = 1 if smoothing is None else 2
-    with progress.stage("Calibrating", passes * len(batches)) as advance:
-        return sited.calibrate(
-            batches,
-            sites=[
-                site.name
-                for site in sited.sites
-                if any(site.name in plan.activations for plan in plans)
-            ],
-            calibrator=calibrator_of(quantizer_options),
-            smoothing=smoothing,
-            unsmoothed_sites=frozenset().union(*without_smoothing),
-            clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
-            quantizer_options=quantizer_options,
-            advance=advance,
-        )
+    wanted = frozenset().union(*(plan.activations for plan in plans))
+    calibration_plan = CalibrationPlan(
+        sites=[site for site in sited.sites if site.name in wanted],
+        all_sites=sited.sites,
+        weights=sited.weights(),
+        calibrator=calibrator_of(quantizer_options),
+        smoothing=smoothing,
+        unsmoothed_sites=frozenset().union(*without_smoothing),
+        clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
+        quantizer_options=quantizer_options,
+    )
+    total = len(calibration_plan.passes) * len(batches)
+    with progress.stage("Calibrating", total) as advance:
+        return sited.calibrate(calibration_plan, batches, advance)
 
 
 def _has_all_ranges(stored: StoredQuantizers) -> bool:
     activations = {
-        name
-        for name, spec in stored.specs.items()
-        if spec is not None and not name.endswith("_weight_quantizer")
+        name for name, spec in stored.specs.items() if spec is not None and not is_weight(name)
     }
     return activations <= set(stored.calibration.ranges)
 

@@ -14,14 +14,13 @@ import onnx_ir as ir
 from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference
 from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Site, SiteGroup, Smoothing, TensorSpec
+from qdqbert.spec import Site, SiteGroup, TensorSpec
 from qdqbert.targets.target import Plan
 
 Advance = Callable[[], None]
@@ -98,17 +97,11 @@ class SitedSource(Protocol):
 
     def calibrate(
         self,
+        plan: CalibrationPlan,
         batches: Sequence[Batch],
-        *,
-        sites: Sequence[str],
-        calibrator: Calibrator,
-        smoothing: Smoothing | None,
-        unsmoothed_sites: Collection[str],
-        clips_residuals: bool,
-        quantizer_options: QuantizerOptions,
         advance: Advance,
     ) -> Calibration:
-        """Choose ranges; see `calibration.calibrate.calibrate`."""
+        """Choose ranges. Calls `advance` after each batch of each pass."""
         ...
 
     def graph(self) -> ir.Model:

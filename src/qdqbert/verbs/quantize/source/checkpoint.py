@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibrate import calibrate, run_observed
+from qdqbert.calibration.calibrate import as_tensors, run_observed, run_passes
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
@@ -30,7 +32,7 @@ from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.inference import TorchRunner
-from qdqbert.verbs.quantize.source import StoredQuantizers
+from qdqbert.verbs.quantize.source import Advance, StoredQuantizers
 
 
 class CheckpointSource:
@@ -77,10 +79,13 @@ class SitedCheckpoint:
         self.sites = self._sited.sites
 
     def calibrate(
-        self, batches: Sequence[Batch], *, sites: Sequence[str], **settings: Any
+        self, plan: CalibrationPlan, batches: Sequence[Batch], advance: Advance
     ) -> Calibration:
         """Choose ranges; see `SitedSource`."""
-        return calibrate(self._sited, self._forward, batches, sites=sites, **settings)
+        run = functools.partial(
+            run_observed, self._sited, self._forward, as_tensors(batches), advance=advance
+        )
+        return run_passes(run, plan)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight of each linear layer; see `SitedSource`."""
@@ -88,7 +93,7 @@ class SitedCheckpoint:
 
     def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
         """Show the inputs of the linear layers to a check; see `SitedSource`."""
-        run_observed(self._sited, self._forward, batches, check, check.scales)
+        run_observed(self._sited, self._forward, as_tensors(batches), check, check.scales)
 
     def graph(self) -> ir.Model:
         """Return the float graph with a node at every site. It is exported once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -133,16 +132,11 @@ class SitedOnnx:
         self.sites = sited.sites
 
     def calibrate(
-        self,
-        batches: Sequence[Batch],
-        *,
-        sites: Sequence[str],
-        advance: Advance,
-        **settings: Any,
+        self, plan: CalibrationPlan, batches: Sequence[Batch], advance: Advance
     ) -> Calibration:
         """Choose ranges; see `SitedSource`."""
         path = self._scratch / "observed.onnx"
-        observed = ObservedGraph(self._sited, path, sites=frozenset(sites))
+        observed = ObservedGraph(self._sited, path, sites={site.name for site in plan.sites})
         for batch in batches:
             check_token_ids(batch.inputs, self._path, self._vocabulary_size)
 
@@ -150,12 +144,6 @@ class SitedOnnx:
             with engine_errors(self._path):
                 observed.run(batches, observer, scales, advance)
 
-        plan = CalibrationPlan(
-            sites=[site for site in self.sites if site.name in set(sites)],
-            all_sites=self.sites,
-            weights=self.weights(),
-            **settings,
-        )
         return run_passes(run, plan)
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -186,5 +174,9 @@ class SitedOnnx:
         )
         keep_outputs(model, self._output_names)
         return make_graph_references(
-            model, self._sited.starts, batches, last_bits=plan.target.last_bits
+            model,
+            self._sited.starts,
+            batches,
+            scratch=self._scratch,
+            last_bits=plan.target.last_bits,
         )
