@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference
 from qdqbert.graph.edit import tidy
@@ -87,6 +90,25 @@ def test_one_wrong_constant_is_found_in_its_layer(
     assert check.worst_layer_db < 40
     assert not check.is_exact
     assert check.worst_layer == "last_hidden_state"
+
+
+@pytest.mark.parametrize(
+    ("engine", "layers"), [("onnxruntime", [True, False]), ("openvino", [True])]
+)
+def test_graphs_are_opened_no_more_than_needed(
+    bert, references, check_lowered, monkeypatch, tmp_path, engine, layers
+) -> None:
+    opened: list[tuple[str, bool]] = []
+
+    def open_on_onnxruntime(_: str, path: Path, *, exact: bool = False, **settings: Any) -> Runner:
+        opened.append((path.name, exact))
+        assert path.is_relative_to(tmp_path)
+        return open_runner("onnxruntime", path, exact=exact, **settings)
+
+    monkeypatch.setattr(lowering, "open_runner", open_on_onnxruntime)
+    check_lowered(lowered(bert), references, engine)
+    assert opened == [*(("layers.onnx", exact) for exact in layers), ("model.onnx", False)]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_padding_is_not_compared(bert, references, check_lowered) -> None:

@@ -90,7 +90,11 @@ def _config_fields(tokenizer: str | None, path: Path) -> dict[str, Any]:
 
     Raises:
         UserInputError: The file cannot be read.
+        CheckpointError: The tokenizer is neither a folder nor a model of the hub.
     """
+    if tokenizer and not Path(tokenizer).exists():
+        with naming("tokenizer"):
+            check_hub_model(tokenizer)
     try:
         fields, _ = PretrainedConfig.get_config_dict(tokenizer or str(path.parent))
         return dict(fields)
@@ -221,9 +225,7 @@ def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
     name = given or str(path.parent)
     subject = f"`tokenizer={given!r}`" if given else f"The tokenizer next to graph {path.name!r}"
     hint = "" if given else "Put it there, or pass `tokenizer`. "
-    if given and not Path(given).exists():
-        with naming("tokenizer"):
-            check_hub_model(given)
+    fields = _config_fields(given, path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except _UNREADABLE as error:
@@ -238,7 +240,6 @@ def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
             f"{subject} has no vocabulary; expected tokenizer.json or vocab.txt. {hint}".rstrip(),
             argument="tokenizer",
         )
-    fields = _config_fields(given, path)
     # A family that transformers does not know needs no config: its graph is enough.
     if fields.get("model_type") not in CONFIG_MAPPING:
         return tokenizer, None, False
