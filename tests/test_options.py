@@ -114,6 +114,24 @@ def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
         TrainOptions(model="m", output="o", train_data="d", epochs=float("nan"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"doc_stride": -1}, "at least 0, got -1"),
+        ({"n_best_size": 0}, "at least 1, got 0"),
+        ({"max_answer_length": 0}, "at least 1, got 0"),
+        ({"mlm_probability": 1.0}, "above 0 and below 1, got 1.0"),
+        ({"max_examples": 0}, "at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_settings_of_tasks_have_bounds(changes, words) -> None:
+    (name,) = changes
+    with pytest.raises(UserInputError, match=f"`{name}` must be {words}") as caught:
+        EvaluateOptions(model="m", data="d", **changes)
+    assert caught.value.argument == name
+
+
 def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
     message = "`targets='gpu'` is unknown. Choose one of: portable, onnxruntime, "
     with pytest.raises(UserInputError, match=message) as caught:
@@ -131,6 +149,8 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
         ("model", 3, "a string or a path, got 3 (int)"),
         ("calibration_data", ["a text"], "a string or a path, got ['a text'] (list)"),
         ("overwrite", "yes", "True or False, got 'yes' (str)"),
+        ("quant_disable_keyword", 1.5, "a string or a path, got 1.5 (float)"),
+        ("input_names", ["a"], "a dictionary of names, got ['a'] (list)"),
     ],
 )
 def test_a_value_of_another_type_is_reported(name, value, words) -> None:

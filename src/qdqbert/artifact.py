@@ -342,8 +342,9 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OSError):
-        return True
+    except OSError:
+        # It belongs to another user.
+        pass
     return True
 
 

@@ -16,7 +16,7 @@ import inspect
 import shlex
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -288,7 +288,8 @@ def normalize_options(options: Any) -> None:
         if isinstance(value, Path) or is_column_number:
             object.__setattr__(options, each.name, str(value))
         elif get_origin(each.type) is tuple and value is not None:
-            items = (value,) if isinstance(value, str | int | Path) else value
+            is_item = isinstance(value, str) or not isinstance(value, Iterable)
+            items = (value,) if is_item else value
             items = tuple(str(item) if isinstance(item, Path) else item for item in items)
             object.__setattr__(options, each.name, items)
 
@@ -335,12 +336,13 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "True or False"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
+    Mapping: ((Mapping,), "a dictionary of names"),
 }
 
 
 def _check_type(option: Declared, value: Any) -> None:
     kind = get_args(option.type)[0] if get_origin(option.type) is tuple else option.type
-    accepted, words = _KINDS.get(kind, ((object,), ""))
+    accepted, words = _KINDS.get(get_origin(kind) or kind, ((object,), ""))
     is_odd_bool = isinstance(value, bool) and kind in (int, float)
     if is_odd_bool or not isinstance(value, accepted):
         raise UserInputError(

@@ -12,9 +12,9 @@ from transformers.utils import logging as transformers_logging
 
 from qdqbert.checkpoint import hub
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.load import has_head, load_checkpoint
+from qdqbert.checkpoint.load import load_checkpoint, tasks_of_heads
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.choices import POOLING_MODES, TASK_NAMES
+from qdqbert.choices import POOLING_MODES
 from qdqbert.errors import CheckpointError, UserInputError
 
 
@@ -93,8 +93,7 @@ def test_an_encoder_in_a_subfolder_is_loaded(in_subfolder) -> None:
 
 
 def test_the_task_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
-    assert has_head(in_subfolder, "feature-extraction")
-    assert not has_head(in_subfolder, "text-classification")
+    assert tasks_of_heads(in_subfolder) == ("feature-extraction",)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_the_task_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
 )
 def test_a_checkpoint_has_the_head_that_its_config_names(checkpoints, name, head) -> None:
     folder = str(checkpoints(name))
-    assert [each for each in TASK_NAMES if has_head(folder, each)] == [head]
+    assert tasks_of_heads(folder) == (head,)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_the_hub_is_asked_once(monkeypatch, error, reason) -> None:
 
 def test_asking_for_the_head_of_a_missing_checkpoint_is_an_error() -> None:
     with pytest.raises(CheckpointError, match=r"Folder './no-such-model' does not exist"):
-        has_head("./no-such-model", "text-classification")
+        tasks_of_heads("./no-such-model")
 
 
 def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> None:

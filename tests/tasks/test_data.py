@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -274,12 +273,12 @@ def test_examples_know_their_row_and_errors_name_file_row_and_column(write: Writ
 def test_digest_is_that_of_the_examples_in_order(write: Write) -> None:
     dataset = read_dataset(write("a.csv", "text,label\na,1\né,2\n"))
     same = read_dataset(write("b.jsonl", '{"text": "a", "label": 1}\n{"text": "é", "label": 2}'))
-    assert dataset.digest == same.digest == digest_examples(list(dataset.examples))
-    assert re.fullmatch("[0-9a-f]{64}", dataset.digest)
-    assert digest_examples(dataset.examples[::-1]) != dataset.digest
+    digest = digest_examples(dataset.examples)
+    assert digest == digest_examples(list(same.examples))
+    assert digest_examples(dataset.examples[::-1]) != digest
     rows = [["a", None, "1"], ["é", None, "2"]]
     content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    assert dataset.digest == hashlib.sha256(content).hexdigest()
+    assert digest == hashlib.sha256(content).hexdigest()
 
 
 def test_digest_distinguishes_fields_and_examples() -> None:
@@ -375,9 +374,3 @@ def test_file_that_cannot_be_opened_is_refused(
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataFileError, match=r"a\.txt` cannot be read: Permission denied"):
         read_dataset(path)
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_max_examples_below_one_is_refused(write: Write, count: int) -> None:
-    with pytest.raises(DataFileError, match=f"`max_examples` must be at least 1, got {count}"):
-        read_dataset(write("a.txt", "a"), max_examples=count)

@@ -123,6 +123,9 @@ def test_predictions_are_embeddings_not_decisions() -> None:
     assert TASK.decisions([np.ones(3, np.float32)] * 6, features(PAIRS), OPTIONS) is None
 
 
-def test_features_have_no_labels_and_no_classes() -> None:
-    assert TASK.labels(features(PAIRS, count=6), {}) == [{}] * 6
+def test_labels_are_scores_from_0_to_1() -> None:
+    scores = (min(0.0, *(float(each.label) for each in PAIRS)), *(float(x.label) for x in PAIRS))
+    highest = max(1.0, *scores)
+    found = [each["scores"] for each in TASK.labels(features(PAIRS, count=6), {})]
+    assert found == pytest.approx([(x - scores[0]) / (highest - scores[0]) for x in scores[1:]])
     assert TASK.class_names is None

@@ -58,7 +58,6 @@ def test_squad_files_are_read(write_file) -> None:
     )
     assert dataset.columns == Columns()
     assert dataset.notices == ()
-    assert len(dataset.digest) == 64
 
 
 def test_lines_have_the_layout_of_hub_rows(write_file) -> None:
@@ -88,8 +87,6 @@ def test_rows_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_max_examples_limits_what_is_read(write_file) -> None:
     path = write_file("dev.json", squad(asked("a", ("cat", 4)), asked("b", ("cat", 4))))
     assert [example.id for example in read(path, 1).examples] == ["a"]
-    with pytest.raises(DataFileError, match="`max_examples` must be at least 1, got 0"):
-        read(path, 0)
 
 
 def test_ids_may_be_numbers() -> None:

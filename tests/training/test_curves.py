@@ -17,10 +17,9 @@ HISTORY = [
 ]
 
 
-def test_curves_are_loss_learning_rate_and_metrics_over_steps() -> None:
+def test_curves_are_loss_and_metrics_over_steps() -> None:
     assert curves_of(HISTORY) == {
         "loss": [(1, 2.0), (2, 1.0)],
-        "learning_rate": [(1, 1e-3), (2, 5e-4)],
         "accuracy": [(1, 50.0), (2, 75.0)],
         "f1": [(1, 40.0), (2, 80.0)],
     }

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.task import IGNORED
-from qdqbert.training.distillation import Distillation
 from qdqbert.training.losses import (
     embed,
     embedding_distance,
@@ -192,22 +191,3 @@ def test_embeddings_are_pooled_by_the_head_or_by_their_mean(head, expected) -> N
     states = draw(2, 5, 8)
     found = embed({"last_hidden_state": tensor(states)}, inputs_of(), head)
     np.testing.assert_allclose(found[1].numpy(), expected(states), **NEAR)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"temperature": 0.0}, "`temperature` must be above 0 and finite, got 0.0"),
-        ({"temperature": -1.0}, "`temperature` must be above 0 and finite, got -1.0"),
-        ({"temperature": float("nan")}, "`temperature` must be above 0 and finite, got nan"),
-        ({"temperature": float("inf")}, "`temperature` must be above 0 and finite, got inf"),
-        ({"alpha": 1.5}, "`distill_alpha` must be from 0 to 1, got 1.5"),
-        ({"alpha": float("nan")}, "`distill_alpha` must be from 0 to 1, got nan"),
-        ({"hidden_weight": -0.1}, "`distill_hidden` must be at least 0 and finite, got -0.1"),
-        ({"hidden_weight": float("inf")}, "`distill_hidden` must be at least 0 and finite"),
-    ],
-    ids=str,
-)
-def test_invalid_settings_are_refused(changes, message) -> None:
-    with pytest.raises(UserInputError, match=message):
-        Distillation(**changes)

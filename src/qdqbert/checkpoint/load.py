@@ -126,15 +126,15 @@ def load_checkpoint(
     )
 
 
-def has_head(name: str, task: TaskName) -> bool:
-    """Return whether a checkpoint's config names an architecture for a task.
+def tasks_of_heads(name: str) -> tuple[TaskName | None, ...]:
+    """Return the tasks of the architectures that a checkpoint's config names.
 
     Raises:
         CheckpointError: The checkpoint does not exist, or its config cannot be read.
     """
     _check_name(name)
     _, config = _read_configs(name)
-    return task in tasks_of(config)
+    return tuple(tasks_of(config))
 
 
 def check_positions(config: Any) -> None:

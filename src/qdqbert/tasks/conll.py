@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset, check_max_examples, refuse_columns
+from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.entities import OUTSIDE
 from qdqbert.tasks.hub import hub_rows, is_hub
 from qdqbert.tasks.lines import counted, existing_file, json_rows, read_lines, row_name
@@ -50,7 +50,6 @@ def read_sentences(path: str, *, columns: Columns, max_examples: int | None) -> 
         DataFileError: The data cannot be read or have another layout, or a column is requested.
         MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
     """
-    check_max_examples(max_examples)
     refuse_columns(
         columns,
         layout="CoNLL files have the word first and the tag last; rows have "

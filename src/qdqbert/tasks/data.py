@@ -74,11 +74,6 @@ class Dataset:
     columns: Columns
     notices: tuple[str, ...]
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the examples; see `digest_examples`."""
-        return digest_examples(self.examples)
-
     def __len__(self) -> int:
         return len(self.examples)
 
@@ -115,12 +110,6 @@ def check_each(dataset: Dataset, check: Callable[[Any], object]) -> None:
             raise DataFileError(f"{where}: {error}", argument=error.argument) from error
 
 
-def check_max_examples(max_examples: int | None) -> None:
-    """Check that at least one example is requested; raise `DataFileError` otherwise."""
-    if max_examples is not None and max_examples < 1:
-        raise DataFileError(f"`max_examples` must be at least 1, got {max_examples}.")
-
-
 def refuse_columns(columns: Columns, *, layout: str) -> None:
     """Raise `DataFileError` if a column is requested of data whose columns have fixed names."""
     for argument, name in columns.requested.items():
@@ -147,10 +136,9 @@ def read_dataset(
 
     Raises:
         DataFileError: The data cannot be read, a column does not exist or cannot be inferred, a
-            row is malformed, no example is left, or `max_examples` is below 1.
+            row is malformed, or no example is left.
         MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
     """
-    check_max_examples(max_examples)
     table = open_table(str(path), columns)
     resolved, notices = resolve_columns(table, columns) if table.names else (Columns(), [])
     examples = tuple(itertools.islice(_examples(table, resolved), max_examples))

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Dataset, Example, check_each
+from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import check_label_column, read_texts, truncation_notice
+from qdqbert.tasks.texts import check_label_column, truncation_notice
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -77,14 +77,16 @@ def _metrics(
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    """Return no labels: embedders are trained on scores of pairs, or to follow a teacher."""
+    """Return the score of each pair, scaled to 0 to 1 if it is not in that range."""
     del id2label
-    return [{} for _ in features.encoded.inputs]
+    scores = [score_of(example) for example in features.examples]
+    low, high = min(0.0, *scores), max(1.0, *scores)
+    return [{"scores": (score - low) / (high - low)} for score in scores]
 
 
 FEATURE_EXTRACTION = Task(
     name="feature-extraction",
-    read=read_texts,
+    read=read_dataset,
     encode=_encode,
     check_labels=_check_labels,
     check_metrics=lambda dataset, id2label: check_scores_differ(dataset),

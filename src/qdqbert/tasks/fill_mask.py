@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError
+from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     IGNORED,
     Features,
@@ -27,7 +28,7 @@ from qdqbert.tasks.task import (
     TaskOptions,
     accept_all,
 )
-from qdqbert.tasks.texts import encode_texts, read_texts
+from qdqbert.tasks.texts import encode_texts
 from qdqbert.tasks.tokens import (
     keep_examples,
     log_probabilities,
@@ -146,7 +147,7 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
 
 FILL_MASK = Task(
     name="fill-mask",
-    read=read_texts,
+    read=read_dataset,
     encode=_encode,
     check_labels=accept_all,
     predictions=_predictions,

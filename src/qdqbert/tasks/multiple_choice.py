@@ -21,7 +21,6 @@ from qdqbert.tasks.data import (
     Dataset,
     Example,
     check_each,
-    check_max_examples,
     open_table,
     refuse_columns,
 )
@@ -67,7 +66,6 @@ def read_choices(path: str, *, columns: Columns, max_examples: int | None) -> Da
         DataFileError: The data cannot be read, fields are missing, examples have different numbers
             of endings, or a column is requested.
     """
-    check_max_examples(max_examples)
     refuse_columns(columns, layout=f"{_LAYOUT}, and `label`")
     # A header without `label`, as in test sets, is recognized by `sent1`.
     table = open_table(path, Columns(text="sent1"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset, Example, check_each
+from qdqbert.tasks.data import Columns, Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import accuracy_metric, logit_predictions, most_likely_classes
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import check_label_column, encode_texts, label_of, read_texts
+from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 # Labels of the two classes, which the config of a checkpoint does not name.
 _CLASSES = {
@@ -23,7 +23,7 @@ def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Data
     Raises:
         DataFileError: As `read_dataset`, or there is no column of second texts.
     """
-    dataset = read_texts(path, columns=columns, max_examples=max_examples)
+    dataset = read_dataset(path, columns=columns, max_examples=max_examples)
     if dataset.examples[0].text_pair is None:
         raise DataFileError(
             f"The data `{path}` have one text per row, and next-sentence-prediction reads two. "

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset, check_max_examples, refuse_columns
+from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.hub import hub_rows, is_hub
 from qdqbert.tasks.lines import (
     counted,
@@ -77,7 +77,6 @@ def read_questions(path: str, *, columns: Columns, max_examples: int | None) -> 
             twice; or a column is requested, or `max_examples` is below 1.
     """
     refuse_columns(columns, layout="`question`, `context` and `answers`")
-    check_max_examples(max_examples)
     rows = itertools.islice(_rows_of_data(path), max_examples)
     examples = tuple(parse_question(row, where) for where, row in rows)
     if not examples:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, Encoded
-from qdqbert.errors import UserInputError
 from qdqbert.tasks.data import Columns, Dataset
 
 Prediction = NDArray[np.float32]
@@ -46,18 +45,6 @@ class TaskOptions:
     null_score_diff_threshold: float = 0.0
     mlm_probability: float = 0.15
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("doc_stride", 0), ("n_best_size", 1), ("max_answer_length", 1)):
-            if getattr(self, name) < least:
-                raise UserInputError(
-                    f"`{name}` must be at least {least}, got {getattr(self, name)}.", argument=name
-                )
-        if not 0 < self.mlm_probability < 1:
-            raise UserInputError(
-                f"`mlm_probability` must be between 0 and 1, got {self.mlm_probability}.",
-                argument="mlm_probability",
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

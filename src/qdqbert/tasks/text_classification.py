@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, Example, check_each
+from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import logit_predictions, most_likely_classes
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, label_of, read_texts
+from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, label_of
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -72,7 +72,7 @@ def _class_names(dataset: Dataset) -> list[str]:
 
 TEXT_CLASSIFICATION = Task(
     name="text-classification",
-    read=read_texts,
+    read=read_dataset,
     encode=encode_texts,
     check_labels=_check_labels,
     check_metrics=_check_metrics,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
+from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     Features,
     Labels,
@@ -19,7 +20,7 @@ from qdqbert.tasks.task import (
     TaskOptions,
     accept_all,
 )
-from qdqbert.tasks.texts import encode_texts, read_texts
+from qdqbert.tasks.texts import encode_texts
 from qdqbert.tasks.tokens import (
     keep_examples,
     log_probabilities,
@@ -74,7 +75,7 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
 
 TEXT_GENERATION = Task(
     name="text-generation",
-    read=read_texts,
+    read=read_dataset,
     encode=_encode,
     check_labels=accept_all,
     predictions=_predictions,

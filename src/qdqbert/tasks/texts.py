@@ -1,4 +1,4 @@
-"""Functions shared by tasks over texts: reading a table, tokenizing texts, and reading labels."""
+"""Functions shared by tasks over texts: tokenizing texts and reading labels."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from typing import Any
 
 from qdqbert.encoding import encode
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset, Example, read_dataset
+from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Features, TaskOptions
 
 # Number of classes that an error lists.
 _MOST_NAMES = 40
-
-
-def read_texts(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read texts or pairs of texts with their labels; see `read_dataset`."""
-    return read_dataset(path, columns=columns, max_examples=max_examples)
 
 
 def encode_texts(

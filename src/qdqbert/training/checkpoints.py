@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import UserInputError
+from qdqbert.files import write_json
 
 _SETTINGS = "settings.json"
 
@@ -48,13 +49,11 @@ def checkpoint_folder(
         UserInputError: There is no checkpoint to resume from, or the settings differ; the folder
             exists and must not be replaced; or it cannot be created.
     """
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
     start = None
-    if resume:
-        start = _check_resumable(folder, plain)
-    elif is_main:
-        _check_replaceable(folder, overwrite=overwrite)
-        _make(folder, plain)
+    if is_main or resume:
+        start = check_folder(folder, settings, resume=resume, overwrite=overwrite)
+    if is_main and not resume:
+        _make(folder, settings)
     try:
         yield start
     except BaseException:
@@ -64,6 +63,27 @@ def checkpoint_folder(
         raise
     if is_main and not keep:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_folder(
+    folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool
+) -> Path | None:
+    """Return the checkpoint to resume from; `None` for a new run, whose folder can be made.
+
+    Args:
+        folder: Folder of the checkpoints.
+        settings: Settings that must not change when the run is resumed, as JSON values.
+        resume: Resume from the last checkpoint.
+        overwrite: Start again even if there are checkpoints.
+
+    Raises:
+        UserInputError: There is no checkpoint to resume from, or the settings differ; or the
+            folder exists and must not be replaced.
+    """
+    if resume:
+        return _check_resumable(folder, json.loads(json.dumps(settings)))
+    _check_replaceable(folder, overwrite=overwrite)
+    return None
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -121,7 +141,7 @@ def _make(folder: Path, settings: Mapping[str, Any]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(parents=True)
-        (folder / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / _SETTINGS, settings)
     except OSError as error:
         # A later run would not recognize an incomplete folder, and refuse to replace it.
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ _PREFIX = "eval_"
 
 
 def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return steps and values by name: `loss`, `learning_rate`, and each metric.
+    """Return steps and values by name: `loss` and each metric.
 
     Args:
         history: `TrainerState.log_history`.
@@ -20,7 +20,7 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int,
     curves: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         for name, value in entry.items():
-            if name in ("loss", "learning_rate") or name.startswith(_PREFIX):
+            if name == "loss" or name.startswith(_PREFIX):
                 point = (int(entry["step"]), float(value))
                 curves.setdefault(name.removeprefix(_PREFIX), []).append(point)
     return curves
@@ -42,7 +42,7 @@ def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
         raise MissingExtraError(
             "Plotting the curves needs matplotlib. Install it with: pip install 'qdqbert[train]'"
         ) from error
-    curves = {name: c for name, c in curves_of(history).items() if name != "learning_rate"}
+    curves = curves_of(history)
     figure = Figure(figsize=(4.5 * max(len(curves), 1), 3.2), layout="constrained")
     for index, (name, points) in enumerate(curves.items(), start=1):
         axes = figure.add_subplot(1, len(curves), index)

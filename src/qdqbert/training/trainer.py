@@ -41,7 +41,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         is_embedder: bool,
         teacher: Teacher | None,
         score: Callable[[], list[Metric]] | None,
-        on_step: Callable[[], None],
+        on_batch: Callable[[], None],
         **kwargs: Any,
     ) -> None:
         """Create a Trainer.
@@ -53,12 +53,12 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             is_embedder: Whether the loss is that of embeddings.
             teacher: The teacher, if there is one.
             score: Returns the metrics of the current model.
-            on_step: Called after each step.
+            on_batch: Called after each batch.
             kwargs: Arguments of transformers' Trainer.
         """
         self.sampler: BucketSampler | None = None
         self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
-        self._teacher, self._score, self._on_step = teacher, score, on_step
+        self._teacher, self._score, self._on_batch = teacher, score, on_batch
         super().__init__(*args, **kwargs)
         self.add_callback(_SetEpoch(self))
         # Gradient accumulation has to average over batches, because these losses are means.
@@ -80,8 +80,9 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         outputs = model(**inputs, output_hidden_states=hidden)
         loss: Tensor | float = 0.0
         if settings.alpha < 1:
-            own = self._embedding_loss(outputs, inputs, scores) if self._is_embedder else None
-            loss = (1 - settings.alpha) * (outputs["loss"] if own is None else own)
+            embeds = self._is_embedder
+            own = self._embedding_loss(outputs, inputs, scores) if embeds else outputs["loss"]
+            loss = (1 - settings.alpha) * own
         if self._teacher is not None:
             theirs = self._teacher.outputs(inputs, hidden=hidden)
             loss = loss + settings.alpha * self._distance(outputs, theirs, inputs)
@@ -112,7 +113,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         loss: Tensor = super().training_step(*args, **kwargs)
         if not bool(torch.isfinite(loss)):
             self._fail(f"The loss is {float(loss)} at step {self.state.global_step + 1}")
-        self._on_step()
+        self._on_batch()
         return loss
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

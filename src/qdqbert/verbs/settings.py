@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdqbert import options
 from qdqbert.choices import CalibratorName
+from qdqbert.errors import UserInputError
 from qdqbert.recipes import PERCENTILE, QuantizerOptions
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
@@ -18,6 +19,41 @@ def columns_of(columns: options.ColumnOptions) -> Columns:
     return Columns(
         text=columns.text_column, text_pair=columns.text_pair_column, label=columns.label_column
     )
+
+
+def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int, list[str]]:
+    """Return the longest input in tokens, and a notice if the request exceeds the limit.
+
+    Args:
+        asked: `max_length` of the call.
+        usual: Length without a request: that which the model was trained with, or the task's. The
+            limit if `None`.
+        limit: Limit of the model.
+    """
+    if asked is not None and asked > limit:
+        return limit, [
+            f"`max_length={asked}` exceeds the model's limit of {limit} tokens, which is used."
+        ]
+    return min(asked or usual or limit, limit), []
+
+
+def check_sequences(sequences: Sequence[int], model: str, limit: int) -> None:
+    """Refuse lengths that a model cannot take.
+
+    Args:
+        sequences: Lengths in tokens.
+        model: Name of the model, for the message.
+        limit: Longest input of the model in tokens.
+
+    Raises:
+        UserInputError: One of them exceeds the limit.
+    """
+    if max(sequences) > limit:
+        raise UserInputError(
+            f"`sequences` contains {max(sequences)}, which exceeds the limit of {model!r}, "
+            f"{limit} tokens.",
+            argument="sequences",
+        )
 
 
 def task_options_of(

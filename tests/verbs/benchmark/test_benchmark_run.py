@@ -113,6 +113,7 @@ def test_an_engine_that_a_folder_has_no_graph_for_is_refused(for_openvino) -> No
         ({"sequences": (65,)}, "`sequences` contains 65, which exceeds the limit of .*64 tokens"),
         ({"models": []}, "`models` is missing. Name at least one."),
         ({"models": ["missing.onnx"]}, "'missing.onnx' does not exist"),
+        ({"models": ["missing.ONNX"]}, "'missing.ONNX' does not exist"),
         ({"provider": "cpu", "engines": ["openvino"]}, "`provider='cpu'` belongs to ONNX Runtime"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

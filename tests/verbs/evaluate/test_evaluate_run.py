@@ -142,6 +142,26 @@ def test_columns_can_be_named(checkpoints, write_file) -> None:
     assert report.examples == 2
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "directory"])
+def test_a_length_above_the_limit_of_the_model_is_reported(quantized, write_file, name) -> None:
+    model = getattr(quantized("classifier"), name)
+    data = write_file("dev.csv", "text,label\nthe cat,Positive\n")
+    report = qdqbert.evaluate(
+        model, data, max_length=65, reference=model if name == "checkpoint" else None
+    )
+    message = "`max_length=65` exceeds the model's limit of 64 tokens, which is used."
+    assert [each for each in report.notices if "max_length" in each] == [message]
+
+
+def test_pooling_is_refused_where_no_checkpoint_reads_it(quantized, write_file) -> None:
+    made = quantized("sentence")
+    data = write_file("sts.csv", "sentence1,sentence2,score\nthe cat,a dog,1\nrain,night,2\n")
+    with pytest.raises(UserInputError, match="`pooling='cls'` applies to checkpoints") as caught:
+        qdqbert.evaluate(made.directory, data, pooling="cls")
+    assert caught.value.argument == "pooling"
+    qdqbert.evaluate(made.directory, data, pooling="cls", reference=made.checkpoint)
+
+
 def test_truncated_texts_are_counted(checkpoints, write_file) -> None:
     data = write_file("dev.csv", f"text,label\n{'cat ' * 63},0\n{'cat ' * 62},0\n")
     report = qdqbert.evaluate(checkpoints("classifier"), data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +10,7 @@ from qdqbert import resources
 from qdqbert.errors import UserInputError
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
-from qdqbert.verbs.quantize.examples import choose_examples, longest_input
+from qdqbert.verbs.quantize.examples import choose_examples
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 TASK = TASKS["text-classification"]
@@ -83,12 +82,3 @@ def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
     (example,) = task.read(str(one), columns=Columns(), max_examples=None).examples
     with pytest.raises(UserInputError, match="contains only examples that the ranges"):
         choose_examples(task, options(calibration_data=one), known={fingerprint(example)})
-
-
-def test_max_length_is_limited_by_the_model() -> None:
-    source = SimpleNamespace(task="text-classification", max_length=64)
-    assert longest_input(source, options()) == (64, [])
-    assert longest_input(source, options(max_length=32)) == (32, [])
-    length, notices = longest_input(source, options(max_length=65))
-    assert length == 64
-    assert notices == ["`max_length=65` exceeds the model's limit of 64 tokens, which is used."]

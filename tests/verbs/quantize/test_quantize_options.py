@@ -44,6 +44,11 @@ def test_each_name_makes_its_calibrator(options, expected) -> None:
             "percentile",
         ),
         (
+            {"model": "m.onnx", "output": "o", "pooling": "cls"},
+            "`pooling='cls'` applies to checkpoints only",
+            "pooling",
+        ),
+        (
             {"model": "m", "output": "o", "tokenizer": "t"},
             r"`tokenizer` applies to \.onnx files only, and `model='m'` is not one",
             "tokenizer",

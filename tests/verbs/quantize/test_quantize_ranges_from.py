@@ -180,10 +180,11 @@ def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, t
     make(checkpoints("bert"), again, ranges_from=first, **options)
     for name in ("onnxruntime/model.onnx", "tensorrt/model.onnx", "tensorrt/calibration.cache"):
         assert (again / name).read_bytes() == (first / name).read_bytes()
+    # Refused before the model is loaded.
     with pytest.raises(
         UserInputError, match="`fuse_qkv` determines ranges: it is False now, and was True"
     ) as caught:
-        make(checkpoints("bert"), tmp_path / "out", ranges_from=first)
+        make(tmp_path / "missing", tmp_path / "out", ranges_from=first)
     assert caught.value.argument == "fuse_qkv"
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from training_files import Files, Interrupted, stop_before_batch
 
+import qdqbert
 from qdqbert.verbs.train import run as train_run
 from task_files import HEADS
 
@@ -38,6 +40,19 @@ def files_of(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 def classifier(files_of) -> Files:
     files: Files = files_of("text-classification")
     return files
+
+
+@pytest.fixture(scope="session")
+def with_quantizers(classifier, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The classifier with calibrated quantizers. Tests must not change the folder."""
+    folder = Path(tmp_path_factory.mktemp("with-quantizers"))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier.checkpoint)
+    ids = torch.arange(5, 15).reshape(1, 10)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    qdqbert.calibrate(qdqbert.prepare(model), [batch])
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(classifier.checkpoint).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

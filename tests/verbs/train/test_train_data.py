@@ -73,7 +73,7 @@ def encoded(load) -> Callable[..., TrainingData]:
         checkpoint = load(head)
         task = TASKS[checkpoint.task]
         examples = read_examples(task, options, progress=Silent())
-        return encode_data(task, checkpoint, examples, options, progress=Silent())
+        return encode_data(task, checkpoint, examples, options, trained={}, progress=Silent())
 
     return make
 
@@ -116,7 +116,7 @@ def test_shared_examples_are_reported_and_not_calibrated_on(options, write_file,
     examples = read_examples(CLASSIFICATION, requested, progress=Silent())
     assert any("6 of 8 evaluation examples" in notice for notice in examples.notices)
     features = encoded(requested).features
-    sample = calibration_sample(CLASSIFICATION, features, examples.held, requested)
+    sample = calibration_sample(CLASSIFICATION, features, requested, excluded=examples.evaluated)
     allowed = sorted(fingerprint(example) for example in examples.train.examples[6:])
     assert sample.fingerprints == allowed
     assert sum(len(batch["input_ids"]) for batch in sample.batches) == 4
@@ -229,7 +229,7 @@ def test_a_sample_has_all_features_of_its_examples(options, write_file, encoded)
     requested = options(train_data=data, max_length=24, doc_stride=4, batch_size=50)
     made = encoded(requested, "QuestionAnswering")
     task = TASKS["question-answering"]
-    (batch,) = calibration_sample(task, made.features, None, requested).batches
+    (batch,) = calibration_sample(task, made.features, requested).batches
     assert len(batch["input_ids"]) == len(made.features.places) > 3
 
 
@@ -238,7 +238,7 @@ def test_texts_without_a_feature_are_not_calibrated_on(options, write_file, enco
     data = write_file("texts.txt", "\n".join(["中 文", *TEXTS]))
     requested = options(train_data=data, calibration_samples=100)
     made = encoded(requested, "MaskedLM")
-    sample = calibration_sample(TASKS["fill-mask"], made.features, None, requested)
+    sample = calibration_sample(TASKS["fill-mask"], made.features, requested)
     assert len(sample.fingerprints) == 10
     assert sum(len(batch["input_ids"]) for batch in sample.batches) == 10
 
@@ -247,7 +247,7 @@ def test_the_sample_depends_on_the_seed(options, encoded) -> None:
     features = encoded(options()).features
     drawn = [
         calibration_sample(
-            CLASSIFICATION, features, None, options(calibration_samples=4, seed=seed)
+            CLASSIFICATION, features, options(calibration_samples=4, seed=seed)
         ).fingerprints
         for seed in (1, 1, 2)
     ]
@@ -260,7 +260,7 @@ def test_processes_share_the_batches(options, encoded) -> None:
     features = encoded(requested).features
 
     def ids(**share: int) -> list[Any]:
-        sample = calibration_sample(CLASSIFICATION, features, None, requested, **share)
+        sample = calibration_sample(CLASSIFICATION, features, requested, **share)
         assert len(sample.fingerprints) == 9
         return [batch["input_ids"].numpy() for batch in sample.batches]
 
@@ -276,11 +276,19 @@ def test_processes_share_the_batches(options, encoded) -> None:
 def test_a_sample_without_examples_is_refused(options, write_file, encoded) -> None:
     dev = write_file("dev.tsv", labeled(*TEXTS, "one more"))
     requested = options(eval_data=dev)
-    held = read_examples(CLASSIFICATION, requested, progress=Silent()).held
+    evaluated = read_examples(CLASSIFICATION, requested, progress=Silent()).evaluated
     with pytest.raises(
         UserInputError, match="`train_data` are also in `eval_data`, so none is left"
     ):
-        calibration_sample(CLASSIFICATION, encoded(requested).features, held, requested)
+        calibration_sample(
+            CLASSIFICATION, encoded(requested).features, requested, excluded=evaluated
+        )
+
+
+def test_a_length_above_the_limit_of_the_model_is_reported(options, encoded) -> None:
+    data = encoded(options(max_length=1000))
+    assert data.max_length == 64
+    assert "`max_length=1000` exceeds the model's limit of 64 tokens" in data.notices[0]
 
 
 def test_stages_are_shown(options, load, write_file) -> None:
@@ -294,7 +302,12 @@ def test_stages_are_shown(options, load, write_file) -> None:
     requested = options(eval_data=write_file("dev.tsv", labeled("paper")))
     examples = read_examples(CLASSIFICATION, requested, progress=Recorder())
     encode_data(
-        CLASSIFICATION, load("SequenceClassification"), examples, requested, progress=Recorder()
+        CLASSIFICATION,
+        load("SequenceClassification"),
+        examples,
+        requested,
+        trained={},
+        progress=Recorder(),
     )
     assert shown == [
         "Reading the data",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 from training_files import QUICK, files_left
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 import qdqbert
 from qdqbert.errors import UserInputError
@@ -76,18 +76,10 @@ def test_an_embedder_learns_from_its_teacher_on_plain_texts(files_of, write_file
     assert (report.steps, report.quantizers) == (3, 20)
 
 
-def test_a_teacher_with_quantizers_is_refused(classifier, tmp_path, out) -> None:
-    folder = tmp_path / "teacher"
-    teacher = qdqbert.prepare(
-        AutoModelForSequenceClassification.from_pretrained(classifier.checkpoint)
-    )
-    ids = torch.arange(5, 15).reshape(1, 10)
-    qdqbert.calibrate(teacher, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
-    teacher.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(classifier.checkpoint).save_pretrained(folder)
-    options = {**QUICK, "train_data": classifier.train}
+def test_a_teacher_with_quantizers_is_refused(classifier, with_quantizers, out) -> None:
+    options = {**QUICK, "train_data": classifier.train, "distill_from": with_quantizers}
     with pytest.raises(UserInputError, match="has quantizers; expected a float checkpoint"):
-        qdqbert.train(classifier.checkpoint, out, distill_from=folder, **options)
+        qdqbert.train(classifier.checkpoint, out, **options)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> 
         ({"wprec": 4}, "`wprec` configures quantizers and requires `qat=True`"),
         ({"qat": True, "percentile": 99.0}, "`percentile=99.0` requires `calibrator='percentile'`"),
         ({"keep_best": True}, "`keep_best=True` requires `eval_data`"),
+        ({"temperature": 4.0}, "`temperature` configures distillation and requires `distill_from`"),
+        ({"distill_alpha": 0.5}, "`distill_alpha` .* requires `distill_from`"),
+        ({"distill_hidden": 1.0}, "`distill_hidden` .* requires `distill_from`"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )

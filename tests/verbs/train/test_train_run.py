@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import random
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from training_files import QUICK, Files, before_batch, record_of, recording, wei
 from transformers import AutoModelForSequenceClassification
 
 import qdqbert
+from qdqbert.artifact import TRAINING_FORMAT
 from qdqbert.checkpoint.sentence import read_sentence_head
 from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
@@ -220,6 +223,43 @@ def test_training_changes_ranges_only_if_asked(classifier, out, ranges: str) -> 
         assert changed <= inputs
     else:
         assert changed == (set(late) if ranges == "moving" else set())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"recipe": "linear"}, {"wprec": 4}, {"fuse_qkv": True}, {"calibrator": "max"}],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_of_new_quantizers_are_refused_for_a_model_that_has_some(
+    classifier, with_quantizers, out, option
+) -> None:
+    (name,) = option
+    with pytest.raises(
+        UserInputError, match=rf"`{name}` configures new quantizers, .* already has"
+    ) as caught:
+        qdqbert.train(
+            with_quantizers, out, train_data=classifier.train, qat=True, **QUICK, **option
+        )
+    assert caught.value.argument == name
+
+
+def test_a_trained_checkpoint_keeps_its_length_and_the_settings_of_its_task(
+    classifier, tmp_path, out
+) -> None:
+    folder = Path(shutil.copytree(classifier.checkpoint, tmp_path / "trained"))
+    stored = {
+        "format": TRAINING_FORMAT,
+        "max_length": 9,
+        "calibration": {"fingerprints": []},
+        "task_options": {"doc_stride": 7, "n_best_size": 5, "seed": 8},
+    }
+    (folder / "training.json").write_text(json.dumps(stored))
+    options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
+    qdqbert.train(folder, out, n_best_size=3, seed=4, **options)
+    record = record_of(out)
+    assert record["max_length"] == 9
+    expected = {"doc_stride": 7, "n_best_size": 3, "seed": 4}
+    assert expected.items() <= record["task_options"].items()
 
 
 def test_a_new_head_has_the_classes_of_the_data(files_of, classifier, out) -> None:

@@ -20,8 +20,10 @@ from qdqbert.graph.export import GraphBody, choices_of, example_inputs, export_s
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.loading import load_model
+from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
+from qdqbert.verbs.settings import check_sequences
 
 # An .onnx file does not hold the size of its vocabulary. Those of BERT models are all larger.
 _ANY_VOCABULARY = 1000
@@ -108,7 +110,7 @@ def _candidates(
         artifact = open_artifact(path)
         config = artifact.load_config()
         usable = [engine for engine in installed if engine in artifact.engines]
-        _check_length(model, artifact.max_length, sequences)
+        check_sequences(sequences, model, artifact.max_length)
         return [
             Candidate(
                 name=model,
@@ -119,12 +121,13 @@ def _candidates(
             )
             for engine in engines or usable
         ]
-    if path.suffix in (".onnx", ".xml"):
+    is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
+    if is_onnx_file(model) or is_openvino:
         if not path.is_file():
             raise UserInputError(f"{model!r} does not exist.")
         return [
             Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
-            for engine in engines or (("openvino",) if path.suffix == ".xml" else installed)
+            for engine in engines or (("openvino",) if is_openvino else installed)
         ]
     checkpoint = export_float(model, exported, sequences)
     return [
@@ -142,18 +145,9 @@ def _candidates(
 def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint:
     """Write the float graph of a checkpoint, and return the checkpoint."""
     checkpoint = load_model(model)
-    _check_length(model, checkpoint.max_length, sequences)
+    check_sequences(sequences, model, checkpoint.max_length)
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     sited_graph = export_sited(sited, body, example_inputs(checkpoint.input_names, checkpoint.task))
     save_graph(float_graph(sited_graph), path)
     return checkpoint
-
-
-def _check_length(model: str, max_length: int, sequences: Sequence[int]) -> None:
-    if max(sequences) > max_length:
-        raise UserInputError(
-            f"`sequences` contains {max(sequences)}, which exceeds the limit of {model!r}, "
-            f"{max_length} tokens.",
-            argument="sequences",
-        )

@@ -20,6 +20,7 @@ from qdqbert.graph.export import choices_of
 from qdqbert.progress import Progress
 from qdqbert.targets.tensorrt import TENSORRT, Shape, trtexec_command, version_numbers
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
+from qdqbert.verbs.settings import check_sequences
 
 ENGINE_FILE = "model.engine"
 
@@ -42,12 +43,7 @@ def run(options: BuildTensorRTOptions, progress: Progress) -> TensorRTReport:
     sequences = options.sequences or tuple(
         sorted({min(each, artifact.max_length) for each in _SEQUENCES})
     )
-    if max(sequences) > artifact.max_length:
-        raise UserInputError(
-            f"`sequences` contains {max(sequences)}, which exceeds the limit of {options.model!r}, "
-            f"{artifact.max_length} tokens.",
-            argument="sequences",
-        )
+    check_sequences(sequences, options.model, artifact.max_length)
     path = Path(options.output) if options.output is not None else model.with_name(ENGINE_FILE)
     profile = _profile(artifact, options.batches, sequences)
     version = options.tensorrt_version or _installed_version()

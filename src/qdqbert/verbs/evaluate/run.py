@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from qdqbert.artifact import is_artifact
 from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import write_json
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
+from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
@@ -121,6 +123,7 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
     Raises:
         UserInputError: One of them cannot be used, or an option does not fit.
     """
+    _check_pooling(options)
     with progress.stage(f"Loading {Path(options.model).name}"):
         subject = load_subject(options.model, request_of_model(options))
     _check_output(subject.task, options)
@@ -142,6 +145,18 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
         subject = dataclasses.replace(subject, max_length=reference.max_length)
     reference = dataclasses.replace(reference, id2label=subject.id2label)
     return Models(subject=subject, reference=reference, notices=tuple(notices))
+
+
+def _check_pooling(options: EvaluateOptions) -> None:
+    """Refuse a pooling that neither the model nor the reference reads."""
+    models = [each for each in (options.model, options.reference) if each is not None]
+    has_checkpoint = not all(is_artifact(Path(each)) or is_onnx_file(each) for each in models)
+    if options.pooling is not None and not has_checkpoint:
+        raise UserInputError(
+            f"`pooling={options.pooling!r}` applies to checkpoints only. The outputs of "
+            f"`model={options.model!r}` are fixed. Leave `pooling` out.",
+            argument="pooling",
+        )
 
 
 def compute_metrics(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import is_artifact, open_artifact, read_training
+from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
@@ -20,6 +20,7 @@ from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.inference import TorchRunner
+from qdqbert.verbs.settings import input_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,12 +66,16 @@ class Request:
 
     Attributes:
         parameter: Name of the parameter that gave the model: `model` or `reference`.
+        max_length: `max_length` of the call.
+        usual_length: Longest input in tokens without `max_length`; for a reference, that of the
+            model. `None` for what was stored with the model.
         shares_names: Whether some of the names of inputs and outputs may belong to another file.
     """
 
     parameter: str
     task: TaskName | str | None
     max_length: int | None
+    usual_length: int | None = None
     engine: EngineName | None = None
     provider: ProviderName | None = None
     target: TargetName | None = None
@@ -79,6 +84,10 @@ class Request:
     output_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pooling: PoolingMode | None = None
     shares_names: bool = False
+
+    def input_length(self, usual: int | None, limit: int) -> tuple[int, list[str]]:
+        """Return the longest input in tokens, and notices; see `settings.input_length`."""
+        return input_length(self.max_length, self.usual_length or usual, limit)
 
 
 def request_of_model(options: EvaluateOptions) -> Request:
@@ -104,7 +113,9 @@ def request_of_reference(options: EvaluateOptions, subject: Subject) -> Request:
     return Request(
         parameter="reference",
         task=subject.task.name,
-        max_length=subject.max_length,
+        # The notice about `max_length` is that of the model.
+        max_length=None,
+        usual_length=subject.max_length,
         tokenizer=options.tokenizer or model_folder,
         input_names=options.input_names or {},
         output_names=options.output_names or {},
@@ -140,7 +151,9 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
             )
     task = TASKS[checkpoint.task]
     trained = read_training(Path(name))
-    usual = trained.get("max_length") or task.max_length or checkpoint.max_length
+    length, notices = request.input_length(
+        trained.get("max_length") or task.max_length, checkpoint.max_length
+    )
     return Subject(
         name=Path(name).name if Path(name).is_dir() else name,
         task=task,
@@ -149,10 +162,10 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         tokenizer=checkpoint.tokenizer,
         input_names=checkpoint.input_names,
         id2label=checkpoint.config.id2label,
-        max_length=min(request.max_length or usual, checkpoint.max_length),
+        max_length=length,
         stored_task_options=trained.get("task_options", {}),
         calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
-        notices=checkpoint.notices,
+        notices=(*checkpoint.notices, *notices),
     )
 
 
@@ -184,7 +197,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         skip_unknown_names=request.shares_names,
     )
     found = load_tokenizer_and_config(path, task=task, tokenizer=request.tokenizer, runner=runner)
-    usual = TASKS[task].max_length or found.max_length
+    length, notices = request.input_length(TASKS[task].max_length, found.max_length)
     return Subject(
         name=path.name,
         task=TASKS[task],
@@ -193,9 +206,9 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         tokenizer=found.tokenizer,
         input_names=runner.input_names,
         id2label=found.config.id2label,
-        max_length=min(request.max_length or usual, found.max_length),
+        max_length=length,
         stored_task_options={},
-        notices=found.notices,
+        notices=(*found.notices, *notices),
         matched_names=runner.matched_names,
     )
 
@@ -221,6 +234,7 @@ def _load_artifact(directory: Path, request: Request) -> Subject:
     engine = request.engine or _default_engine(artifact, request)
     check_engine(engine)
     target = artifact.target_for(engine, request.target)
+    length, notices = request.input_length(None, artifact.max_length)
     return Subject(
         name=directory.name,
         task=TASKS[artifact.task],
@@ -231,17 +245,17 @@ def _load_artifact(directory: Path, request: Request) -> Subject:
         tokenizer=artifact.load_tokenizer(),
         input_names=artifact.input_names,
         id2label=artifact.load_config().id2label,
-        max_length=min(request.max_length or artifact.max_length, artifact.max_length),
+        max_length=length,
         stored_task_options=dataclasses.asdict(artifact.task_options),
         calibrated_on=artifact.calibration_fingerprints,
+        notices=tuple(notices),
     )
 
 
-def _default_engine(artifact: Any, request: Request) -> EngineName:
+def _default_engine(artifact: Artifact, request: Request) -> EngineName:
     engines = artifact.engines
     if request.target is not None and request.target in artifact.targets:
         engines = artifact.targets[request.target]["engines"]
     if request.provider is not None or not engines:
         return "onnxruntime"
-    engine: EngineName = engines[0]
-    return engine
+    return engines[0]

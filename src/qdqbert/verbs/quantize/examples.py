@@ -9,12 +9,9 @@ from typing import Any
 
 from qdqbert import resources
 from qdqbert.errors import UserInputError, naming
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import fingerprint
-from qdqbert.tasks.task import Task, TaskOptions
-from qdqbert.verbs.inference import EncodedExamples, encode_examples
+from qdqbert.tasks.task import Task
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.settings import columns_of
 
 _HELDOUT = 120
@@ -107,33 +104,3 @@ def _heldout(
             "built-in sentences. Pass more data, or fewer `calibration_samples`."
         ]
     return rest, []
-
-
-def longest_input(source: ModelSource, options: QuantizeOptions) -> tuple[int, list[str]]:
-    """Return the longest input in tokens, and a notice if the option exceeds the limit."""
-    asked, limit = options.max_length, source.max_length
-    if asked is not None and asked > limit:
-        return limit, [
-            f"`max_length={asked}` exceeds the model's limit of {limit} tokens, which is used."
-        ]
-    return min(asked or TASKS[source.task].max_length or limit, limit), []
-
-
-def encode(
-    source: ModelSource,
-    examples: Sequence[Any],
-    *,
-    max_length: int,
-    batch_size: int,
-    task_options: TaskOptions,
-) -> EncodedExamples:
-    """Tokenize and batch examples for a model."""
-    return encode_examples(
-        TASKS[source.task],
-        source.tokenizer,
-        examples,
-        input_names=source.input_names,
-        max_length=max_length,
-        batch_size=batch_size,
-        options=task_options,
-    )

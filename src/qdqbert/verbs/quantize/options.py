@@ -122,6 +122,12 @@ class QuantizeOptions(
             )
         if not self.is_onnx:
             check_onnx_options(self, self.model)
+        elif self.pooling is not None:
+            raise UserInputError(
+                f"`pooling={self.pooling!r}` applies to checkpoints only. The outputs of "
+                f"`model={self.model!r}` are fixed. Leave `pooling` out.",
+                argument="pooling",
+            )
         check_percentile(self, self.calibrator_used)
         if self.ranges_from is not None:
             self._check_reuse()

@@ -69,14 +69,16 @@ def open_earlier(options: QuantizeOptions) -> Artifact | None:
     """Open the folder whose ranges are used again, if one was given.
 
     Raises:
-        UserInputError: `quantize` did not write it.
+        UserInputError: `quantize` did not write it, or options that determine ranges differ.
     """
     if options.ranges_from is None:
         return None
     try:
-        return open_artifact(Path(options.ranges_from))
+        earlier = open_artifact(Path(options.ranges_from))
     except CheckpointError as error:
         raise UserInputError(f"`ranges_from`: {error}", argument="ranges_from") from error
+    _check_same_options(earlier, options)
+    return earlier
 
 
 def choose_range_source(
@@ -130,7 +132,7 @@ def find_calibration(
     """Return the ranges that the plans need, from wherever they come.
 
     Raises:
-        UserInputError: Earlier ranges do not fit the model, the options or the recipes.
+        UserInputError: Earlier ranges do not fit the model or the recipes.
         CalibrationError: A site saw no value, or one that is not finite.
     """
     if ranges.earlier is not None:
@@ -211,7 +213,7 @@ def _earlier_calibration(
     plans: Sequence[Plan],
     options: QuantizeOptions,
 ) -> Calibration:
-    """Read the ranges of an earlier call, if they fit these weights, options and recipes."""
+    """Read the ranges of an earlier call, if they fit these weights and recipes."""
     given = f"`ranges_from={options.ranges_from!r}`"
     theirs = earlier.quantization["checkpoint"]
     if "weights_sha256" not in theirs:
@@ -226,7 +228,6 @@ def _earlier_calibration(
             f"those of {source.name!r}. Leave it out to calibrate.",
             argument="ranges_from",
         )
-    _check_same_options(earlier, options)
     calibration = read_ranges(earlier.directory / RANGES)
     for plan in plans:
         _check_ranges_fit(plan, sited.sites, calibration, earlier, given)

@@ -39,8 +39,8 @@ from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target, make_plan
 from qdqbert.tasks import TASKS
 from qdqbert.tasks.task import Predictions, TaskOptions
-from qdqbert.verbs.inference import EncodedExamples, predict
-from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples, encode, longest_input
+from qdqbert.verbs.inference import EncodedExamples, encode_examples, predict
+from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples
 from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
 from qdqbert.verbs.quantize.manifest import quantization_json
 from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
@@ -55,7 +55,7 @@ from qdqbert.verbs.quantize.ranges import (
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
 from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
 from qdqbert.verbs.quantize.source.onnx import OnnxSource
-from qdqbert.verbs.settings import task_options_of
+from qdqbert.verbs.settings import input_length, task_options_of
 
 # With fewer calibration examples than this, the report warns.
 _FEWEST_CALIBRATED = 16
@@ -66,7 +66,8 @@ class Inputs:
     """Examples of a call as inputs of the model.
 
     Attributes:
-        calibration: Examples that ranges are taken from, or whose ranges are stored.
+        calibration: Examples that ranges are taken from. If nothing is calibrated, the held-out
+            ones.
         heldout: Other examples, to compare INT8 with float on.
         max_length: Longest input in tokens.
         task_options: Settings of the task.
@@ -207,18 +208,21 @@ def encode_inputs(
 ) -> Inputs:
     """Tokenize the examples of a call, at the length and with the settings that apply."""
     trained = read_training(Path(options.model)) if options.model is not None else {}
-    if options.max_length is None and trained.get("max_length"):
-        options = dataclasses.replace(options, max_length=trained["max_length"])
-    max_length, notices = longest_input(source, options)
+    task = TASKS[source.task]
+    max_length, notices = input_length(
+        options.max_length, trained.get("max_length") or task.max_length, source.max_length
+    )
     task_options = task_options_of(options, trained.get("task_options", {}))
 
     def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:
-        result = encode(
-            source,
+        result = encode_examples(
+            task,
+            source.tokenizer,
             chosen,
+            input_names=source.input_names,
             max_length=max_length,
             batch_size=options.batch_size,
-            task_options=task_options,
+            options=task_options,
         )
         notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
         return result

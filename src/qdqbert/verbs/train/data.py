@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qdqbert.checkpoint.load import Checkpoint, has_head
-from qdqbert.choices import TASK_NAMES
+from qdqbert.checkpoint.load import Checkpoint, tasks_of_heads
+from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
@@ -23,10 +23,9 @@ from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.question_answering import windows_by_example
-from qdqbert.tasks.scores import score_of
-from qdqbert.tasks.task import Features, Labels, Task
+from qdqbert.tasks.task import Features, Labels, Task, TaskOptions
 from qdqbert.training.dataset import TrainingDataset
-from qdqbert.verbs.settings import columns_of, task_options_of
+from qdqbert.verbs.settings import columns_of, input_length, task_options_of
 from qdqbert.verbs.train.options import TrainOptions
 
 # Tasks whose labels are the texts themselves.
@@ -37,14 +36,9 @@ def choose_task(options: TrainOptions) -> Task:
     """Return the requested task, or the one that the checkpoint has a head for.
 
     Raises:
-        UserInputError: The task is unknown, or none is requested and the checkpoint has no head.
+        UserInputError: None is requested, and the checkpoint has no head.
     """
-    name = options.task or _task_of(options.model)
-    if name not in TASKS:
-        raise UserInputError(
-            f"`task={name!r}` is unknown. Known tasks: {', '.join(TASKS)}.", argument="task"
-        )
-    return TASKS[name]
+    return TASKS[options.task or _task_of(options.model)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,11 +48,13 @@ class Examples:
     Attributes:
         train: Training data.
         held: Evaluation data, if there are any; some of the examples, not all, can be in `train`.
+        evaluated: Fingerprints of the evaluation data.
         notices: Sentences for the user about both.
     """
 
     train: Dataset
     held: Dataset | None
+    evaluated: frozenset[str] = frozenset()
     notices: tuple[str, ...]
 
 
@@ -88,7 +84,8 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
         return Examples(train=train, held=None, notices=train.notices)
     notices = [*train.notices, *(f"Evaluation data: {each}" for each in held.notices)]
     known = {fingerprint(example) for example in train.examples}
-    shared = sum(fingerprint(example) in known for example in held.examples)
+    evaluated = [fingerprint(example) for example in held.examples]
+    shared = sum(each in known for each in evaluated)
     if shared == len(held):
         raise UserInputError(
             f"All examples of `eval_data={options.eval_data!r}` ({shared}) are also in "
@@ -100,7 +97,7 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
             f"{shared} of {counted(len(held), 'evaluation example')} are also in the training "
             "data: the metrics are inflated."
         )
-    return Examples(train=train, held=held, notices=tuple(notices))
+    return Examples(train=train, held=held, evaluated=frozenset(evaluated), notices=tuple(notices))
 
 
 def new_classes(task: Task, dataset: Dataset, teacher: Checkpoint | None) -> list[str]:
@@ -121,6 +118,7 @@ class TrainingData:
         features: Features of the training examples.
         rows: The same with labels, for the Trainer.
         held: Features of the evaluation examples, if there are any.
+        task_options: Settings of the task.
         max_length: Longest feature in tokens.
         notices: Sentences for the user.
     """
@@ -128,6 +126,7 @@ class TrainingData:
     features: Features
     rows: TrainingDataset
     held: Features | None
+    task_options: TaskOptions
     max_length: int
     notices: tuple[str, ...]
 
@@ -138,9 +137,18 @@ def encode_data(
     examples: Examples,
     options: TrainOptions,
     *,
+    trained: Mapping[str, Any],
     progress: Progress,
 ) -> TrainingData:
     """Check the labels, and tokenize the examples for a checkpoint.
+
+    Args:
+        task: The task.
+        checkpoint: The checkpoint.
+        examples: The data.
+        options: Options of the call.
+        trained: The `training.json` of the checkpoint; empty without one.
+        progress: Receives the stages.
 
     Raises:
         DataFileError: A label is missing or unknown, or the data of an embedder have no pairs.
@@ -154,18 +162,21 @@ def encode_data(
         with naming("eval_data"):
             task.check_labels(examples.held, id2label)
             task.check_metrics(examples.held, id2label)
-    longest = options.max_length or task.max_length or checkpoint.max_length
+    max_length, notices = input_length(
+        options.max_length, trained.get("max_length") or task.max_length, checkpoint.max_length
+    )
+    task_options = task_options_of(options, trained.get("task_options", {}), seed=options.seed)
     encode = functools.partial(
         task.encode,
         tokenizer=checkpoint.tokenizer,
         input_names=checkpoint.input_names,
-        max_length=min(longest, checkpoint.max_length),
-        options=task_options_of(options, {}, seed=options.seed),
+        max_length=max_length,
+        options=task_options,
     )
     with progress.stage("Tokenizing the training data"):
         features = encode(examples.train.examples)
     labels = _training_labels(task, features, id2label, uses_labels=uses_labels)
-    notices = [f"Training data: {each}" for each in features.notices]
+    notices += [f"Training data: {each}" for each in features.notices]
     if uses_labels and task.class_names is not None and checkpoint.config.num_labels > 1:
         notices += _absent_classes(labels, id2label)
     held = None
@@ -177,7 +188,8 @@ def encode_data(
         features=features,
         rows=TrainingDataset(features, labels, pairs=task.is_embedding),
         held=held,
-        max_length=min(longest, checkpoint.max_length),
+        task_options=task_options,
+        max_length=max_length,
         notices=tuple(notices),
     )
 
@@ -198,31 +210,28 @@ class Sample:
 def calibration_sample(
     task: Task,
     features: Features,
-    held: Dataset | None,
     options: TrainOptions,
     *,
+    excluded: Collection[str] = (),
     processes: int = 1,
     process: int = 0,
 ) -> Sample:
-    """Draw training examples that are not in the evaluation data.
+    """Draw training examples to calibrate on.
 
     Args:
         task: The task.
         features: Features of the training examples.
-        held: The evaluation data.
         options: Their number, seed and batch size are read.
+        excluded: Fingerprints of the evaluation data, which is not drawn.
         processes: Number of processes that share the batches.
         process: Number of this process, from 0.
 
     Raises:
         UserInputError: No example is left, or there are fewer batches than processes.
     """
-    evaluated = {fingerprint(example) for example in held.examples} if held else set()
     # Not the examples of the data set, of which some can have made no feature.
-    examples = features.examples
-    usable = [
-        index for index, example in enumerate(examples) if fingerprint(example) not in evaluated
-    ]
+    fingerprints = [fingerprint(example) for example in features.examples]
+    usable = [index for index, each in enumerate(fingerprints) if each not in excluded]
     if not usable:
         raise UserInputError(
             "All examples of `train_data` are also in `eval_data`, so none is left to calibrate "
@@ -247,16 +256,16 @@ def calibration_sample(
             {name: torch.from_numpy(x) for name, x in batch.inputs.items()}
             for batch in batches[process::processes]
         ],
-        fingerprints=sorted(fingerprint(examples[index]) for index in chosen),
+        fingerprints=sorted(fingerprints[index] for index in chosen),
     )
 
 
-def _task_of(model: str) -> str:
+def _task_of(model: str) -> TaskName:
     """Return the task that a checkpoint has a head for."""
+    with naming("model"):
+        heads = tasks_of_heads(model)
     for name in TASK_NAMES:
-        with naming("model"):
-            found = name != "feature-extraction" and has_head(model, name)
-        if found:
+        if name != "feature-extraction" and name in heads:
             return name
     raise UserInputError(
         f"Checkpoint {model!r} has no head, so its task cannot be inferred. Pass `task`, one of: "
@@ -277,7 +286,7 @@ def _training_labels(
     """Return what the model is trained with, for each feature; for each pair if it embeds."""
     if not uses_labels:
         return [{} for _ in (features.examples if task.is_embedding else features.encoded.inputs)]
-    return _pair_scores(features) if task.is_embedding else task.labels(features, id2label)
+    return task.labels(features, id2label)
 
 
 def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]) -> list[str]:
@@ -289,13 +298,6 @@ def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]
         f"The training data have no example of {len(absent)} of the model's {len(id2label)} "
         f"classes, among them {absent[0]!r}: the model will unlearn them."
     ]
-
-
-def _pair_scores(features: Features) -> list[Labels | None]:
-    """Return the scores of pairs, scaled to 0 to 1 if they are not in that range."""
-    scores = [score_of(example) for example in features.examples]
-    low, high = min(0.0, *scores), max(1.0, *scores)
-    return [{"scores": (score - low) / (high - low)} for score in scores]
 
 
 def _features_by_example(features: Features, task: Task) -> list[list[int]]:

@@ -143,23 +143,36 @@ class TrainOptions(
         check_options(self)
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         if not self.qat:
-            of_quantizers = (
-                *("recipe", "qat_ranges", "calibrator", "percentile"),
-                *(field.name for field in dataclasses.fields(QuantizerOverrides)),
-            )
-            for name in of_quantizers:
+            given = self.options_of_new_quantizers()
+            if self.qat_ranges != defaults["qat_ranges"]:
+                given.append("qat_ranges")
+            for name in given:
+                raise UserInputError(
+                    f"`{name}` configures quantizers and requires `qat=True`. Add it, or leave "
+                    f"`{name}` out.",
+                    argument=name,
+                )
+        check_percentile(self, self.calibrator or "mse")
+        if self.distill_from is None:
+            for name in ("temperature", "distill_alpha", "distill_hidden"):
                 if getattr(self, name) != defaults[name]:
                     raise UserInputError(
-                        f"`{name}` configures quantizers and requires `qat=True`. Add it, or "
+                        f"`{name}` configures distillation and requires `distill_from`. Add it, or "
                         f"leave `{name}` out.",
                         argument=name,
                     )
-        check_percentile(self, self.calibrator or "mse")
         if self.keep_best and self.eval_data is None:
             raise UserInputError(
                 "`keep_best=True` requires `eval_data`, to compare models on.",
                 argument="keep_best",
             )
+
+    def options_of_new_quantizers(self) -> list[str]:
+        """Return the names of the given options that determine how quantizers are inserted."""
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        overrides = (field.name for field in dataclasses.fields(QuantizerOverrides))
+        names = ("recipe", "calibrator", "percentile", *overrides)
+        return [name for name in names if getattr(self, name) != fields[name]]
 
     def schedule(self, name: Literal["epochs", "learning_rate", "lr_scheduler"]) -> Any:
         """Return an option of the schedule, or its default for float training or QAT."""

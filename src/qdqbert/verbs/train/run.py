@@ -12,10 +12,10 @@ from typing import Any
 import transformers
 from torch import nn
 
-from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, writing
+from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, read_training, writing
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
-from qdqbert.errors import MissingExtraError, naming
+from qdqbert.errors import MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.files import json_values, write_json
 from qdqbert.insert.sited import sited_model
@@ -27,13 +27,13 @@ from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Metric, Task
-from qdqbert.training.checkpoints import checkpoint_folder, step_of
+from qdqbert.training.checkpoints import check_folder, checkpoint_folder, step_of
 from qdqbert.training.curves import plot_curves
 from qdqbert.training.dataset import collator
 from qdqbert.training.distillation import Distillation
 from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
 from qdqbert.training.trainer import TaskTrainer
-from qdqbert.verbs.settings import quantizer_options_of, task_options_of
+from qdqbert.verbs.settings import quantizer_options_of
 from qdqbert.verbs.train.arguments import keep_best_, set_steps_, training_arguments
 from qdqbert.verbs.train.data import (
     Examples,
@@ -68,15 +68,19 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     is_main = arguments.process_index == 0
     progress = progress if is_main else Silent()
     check_output(Path(options.output), overwrite=options.overwrite)
+    settings = {**options.settings(), "processes": arguments.world_size}
+    if is_main or options.resume:
+        check_folder(folder, settings, resume=options.resume, overwrite=options.overwrite)
     transformers.set_seed(options.seed)
     task = choose_task(options)
     examples = read_examples(task, options, progress=progress)
     teacher_checkpoint = _load_teacher(options, task, progress)
-    checkpoint = load_checkpoint(
+    checkpoint = load_student(
         options, task, new_classes(task, examples.train, teacher_checkpoint), progress
     )
     checkpoint.model.to(arguments.device)
-    data = encode_data(task, checkpoint, examples, options, progress=progress)
+    trained = read_training(Path(options.model))
+    data = encode_data(task, checkpoint, examples, options, trained=trained, progress=progress)
     teacher = _make_teacher(options, task, checkpoint, teacher_checkpoint, arguments)
     notices = [*examples.notices, *data.notices]
     calibrated_on: list[str] = []
@@ -90,7 +94,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
         task,
         checkpoint,
         data.held,
-        task_options_of(options, {}, seed=options.seed),
+        data.task_options,
         batch_size=2 * options.batch_size,
         device=arguments.device,
     )
@@ -99,7 +103,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
         keep_best_(arguments, before[0])
     with checkpoint_folder(
         folder,
-        {**options.settings(), "processes": arguments.world_size},
+        settings,
         resume=options.resume,
         overwrite=options.overwrite,
         keep=options.keep_checkpoints,
@@ -112,20 +116,30 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
         )
         if is_main:
             history = trainer.state.log_history
-            write_folder(
-                options, checkpoint, report, history, calibrated_on, data.max_length, folder
-            )
+            write_folder(options, checkpoint, report, history, calibrated_on, data, folder)
     return report
 
 
-def load_checkpoint(
+def load_student(
     options: TrainOptions, task: Task, classes: Sequence[str], progress: Progress
 ) -> Checkpoint:
-    """Load the checkpoint to train, with a new head if it has none."""
+    """Load the checkpoint to train, with a new head if it has none.
+
+    Raises:
+        CheckpointError: It cannot be loaded.
+        UserInputError: It has quantizers, and an option configures new ones.
+    """
     with progress.stage("Loading the checkpoint"), naming("model"):
         checkpoint = load_model(
             options.model, task=task.name, new_head=classes, pooling=options.pooling
         )
+    if sited_model(checkpoint.model).quantizers:
+        for name in options.options_of_new_quantizers():
+            raise UserInputError(
+                f"`{name}` configures new quantizers, and checkpoint {options.model!r} already has "
+                f"quantizers. Leave `{name}` out, or pass the float checkpoint as `model`.",
+                argument=name,
+            )
     _freeze_unused_(task, checkpoint)
     if options.dropout == "off":
         set_dropout_(checkpoint.model, 0.0)
@@ -157,8 +171,8 @@ def insert_quantizers(
     sample = calibration_sample(
         task,
         data.features,
-        examples.held,
         options,
+        excluded=examples.evaluated,
         processes=arguments.world_size,
         process=arguments.process_index,
     )
@@ -204,7 +218,7 @@ def fit(
             is_embedder=scorer.task.is_embedding,
             teacher=teacher,
             score=None if data.held is None else scorer.metrics,
-            on_step=advance,
+            on_batch=advance,
         )
         for unwanted in (transformers.ProgressCallback, transformers.PrinterCallback):
             trainer.remove_callback(unwanted)
@@ -257,10 +271,20 @@ def write_folder(
     report: TrainReport,
     history: Sequence[dict[str, Any]],
     calibrated_on: Sequence[str],
-    max_length: int,
+    data: TrainingData,
     checkpoints: Path,
 ) -> None:
-    """Write the trained model and how it was trained."""
+    """Write the trained model and how it was trained.
+
+    Args:
+        options: Options of the call.
+        checkpoint: The model.
+        report: The report.
+        history: `TrainerState.log_history`.
+        calibrated_on: Fingerprints of the calibration examples.
+        data: The data.
+        checkpoints: Folder of the checkpoints.
+    """
     model: Any = checkpoint.model
     with writing(Path(options.output), overwrite=options.overwrite) as folder:
         model.save_pretrained(folder)
@@ -275,8 +299,8 @@ def write_folder(
             "format": TRAINING_FORMAT,
             # A finished run is repeated from its start, even if it was resumed.
             "command": command_line("train", dataclasses.replace(options, resume=False)),
-            "max_length": max_length,
-            "task_options": dataclasses.asdict(task_options_of(options, {}, seed=options.seed)),
+            "max_length": data.max_length,
+            "task_options": dataclasses.asdict(data.task_options),
             "calibration": {"fingerprints": list(calibrated_on)},
             "report": json_ready(report),
             "history": json_values(list(history)),

@@ -1,0 +1,28 @@
+"""Settings that several commands make of their options."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqbert.errors import UserInputError
+from qdqbert.verbs.settings import check_sequences, input_length
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual", "length"),
+    [(None, None, 64), (None, 48, 48), (None, 128, 64), (32, 48, 32), (64, 48, 64)],
+)
+def test_the_length_is_the_requested_or_the_usual_one(asked, usual, length) -> None:
+    assert input_length(asked, usual, 64) == (length, [])
+
+
+def test_a_length_above_the_limit_of_the_model_is_reported() -> None:
+    length, notices = input_length(65, 48, 64)
+    assert length == 64
+    assert notices == ["`max_length=65` exceeds the model's limit of 64 tokens, which is used."]
+
+
+def test_sequences_above_the_limit_are_refused() -> None:
+    check_sequences((1, 64), "model", 64)
+    with pytest.raises(UserInputError, match=r"`sequences` contains 65, .* 'model', 64 tokens"):
+        check_sequences((1, 65), "model", 64)
