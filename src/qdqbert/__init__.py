@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from qdqbert.inference.classification import TextClassifier as TextClassifier
     from qdqbert.inference.embedding import Embedder as Embedder
     from qdqbert.inference.load import load as load
+    from qdqbert.inference.question_answering import QuestionAnswerer as QuestionAnswerer
     from qdqbert.inference.reranking import Reranker as Reranker
+    from qdqbert.inference.token_classification import TokenClassifier as TokenClassifier
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
@@ -103,6 +105,7 @@ _MODULES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
+    "QuestionAnswerer": "qdqbert.inference.question_answering",
     "Reranker": "qdqbert.inference.reranking",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
@@ -111,6 +114,7 @@ _MODULES = {
     "TensorRTTiming": "qdqbert.evidence.reports",
     "TextClassifier": "qdqbert.inference.classification",
     "Timing": "qdqbert.evidence.latency",
+    "TokenClassifier": "qdqbert.inference.token_classification",
     "train": "qdqbert.verbs.train",
     "TrainingError": "qdqbert.errors",
     "TrainReport": "qdqbert.evidence.reports",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import transformers
 
 import qdqbert
+from task_files import DOC_STRIDE, HEADS
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +29,16 @@ def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path
             checkpoint = save_tiny(
                 root / f"{key}-float", family, getattr(transformers, head), **changes
             )
-            texts = root / "texts.txt"
-            texts.write_text("the cat sat\na dog in the night\nbooks and music\nthe river\n" * 4)
+            kind = next(each for each in HEADS.values() if each.auto_class == head)
+            data = root / f"{key}-{kind.file}"
+            data.write_text(kind.write(random.Random(0), 24))
             qdqbert.quantize(
                 str(checkpoint),
                 root / key,
-                calibration_data=str(texts),
+                calibration_data=str(data),
                 calibration_samples=4,
                 targets=("onnxruntime",),
+                doc_stride=DOC_STRIDE,
                 quant_disable=True,
                 benchmark=False,
             )

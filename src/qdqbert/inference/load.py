@@ -17,9 +17,11 @@ from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.model import Loaded, Model
+from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Schedule, Scheduler
+from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import usable_cores
 
@@ -33,7 +35,9 @@ _SCHEDULES: dict[str, Schedule] = {
 }
 _MODELS: dict[str, type[Model]] = {
     "feature-extraction": Embedder,
+    "question-answering": QuestionAnswerer,
     "text-classification": TextClassifier,
+    "token-classification": TokenClassifier,
 }
 
 

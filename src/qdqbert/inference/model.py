@@ -135,13 +135,14 @@ class Model:
 
         answers = list(self.stream(job, items, advance=count))
         if truncated:
-            _LOGGER.warning(
-                "%d of %d inputs were longer than %d tokens and were cut.",
-                truncated,
-                len(items),
-                self.max_length,
-            )
+            _LOGGER.warning("%s", self._truncation(truncated, len(items)))
         return answers
+
+    def _truncation(self, truncated: int, items: int) -> str:
+        """Return the log line about truncated items."""
+        return (
+            f"{truncated} of {items} inputs were longer than {self.max_length} tokens and were cut."
+        )
 
 
 def feature_of(

@@ -5,21 +5,35 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from qdqbert.errors import CheckpointError
 
 _TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
+# What loses its spaces in decoded texts.
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 Strategy = Literal["longest_first", "only_second"]
 Texts = Sequence[str] | Sequence[tuple[str, str]] | Sequence[Sequence[str]]
+
+
+class _Cut(NamedTuple):
+    """How inputs are cut; see `FolderTokenizer.cutting`."""
+
+    max_length: int | None
+    strategy: Strategy
+    stride: int
+    words: bool = False
 
 
 class FolderTokenizer:
@@ -52,24 +66,60 @@ class FolderTokenizer:
         Raises:
             CheckpointError: A file is missing or cannot be read.
         """
-        self.backend, config = _read(folder)
+        self.backend, self._config = _read(folder)
         self.max_length = max_length
-        self._config = config
+        self._variants: dict[_Cut, FolderTokenizer] = {}
+        self._lock = threading.Lock()
         self.backend.no_padding()
-        if max_length is None:
-            self.backend.no_truncation()
-        else:
-            self.backend.enable_truncation(
-                max_length=max_length,
-                stride=stride,
-                strategy=strategy,
-                direction=config.get("truncation_side", "right"),
-            )
+        self._truncate(_Cut(max_length, strategy, stride))
         self.padding = {
             "input_ids": self.special_id("pad_token") or 0,
             "attention_mask": 0,
-            "token_type_ids": int(config.get("pad_token_type_id") or 0),
+            "token_type_ids": int(self._config.get("pad_token_type_id") or 0),
         }
+
+    def cutting(
+        self,
+        max_length: int | None,
+        *,
+        strategy: Strategy = "longest_first",
+        stride: int = 0,
+        words: bool = False,
+    ) -> FolderTokenizer:
+        """Return this tokenizer with other settings. It is kept for later calls.
+
+        Args:
+            max_length: Longest input in tokens, special tokens included; `None` for no limit.
+            strategy: Which text of a pair is cut.
+            stride: Number of tokens that two neighboring windows of a long input share.
+            words: Whether inputs are lists of words. Byte-level tokenizers then put a space before
+                each word, as before the words of a text.
+        """
+        cut = _Cut(max_length, strategy, stride, words)
+        with self._lock:
+            if cut not in self._variants:
+                self._variants[cut] = self._with(cut)
+            return self._variants[cut]
+
+    def _with(self, cut: _Cut) -> FolderTokenizer:
+        made = copy.copy(self)
+        made.backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        made.max_length = cut.max_length
+        made._truncate(cut)
+        if cut.words and isinstance(made.backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+            made.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        return made
+
+    def _truncate(self, cut: _Cut) -> None:
+        if cut.max_length is None:
+            self.backend.no_truncation()
+            return
+        self.backend.enable_truncation(
+            max_length=cut.max_length,
+            stride=cut.stride,
+            strategy=cut.strategy,
+            direction=self._config.get("truncation_side", "right"),
+        )
 
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token, `mask_token` and so on; `None` if there is none."""
@@ -89,21 +139,39 @@ class FolderTokenizer:
         return self.backend.encode(*text) if isinstance(text, tuple) else self.backend.encode(text)
 
     def encode_batch(
-        self, texts: Texts, *, offsets: bool = False, words: bool = False
+        self, texts: Texts, *, offsets: bool = False, words: bool = False, special: bool = True
     ) -> list[tokenizers.Encoding]:
-        """Tokenize texts, with special tokens, on all cores.
+        """Tokenize texts on all cores.
 
         Args:
             texts: Texts, pairs of texts as tuples, or lists of words.
             offsets: Whether positions of tokens in the text are needed. Without them it is faster.
             words: Whether each item is a list of words.
+            special: Whether special tokens are added.
 
         Returns:
             One encoding for each text. What did not fit is in its `overflowing`.
         """
         if offsets or words:
-            return self.backend.encode_batch(list(texts), is_pretokenized=words)
-        return self.backend.encode_batch_fast(list(texts))
+            return self.backend.encode_batch(
+                list(texts), is_pretokenized=words, add_special_tokens=special
+            )
+        return self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of token ids."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
+        is_bpe = type(self.backend.model).__name__ == "BPE"
+        if self._config.get("clean_up_tokenization_spaces") and not is_bpe:
+            # As transformers does.
+            for spaced in _SPACED:
+                text = text.replace(spaced, spaced.strip())
+        return text
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the text of tokens, given as they are in the vocabulary."""
+        decoder = self.backend.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
 
 
 def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:

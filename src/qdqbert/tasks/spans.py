@@ -25,12 +25,15 @@ class SpanPrediction:
     Attributes:
         text: The answer; "" for no answer.
         n_best: The best spans, best first, with `start_logit`, `end_logit`, `text`, `probability`.
+        spans: Position in the context of the first character of each span of `n_best`, and of the
+            character after its last one. `(0, 0)` for no answer.
         null_odds: Score of "no answer" minus that of the best answer; `None` if all questions have
             an answer.
     """
 
     text: str
     n_best: list[dict[str, Any]]
+    spans: list[tuple[int, int]]
     null_odds: float | None
 
 
@@ -61,19 +64,21 @@ def predict(
     if has_null and spans[best].any(axis=1).all():
         best = np.append(best, len(scores) - 1)
     spans, logits, scores = spans[best], logits[best], scores[best]
-    texts = [context[start:end] for start, end in spans.tolist()]
+    places = [(start, end) for start, end in spans.tolist()]
+    texts = [context[start:end] for start, end in places]
     if not any(texts[:1]) and len(texts) < 2:
         # Without any span, the usual scripts answer with this word.
         texts = ["empty", *texts]
+        places = [(0, 0), *places]
         logits = np.concatenate([np.zeros((1, 2), np.float32), logits])
         scores = np.append(0.0, scores)
     n_best = _n_best(texts, logits, scores)
     if not has_null:
-        return SpanPrediction(text=texts[0], n_best=n_best, null_odds=None)
+        return SpanPrediction(text=texts[0], n_best=n_best, spans=places, null_odds=None)
     first = next((index for index, text in enumerate(texts) if text), 0)
     odds = null[0] + null[1] - logits[first, 0] - logits[first, 1]
     text = "" if odds > options.null_score_diff_threshold else texts[first]
-    return SpanPrediction(text=text, n_best=n_best, null_odds=float(odds))
+    return SpanPrediction(text=text, n_best=n_best, spans=places, null_odds=float(odds))
 
 
 def _spans(

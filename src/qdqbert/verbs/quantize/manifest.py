@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qdqbert.calibration.calibration import Calibration
     from qdqbert.targets.target import Plan
     from qdqbert.tasks.task import TaskOptions
+    from qdqbert.verbs.quantize.examples import ChosenExamples
     from qdqbert.verbs.quantize.graphs import WrittenGraph
     from qdqbert.verbs.quantize.source import ModelSource
 
@@ -28,7 +29,7 @@ def quantization_json(
     source: ModelSource,
     calibration: Calibration,
     written: Sequence[WrittenGraph],
-    calibration_examples: Sequence[Any],
+    examples: ChosenExamples,
     task_options: TaskOptions,
     *,
     max_length: int,
@@ -42,11 +43,11 @@ def quantization_json(
         source: The float model.
         calibration: Ranges of the call.
         written: One graph for each target.
-        calibration_examples: Examples that ranges were taken from.
+        examples: Examples of the call.
         task_options: Settings of the task.
         max_length: Longest input in tokens.
         weights_sha256: See `graphs.digest_weights`.
-        stored_calibration: Where the ranges came from, if not from `calibration_examples`.
+        stored_calibration: Where the ranges came from, if not from `examples`.
     """
     unsmoothed = calibration.without_smoothing
     return {
@@ -67,7 +68,8 @@ def quantization_json(
         "embeddings": options.embeddings,
         "quantizer_options": effective_quantizer_options(options).to_dict(),
         "task_options": dataclasses.asdict(task_options),
-        "calibration": stored_calibration or _calibration_json(options, calibration_examples),
+        **_answers_json(source, examples),
+        "calibration": stored_calibration or _calibration_json(options, examples.calibration),
         "targets": {
             each.plan.target.name: {
                 "model": each.name,
@@ -84,6 +86,14 @@ def quantization_json(
         **({} if unsmoothed is None else {"plain_ranges": _ranges_json(unsmoothed)}),
         "versions": versions(),
     }
+
+
+def _answers_json(source: ModelSource, examples: ChosenExamples) -> dict[str, Any]:
+    """Return whether "no answer" is a possible answer, for a model that answers questions."""
+    if source.task != "question-answering":
+        return {}
+    found = (*examples.calibration, *examples.heldout)
+    return {"unanswerable": any(example.is_impossible for example in found)}
 
 
 def _ranges_json(calibration: Calibration) -> dict[str, Any]:

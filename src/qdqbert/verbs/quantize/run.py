@@ -139,7 +139,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
             source,
             calibration,
             written,
-            examples.calibration,
+            examples,
             inputs.task_options,
             max_length=inputs.max_length,
             weights_sha256=ranges.weights_sha256(graph),

@@ -1,0 +1,288 @@
+"""Answers to questions, with the interface of transformers 4's pipeline "question-answering".
+
+A long context makes several features, one for each window. The answer is chosen as `evaluate` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import Outputs
+from qdqbert.errors import UserInputError
+from qdqbert.inference.batches import Feature
+from qdqbert.inference.model import Model, feature_of, rows_of
+from qdqbert.inference.scheduler import Encoded
+from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tasks.lines import counted
+from qdqbert.tasks.spans import SpanPrediction, predict
+from qdqbert.tasks.task import Prediction, TaskOptions
+
+Question = Mapping[str, str]
+"""A question as `{"question": ..., "context": ...}`."""
+
+Offsets = NDArray[np.int32]
+
+
+class Answer(TypedDict):
+    """An answer: `context[start:end]`, or "" for no answer, with its probability."""
+
+    score: float
+    start: int
+    end: int
+    answer: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Ask:
+    """The job whose answer is the best spans of each context; see `Job`.
+
+    Attributes:
+        tokenizer: Tokenizer of the folder.
+        input_names: Inputs of the graph.
+        options: Settings of the choice of spans.
+        max_length: Longest window in tokens, the question included.
+        max_question_length: Longest question in tokens.
+        has_null: Whether "no answer" is a possible answer.
+        top_k: Number of answers to return.
+    """
+
+    tokenizer: FolderTokenizer
+    input_names: Sequence[str]
+    options: TaskOptions
+    max_length: int
+    max_question_length: int
+    has_null: bool
+    top_k: int
+
+    def encode(self, items: Sequence[Question]) -> list[Encoded]:
+        """Return the model inputs of each window of each context."""
+        pairs = [_checked(item) for item in items]
+        uncut = self.tokenizer.cutting(None).encode_batch(
+            # Leading spaces are stripped as in `evaluate`.
+            [question.lstrip() for question, _ in pairs],
+            offsets=True,
+            special=False,
+        )
+        self._check_room(uncut)
+        cut = [self._cut(question, each) for (question, _), each in zip(pairs, uncut, strict=True)]
+        windows = self.tokenizer.cutting(
+            self.max_length, strategy="only_second", stride=self.options.doc_stride
+        ).encode_batch(
+            [(question, context) for question, (_, context) in zip(cut, pairs, strict=True)],
+            offsets=True,
+        )
+        return [
+            Encoded(
+                features=tuple(feature_of(each, self.input_names) for each in parts),
+                context=[_context_offsets(each) for each in parts],
+                truncated=len(question.ids) > self.max_question_length,
+            )
+            for parts, question in zip(([w, *w.overflowing] for w in windows), uncut, strict=True)
+        ]
+
+    def split(
+        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        """Return each token's scores as start and as end, `(tokens, 2)`."""
+        del inputs
+        logits = np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
+        return rows_of(features, logits)
+
+    def answer(
+        self, item: Question, encoded: Encoded, values: Sequence[Prediction]
+    ) -> list[Answer]:
+        """Return the best answers, the chosen one first."""
+        windows = list(zip(values, encoded.context, strict=True))
+        found = predict(windows, item["context"], self.options, has_null=self.has_null)
+        return _answers(found)[: self.top_k]
+
+    def _cut(self, question: str, encoding: tokenizers.Encoding) -> str:
+        stripped = question.lstrip()
+        if len(encoding.ids) <= self.max_question_length:
+            return stripped
+        return stripped[: encoding.offsets[self.max_question_length - 1][1]]
+
+    def _check_room(self, questions: Sequence[tokenizers.Encoding]) -> None:
+        """Refuse windows that share all of their tokens, on which tokenizers panic."""
+        longest = min(max(len(each.ids) for each in questions), self.max_question_length)
+        special = self.tokenizer.backend.num_special_tokens_to_add(is_pair=True)
+        room = self.max_length - special - longest
+        if room <= self.options.doc_stride:
+            raise UserInputError(
+                f"`max_seq_len={self.max_length}` leaves {counted(max(room, 0), 'token')} for the "
+                f"context next to {longest} of the question and {special} special ones, but "
+                f"`doc_stride={self.options.doc_stride}`, the number of tokens that windows share, "
+                "must be smaller than that. Lower `doc_stride` or `max_question_len`.",
+                argument="doc_stride",
+            )
+
+
+class QuestionAnswerer(Model):
+    """Answers questions with spans of a context."""
+
+    def __call__(
+        self,
+        inputs: Question | Sequence[Question] | None = None,
+        *,
+        question: str | Sequence[str] | None = None,
+        context: str | Sequence[str] | None = None,
+        top_k: int = 1,
+        doc_stride: int | None = None,
+        max_answer_len: int | None = None,
+        max_seq_len: int | None = None,
+        max_question_len: int = 64,
+        handle_impossible_answer: bool | None = None,
+    ) -> Any:
+        """Answer questions, as transformers 4's pipeline "question-answering" does.
+
+        A long context is read in windows, and the best span of all windows is the answer. It is
+        the one that `evaluate` scores.
+
+        Args:
+            inputs: Questions as `{"question": ..., "context": ...}`, or a list of them, instead of
+                `question` and `context`.
+            question: A question, or a list of questions.
+            context: The text that is searched, one for all questions or one for each.
+            top_k: Number of answers to each question, of at most `n_best_size` that are compared.
+            doc_stride: Number of tokens that neighboring windows share. The folder's by default.
+            max_answer_len: Longest answer in tokens. The folder's by default.
+            max_seq_len: Longest window in tokens, the question included. The folder's
+                `max_length` by default, which is also the limit.
+            max_question_len: Longest question in tokens. The rest of it is cut off.
+            handle_impossible_answer: Whether "no answer" is a possible answer. By default, if the
+                model was quantized with examples that have no answer.
+
+        Returns:
+            `{"score": ..., "start": ..., "end": ..., "answer": ...}` for each question. `start` and
+            `end` are positions in the context: `context[start:end] == answer`. The answer is "" if
+            there is none. `score` is the probability among the spans that were compared. With
+            `top_k` above 1, a list of such answers for each question: first the chosen one, then
+            the rest by score.
+
+        Raises:
+            UserInputError: A question or a context is not a text, an option has a wrong value, or
+                `doc_stride` is too long for the window.
+        """
+        items, is_one = _items(inputs, question, context)
+        job = self.job(
+            top_k=top_k,
+            doc_stride=doc_stride,
+            max_answer_len=max_answer_len,
+            max_seq_len=max_seq_len,
+            max_question_len=max_question_len,
+            handle_impossible_answer=handle_impossible_answer,
+        )
+        answers = self._all(job, items)
+        found = [each[0] for each in answers] if top_k == 1 else answers
+        return found[0] if is_one else found
+
+    def job(
+        self,
+        *,
+        top_k: int = 1,
+        doc_stride: int | None = None,
+        max_answer_len: int | None = None,
+        max_seq_len: int | None = None,
+        max_question_len: int = 64,
+        handle_impossible_answer: bool | None = None,
+    ) -> _Ask:
+        """Return the job of a call with these options, for `stream`.
+
+        Its inputs are `{"question": ..., "context": ...}`, and its answers lists, also for
+        `top_k=1`.
+        """
+        given = {
+            "top_k": top_k,
+            "max_answer_len": max_answer_len,
+            "max_seq_len": max_seq_len,
+            "max_question_len": max_question_len,
+        }
+        for name, value in given.items():
+            if value is not None and value < 1:
+                raise UserInputError(f"`{name}` must be at least 1, got {value}.", argument=name)
+        changes = {"doc_stride": doc_stride, "max_answer_length": max_answer_len}
+        artifact = self._loaded.artifact
+        if handle_impossible_answer is None:
+            handle_impossible_answer = bool(artifact.quantization.get("unanswerable"))
+        return _Ask(
+            tokenizer=self._loaded.tokenizer,
+            input_names=artifact.input_names,
+            options=dataclasses.replace(
+                artifact.task_options,
+                **{name: value for name, value in changes.items() if value is not None},
+            ),
+            max_length=min(max_seq_len or artifact.max_length, artifact.max_length),
+            max_question_length=max_question_len,
+            has_null=handle_impossible_answer,
+            top_k=top_k,
+        )
+
+    def _truncation(self, truncated: int, items: int) -> str:
+        return f"{truncated} of {items} questions were longer than `max_question_len` and were cut."
+
+
+def _answers(found: SpanPrediction) -> list[Answer]:
+    """Return all spans of a prediction as answers, the chosen one first."""
+    answers = [
+        Answer(
+            score=each["probability"],
+            start=start,
+            end=end,
+            # Without any span, `evaluate` writes "empty", as the usual scripts do.
+            answer=each["text"] if (start, end) != (0, 0) else "",
+        )
+        for each, (start, end) in zip(found.n_best, found.spans, strict=True)
+    ]
+    texts = [each["text"] for each in found.n_best]
+    chosen = texts.index(found.text) if found.text in texts else 0
+    return [answers[chosen], *answers[:chosen], *answers[chosen + 1 :]]
+
+
+def _context_offsets(encoding: tokenizers.Encoding) -> Offsets:
+    """Return the positions of tokens in the context, -1 for other tokens. Shape `(tokens, 2)`."""
+    offsets = np.array(encoding.offsets, dtype=np.int32)
+    offsets[[sequence != 1 for sequence in encoding.sequence_ids]] = -1
+    return offsets
+
+
+def _items(inputs: Any, question: Any, context: Any) -> tuple[Sequence[Question], bool]:
+    """Return the questions of a call, and whether it is a single one."""
+    if inputs is not None:
+        if question is not None or context is not None:
+            raise UserInputError(
+                "`inputs` was given together with `question` or `context`. Leave it out.",
+                argument="inputs",
+            )
+        is_one = isinstance(inputs, Mapping)
+        return [inputs] if is_one else list(inputs), is_one
+    for name, value in (("question", question), ("context", context)):
+        if value is None:
+            raise UserInputError(f"`{name}` is missing.", argument=name)
+    if isinstance(question, str) and isinstance(context, str):
+        return [{"question": question, "context": context}], True
+    questions = [question] * len(context) if isinstance(question, str) else list(question)
+    contexts = [context] * len(questions) if isinstance(context, str) else list(context)
+    if len(questions) != len(contexts):
+        raise UserInputError(
+            f"There are {counted(len(questions), 'question')} and "
+            f"{counted(len(contexts), 'context')}. Pass one context, or one for each question.",
+            argument="context",
+        )
+    return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)], False
+
+
+def _checked(item: Question) -> tuple[str, str]:
+    """Return the question and the context of an item; raise `UserInputError` if one is no text."""
+    texts = (item.get("question"), item.get("context")) if isinstance(item, Mapping) else ()
+    if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+        raise UserInputError(
+            "Each input has to be a question with its context, as {'question': ..., 'context': "
+            f"...}}; got {item!r:.100}."
+        )
+    return str(texts[0]), str(texts[1])
