@@ -125,16 +125,3 @@ def test_counts_are_sums_over_sentences(pairs) -> None:
         correct=sum(len(a & b) for a, b in found),
     )
     assert list(count_entities(left, right)) == sorted({e[0] for f in found for s in f for e in s})
-
-
-@pytest.mark.parametrize(
-    ("predictions", "labels", "message"),
-    [
-        ([["O"]], [["O"], ["O"]], "1 sentences with 1 tags and 2 with 2"),
-        ([["O"], ["O", "O"]], [["O", "O"], ["O"]], "equal numbers of tags in each sentence"),
-    ],
-    ids=["sentences", "tags"],
-)
-def test_different_numbers_of_tags_are_refused(predictions, labels, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        count_entities(predictions, labels)

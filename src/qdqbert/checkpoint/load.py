@@ -323,13 +323,18 @@ def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
 
 
 def _from_transformers(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call transformers without remote code, progress bars and warnings.
+    """Call transformers without remote code; see `_call`."""
+    return _call(name, function, *args, trust_remote_code=False, **kwargs)
+
+
+def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function without progress bars and warnings.
 
     Its errors become a `CheckpointError` of one line that names the checkpoint.
     """
     try:
         with _quiet():
-            return function(*args, trust_remote_code=False, **kwargs)
+            return function(*args, **kwargs)
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -366,23 +371,13 @@ def _read_configs(name: str) -> tuple[SentenceHead | None, Any]:
     """Return the sentence head of a checkpoint, if it has one, and its encoder's config."""
 
     def read(path: str) -> str | None:
-        found = _from_transformers(name, _find_file, name, path)
+        found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
         return None if found is None else Path(found).read_text(encoding="utf-8")
 
-    def read_head(*, trust_remote_code: bool) -> SentenceHead | None:
-        del trust_remote_code
-        return read_sentence_head(read)
-
-    head: SentenceHead | None = _from_transformers(name, read_head)
+    head: SentenceHead | None = _call(name, read_sentence_head, read)
     subfolder = head.subfolder if head else ""
     load_config = transformers.AutoConfig.from_pretrained
     return head, _from_transformers(name, load_config, name, subfolder=subfolder)
-
-
-def _find_file(name: str, path: str, *, trust_remote_code: bool) -> str | None:
-    del trust_remote_code
-    found: str | None = cached_file(name, path, _raise_exceptions_for_missing_entries=False)
-    return found
 
 
 def _check_name(name: str) -> None:

@@ -79,17 +79,7 @@ def count_entities(
     Args:
         predictions: Predicted tags, one sequence for each sentence.
         labels: True tags, of the same lengths.
-
-    Raises:
-        ValueError: The numbers of sentences, or of tags in a sentence, differ.
     """
-    lengths = [len(sentence) for sentence in predictions], [len(sentence) for sentence in labels]
-    if lengths[0] != lengths[1]:
-        raise ValueError(
-            "`predictions` and `labels` must have equal numbers of tags in each sentence, got "
-            f"{len(predictions)} sentences with {sum(lengths[0])} tags and {len(labels)} with "
-            f"{sum(lengths[1])}. Pass one tag for each word."
-        )
     left, right = set(find_entities(_joined(predictions))), set(find_entities(_joined(labels)))
     predicted, labelled, correct = (
         Counter(entity.type for entity in entities) for entities in (left, right, left & right)

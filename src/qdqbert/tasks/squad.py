@@ -10,7 +10,6 @@ Source: evaluate-v1.1.py and evaluate-v2.0.py, https://rajpurkar.github.io/SQuAD
 from __future__ import annotations
 
 import collections
-import logging
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,6 @@ Golds = Mapping[str, Sequence[str]]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_LOGGER = logging.getLogger(__name__)
-
 _Scores = dict[str, float]
 
 
@@ -38,7 +35,7 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
 
     Args:
         golds: Right answers, at least one for each question.
-        predictions: Predicted answers by id; a question without one scores 0.
+        predictions: Predicted answers by id, one for each question.
 
     Returns:
         `exact_match` and `f1`, in percent.
@@ -53,16 +50,10 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
             f"Question {unanswerable!r} must have an answer, because SQuAD v1.1 has no questions "
             "without one. Score the questions as v2.0."
         )
-    missing = golds.keys() - predictions.keys()
-    if missing:
-        _LOGGER.warning(
-            "Questions without a prediction, which score 0: %d of %d.", len(missing), len(golds)
-        )
     exact = f1 = 0.0
     for id_, texts in golds.items():
-        if id_ in predictions:
-            exact += max(_exact(predictions[id_], text) for text in texts)
-            f1 += max(_f1_v1(predictions[id_], text) for text in texts)
+        exact += max(_exact(predictions[id_], text) for text in texts)
+        f1 += max(_f1_v1(predictions[id_], text) for text in texts)
     return {"exact_match": 100.0 * exact / len(golds), "f1": 100.0 * f1 / len(golds)}
 
 
@@ -78,16 +69,9 @@ def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
         questions with and without an answer, if there are any.
 
     Raises:
-        DataFileError: There is no question, or a question has no prediction.
+        DataFileError: There is no question.
     """
     _check_some(golds)
-    # The official evaluator of v2.0 raises a KeyError here.
-    missing = [id_ for id_ in golds if id_ not in predictions]
-    if missing:
-        raise DataFileError(
-            f"Every question must have a prediction, got none for {len(missing)} of {len(golds)}, "
-            f"among them {missing[0]!r}. Add what is missing."
-        )
     exact = _best_of(golds, predictions, _exact)
     f1 = _best_of(golds, predictions, _f1_v2)
     result = _means(exact, f1, list(golds))

@@ -49,7 +49,6 @@ def run(options: BuildTensorRTOptions, progress: Progress) -> TensorRTReport:
     version = options.tensorrt_version or _installed_version()
     if version is not None:
         version_numbers(version)
-    command = trtexec_command(model, version=version, shapes=profile, engine=path)
     if options.dry_run:
         return TensorRTReport(
             engine=str(path),
@@ -57,7 +56,7 @@ def run(options: BuildTensorRTOptions, progress: Progress) -> TensorRTReport:
             model_size_bytes=size_bytes(model),
             tensorrt=version,
             gpu=None,
-            trtexec=command,
+            trtexec=trtexec_command(model, version=version, shapes=profile, engine=path),
             timings=(),
         )
     _check_machine()
