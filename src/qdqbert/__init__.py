@@ -38,7 +38,12 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import TrainReport as TrainReport
     from qdqbert.inference.classification import TextClassifier as TextClassifier
     from qdqbert.inference.embedding import Embedder as Embedder
+    from qdqbert.inference.fill_mask import MaskFiller as MaskFiller
     from qdqbert.inference.load import load as load
+    from qdqbert.inference.multiple_choice import ChoiceSelector as ChoiceSelector
+    from qdqbert.inference.next_sentence_prediction import (
+        NextSentencePredictor as NextSentencePredictor,
+    )
     from qdqbert.inference.question_answering import QuestionAnswerer as QuestionAnswerer
     from qdqbert.inference.reranking import Reranker as Reranker
     from qdqbert.inference.token_classification import TokenClassifier as TokenClassifier
@@ -76,6 +81,7 @@ _MODULES = {
     "calibrate": "qdqbert.models.calibrate",
     "CalibrationError": "qdqbert.errors",
     "CheckpointError": "qdqbert.errors",
+    "ChoiceSelector": "qdqbert.inference.multiple_choice",
     "DataFileError": "qdqbert.errors",
     "Embedder": "qdqbert.inference.embedding",
     "evaluate": "qdqbert.verbs.evaluate",
@@ -85,8 +91,10 @@ _MODULES = {
     "LatencyReport": "qdqbert.evidence.reports",
     "load": "qdqbert.inference.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
+    "MaskFiller": "qdqbert.inference.fill_mask",
     "Metric": "qdqbert.tasks.task",
     "MissingExtraError": "qdqbert.errors",
+    "NextSentencePredictor": "qdqbert.inference.next_sentence_prediction",
     "OutputExistsError": "qdqbert.errors",
     "prepare": "qdqbert.models.prepare",
     "Progress": "qdqbert.progress",

@@ -48,7 +48,7 @@ class Classify(TextEncoder):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Label(Classify):
+class Label(Classify):
     """The job whose answer is the best classes of each text or pair.
 
     Attributes:
@@ -107,7 +107,7 @@ class TextClassifier(Model):
 
         Its answers are lists of `{"label": ..., "score": ...}`, also for `top_k=1`.
         """
-        return _Label(
+        return Label(
             tokenizer=self._loaded.tokenizer,
             input_names=self._loaded.artifact.input_names,
             function=check_function(function_to_apply, "function_to_apply") or self._function,

@@ -16,7 +16,10 @@ from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.inference.fill_mask import MaskFiller
 from qdqbert.inference.model import Loaded, Model
+from qdqbert.inference.multiple_choice import ChoiceSelector
+from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.runners import Runners
@@ -35,6 +38,9 @@ _SCHEDULES: dict[str, Schedule] = {
 }
 _MODELS: dict[str, type[Model]] = {
     "feature-extraction": Embedder,
+    "fill-mask": MaskFiller,
+    "multiple-choice": ChoiceSelector,
+    "next-sentence-prediction": NextSentencePredictor,
     "question-answering": QuestionAnswerer,
     "text-classification": TextClassifier,
     "token-classification": TokenClassifier,
@@ -126,6 +132,11 @@ def _runners(
 def _model_class(artifact: Artifact, loaded: Loaded) -> type[Model]:
     if artifact.task == "text-classification" and len(loaded.id2label) == 1:
         return Reranker
+    if artifact.task not in _MODELS:
+        raise UserInputError(
+            f"{str(artifact.directory)!r} was quantized for task {artifact.task!r}, which `load` "
+            f"does not run. It runs: {', '.join(_MODELS)}."
+        )
     return _MODELS[artifact.task]
 
 

@@ -1,0 +1,62 @@
+"""Whether a text follows another one, as `evaluate` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qdqbert.errors import UserInputError
+from qdqbert.inference.classification import Label, text_or_pair
+from qdqbert.inference.model import Model
+from qdqbert.inference.scheduler import Encoded
+
+# As in BERT, class 0 means that the second text follows the first.
+_NAMES = {0: "is_next", 1: "not_next"}
+
+
+class _Decide(Label):
+    """The job whose answer is the decision about each pair; see `Job`."""
+
+    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+        """Return the model inputs of each pair."""
+        for item in items:
+            if isinstance(text_or_pair(item), str):
+                raise UserInputError(
+                    f"Each input has to be a pair of texts, as (first, second); got {item!r:.100}."
+                )
+        return super().encode(items)
+
+
+class NextSentencePredictor(Model):
+    """Decides whether the second text of a pair follows the first."""
+
+    def __call__(self, inputs: Any) -> Any:
+        """Decide whether the second text of each pair follows the first.
+
+        Args:
+            inputs: A pair as `(first, second)` or `{"text": ..., "text_pair": ...}`, or a list of
+                pairs.
+
+        Returns:
+            `{"label": "is_next" or "not_next", "score": ...}` for each pair. `score` is the
+            probability of the label.
+
+        Raises:
+            UserInputError: An input is not a pair of texts.
+        """
+        is_one = isinstance(inputs, Mapping) or (
+            len(inputs) == 2 and all(isinstance(each, str) for each in inputs)
+        )
+        answers = self._all(self.job(), [inputs] if is_one else list(inputs))
+        found = [each[0] for each in answers]
+        return found[0] if is_one else found
+
+    def job(self) -> Label:
+        """Return the job of a call, for `stream`. Its answers are lists of one decision."""
+        return _Decide(
+            tokenizer=self._loaded.tokenizer,
+            input_names=self._loaded.artifact.input_names,
+            function="softmax",
+            id2label=_NAMES,
+            top_k=1,
+        )
