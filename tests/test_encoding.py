@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.encoding import Encoded, encode, make_batches, padding_of, stack_padded
+from qdqbert.encoding import (
+    Batch,
+    Encoded,
+    encode,
+    first_rows,
+    make_batches,
+    padding_of,
+    stack_padded,
+)
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -105,3 +113,13 @@ def test_choices_are_batched_by_their_tokens() -> None:
     assert batch.indices == (1, 0)
     assert batch.inputs["input_ids"].shape == (2, 3, 4)
     assert batch.inputs["input_ids"][1].tolist() == [[2, 2, 0, 0]] * 3
+
+
+def test_the_first_rows_of_a_batch_fit_into_a_number_of_tokens() -> None:
+    ids = np.arange(24).reshape(4, 6)
+    batch = Batch(indices=(7, 5, 3, 1), inputs={"input_ids": ids, "attention_mask": ids + 1})
+    for tokens, rows in ((0, 1), (6, 1), (17, 2), (24, 4), (99, 4)):
+        part = first_rows(batch, tokens=tokens)
+        assert part.indices == batch.indices[:rows]
+        for name, values in part.inputs.items():
+            np.testing.assert_array_equal(values, batch.inputs[name][:rows])

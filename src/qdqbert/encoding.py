@@ -111,6 +111,15 @@ def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
     ]
 
 
+def first_rows(batch: Batch, *, tokens: int) -> Batch:
+    """Return the first texts of a batch, as many as fit into `tokens` with padding, at least one."""
+    rows = max(1, tokens // batch.inputs["input_ids"][0].size)
+    return Batch(
+        indices=batch.indices[:rows],
+        inputs={name: values[:rows] for name, values in batch.inputs.items()},
+    )
+
+
 def _pad(encoded: Encoded, indices: Sequence[int]) -> Batch:
     chosen = [encoded.inputs[index] for index in indices]
     inputs = {
