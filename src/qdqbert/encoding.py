@@ -112,7 +112,7 @@ def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
 
 
 def first_rows(batch: Batch, *, tokens: int) -> Batch:
-    """Return the first texts of a batch, as many as fit into `tokens` with padding, at least one."""
+    """Return the first texts of a batch: at least one, and as many as fit into `tokens`."""
     rows = max(1, tokens // batch.inputs["input_ids"][0].size)
     return Batch(
         indices=batch.indices[:rows],
