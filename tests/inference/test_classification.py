@@ -14,6 +14,7 @@ HEAD = "AutoModelForSequenceClassification"
 PROBLEMS = {
     "one of three": {"num_labels": 3},
     "a score": {"num_labels": 1},
+    "several of three": {"num_labels": 3, "problem_type": "multi_label_classification"},
     "a quantity": {"num_labels": 1, "problem_type": "regression"},
 }
 
@@ -43,6 +44,16 @@ def rounded(value):
 def test_answers_are_those_of_the_pipeline(both, inputs, options) -> None:
     model, pipeline = both
     assert model(inputs, **options) == rounded(pipeline(inputs, **options))
+
+
+def test_a_threshold_selects_classes(both) -> None:
+    model, _ = both
+    everything = model(TEXTS, top_k=None)
+    scores = sorted(each["score"] for answers in everything for each in answers)
+    threshold = scores[len(scores) // 2]
+    expected = [[each for each in answers if each["score"] > threshold] for answers in everything]
+    assert model(TEXTS, threshold=threshold) == expected
+    assert model(TEXTS[0], threshold=2.0 + scores[-1]) == []
 
 
 def test_no_texts_have_no_classes(both) -> None:

@@ -62,6 +62,18 @@ def test_classes_are_compared_by_the_divergence_of_softened_probabilities(temper
     np.testing.assert_allclose(found, divergence(student, teacher, temperature), **NEAR)
 
 
+def test_independent_classes_are_compared_one_by_one() -> None:
+    student, teacher = draw(4, 3), draw(4, 3, seed=1)
+    # A class is a choice between its logit and 0.
+    expected = sum(
+        divergence(*(np.stack([x[:, each], 0 * x[:, each]], -1) for x in (student, teacher)), 2.0)
+        for each in range(3)
+    )
+    sides = ({"logits": tensor(x)} for x in (student, teacher))
+    found = logits_distance(*sides, inputs_of(), ("logits",), temperature=2.0, multi_label=True)
+    np.testing.assert_allclose(float(found), expected, **NEAR)
+
+
 def test_equal_or_shifted_logits_have_distance_0() -> None:
     teacher = draw(2, 3)
     found = distance({"logits": teacher + 7}, {"logits": teacher}, inputs_of())

@@ -90,7 +90,7 @@ def load_checkpoint(
     family = family_of(config.model_type)
     chosen = _choose_task(task, config)
     head, notices = _choose_head(name, stored_head, chosen, pooling)
-    _check_config(name, config, chosen)
+    _check_config(config, chosen)
     if new_head is None:
         _check_other_heads(name, config, chosen)
     elif new_head and chosen not in tasks_of(config):
@@ -126,15 +126,15 @@ def load_checkpoint(
     )
 
 
-def tasks_of_heads(name: str) -> tuple[TaskName | None, ...]:
-    """Return the tasks of the architectures that a checkpoint's config names.
+def read_config(name: str) -> Any:
+    """Return the config of a checkpoint.
 
     Raises:
         CheckpointError: The checkpoint does not exist, or its config cannot be read.
     """
     _check_name(name)
     _, config = _read_configs(name)
-    return tuple(tasks_of(config))
+    return config
 
 
 def check_positions(config: Any) -> None:
@@ -210,13 +210,8 @@ def _pooling_mode(pooling: str) -> PoolingMode:
     )
 
 
-def _check_config(name: str, config: Any, task: TaskName) -> None:
+def _check_config(config: Any, task: TaskName) -> None:
     check_positions(config)
-    if getattr(config, "problem_type", None) == "multi_label_classification":
-        raise CheckpointError(
-            f"Checkpoint {name!r} is a multi-label classifier, which is not supported: only the "
-            "label with the largest logit would be compared."
-        )
     if task == "text-generation":
         # Without it BERT's causal head would see the tokens that it has to predict.
         config.is_decoder, config.use_cache = True, False

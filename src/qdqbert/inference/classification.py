@@ -54,18 +54,24 @@ class Label(Classify):
     Attributes:
         id2label: Names of the classes.
         top_k: Number of classes, best first; `None` for all.
+        threshold: Lowest score, exclusive, if classes are chosen by it.
     """
 
     id2label: Mapping[int, str]
     top_k: int | None
+    threshold: float | None = None
 
     def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> Any:
         """Return the best classes with their scores."""
         del item, encoded
         scores = values[0]
+        order = np.argsort(-scores, kind="stable")
+        if self.threshold is None:
+            order = order[: self.top_k]
+        else:
+            order = order[scores[order] > self.threshold]
         return [
-            {"label": self.id2label[int(index)], "score": float(scores[index])}
-            for index in np.argsort(-scores, kind="stable")[: self.top_k]
+            {"label": self.id2label[int(index)], "score": float(scores[index])} for index in order
         ]
 
 
@@ -78,6 +84,7 @@ class TextClassifier(Model):
         *,
         top_k: int | None = 1,
         function_to_apply: Function | None = None,
+        threshold: float | None = None,
     ) -> Any:
         """Classify texts, as transformers' pipeline "text-classification" does.
 
@@ -86,23 +93,31 @@ class TextClassifier(Model):
             top_k: Number of classes to return for each text, best first; `None` for all.
             function_to_apply: What turns logits into scores. By default "softmax"; "sigmoid" for
                 multi-label models and models with one output; "none" for regression.
+            threshold: If given, all classes whose score is above it are returned, best first,
+                instead of `top_k` classes. `evaluate` uses 0.5 for multi-label models.
 
         Returns:
             With `top_k=1`, one `{"label": ..., "score": ...}` for each text. Otherwise a list of
             them for each text. As in transformers, the result for one text is in a list, too, if
-            `top_k` is 1.
+            `top_k` is 1. With `threshold`, a list of classes for each text, which can be empty.
 
         Raises:
             UserInputError: An input is not a text or a pair, or an option has a wrong value.
         """
         is_one = isinstance(inputs, str | Mapping)
-        job = self.job(top_k=top_k, function_to_apply=function_to_apply)
+        job = self.job(top_k=top_k, function_to_apply=function_to_apply, threshold=threshold)
         answers = self._all(job, [inputs] if is_one else list(inputs))
-        if top_k == 1:
+        if top_k == 1 and threshold is None:
             return [each[0] for each in answers]
         return answers[0] if is_one else answers
 
-    def job(self, *, top_k: int | None = 1, function_to_apply: Function | None = None) -> Classify:
+    def job(
+        self,
+        *,
+        top_k: int | None = 1,
+        function_to_apply: Function | None = None,
+        threshold: float | None = None,
+    ) -> Classify:
         """Return the job of a call with these options, for `stream`.
 
         Its answers are lists of `{"label": ..., "score": ...}`, also for `top_k=1`.
@@ -113,6 +128,7 @@ class TextClassifier(Model):
             function=check_function(function_to_apply, "function_to_apply") or self._function,
             id2label=self._loaded.id2label,
             top_k=top_k,
+            threshold=threshold,
         )
 
     @property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.fill_mask import FILL_MASK
+from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING
@@ -25,3 +28,16 @@ TASKS: dict[str, Task] = {
         TOKEN_CLASSIFICATION,
     )
 }
+
+
+def task_for(name: str, config: Any) -> Task:
+    """Return the task of a model.
+
+    Args:
+        name: Name of the task.
+        config: Config of the model, which says whether it is a multi-label classifier.
+    """
+    is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
+    if name == "text-classification" and is_multi_label:
+        return MULTI_LABEL_CLASSIFICATION
+    return TASKS[name]

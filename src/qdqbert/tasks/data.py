@@ -43,7 +43,8 @@ class Example:
     Attributes:
         text: The first or only text; not blank.
         text_pair: The second text; not blank, `None` if there is none.
-        label: The label as the file writes it, `None` if it is blank or there is none.
+        label: The label as the file writes it, a list as JSON; `None` if it is blank or there is
+            none.
         row: Number of the row. Not compared.
     """
 
@@ -282,7 +283,7 @@ def _examples(table: Table, columns: Columns) -> Iterator[Example]:
             for name, kinds in (
                 (columns.text, (str,)),
                 (columns.text_pair, (str,)),
-                (columns.label, (str, bool, int, float)),
+                (columns.label, (str, bool, int, float, list)),
             )
         )
         if text.strip() and (columns.text_pair is None or pair.strip()):
@@ -304,4 +305,6 @@ def _field(path: str, line: int, row: dict[str, object], name: str, kinds: tuple
             f"{' or '.join(kind.__name__ for kind in kinds)} as {name!r}, got "
             f"{type(value).__name__}. Change the value, or name another column."
         )
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)

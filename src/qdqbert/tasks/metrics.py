@@ -51,6 +51,28 @@ def f1_macro(predictions: ArrayLike, labels: ArrayLike) -> float:
     return 100.0 * float(np.mean([_f1(left == each, right == each) for each in classes]))
 
 
+def multi_label_scores(
+    predictions: NDArray[np.bool_], labels: NDArray[np.bool_]
+) -> dict[str, float]:
+    """Return scores of sets of classes, in percent.
+
+    Args:
+        predictions: Whether each class is predicted for each example. Shape `(examples, classes)`.
+        labels: Whether each example has each class. Same shape.
+
+    Returns:
+        `f1_micro`, over all classes of all examples; `f1_macro`, the mean of the F1 of all classes,
+        0 for a class that is neither predicted nor labelled; `subset_accuracy`, the share of
+        examples whose predicted set is equal to the labelled one.
+    """
+    each = [_f1(left, right) for left, right in zip(predictions.T, labels.T, strict=True)]
+    return {
+        "f1_micro": 100.0 * _f1(predictions, labels),
+        "f1_macro": 100.0 * float(np.mean(each)),
+        "subset_accuracy": 100.0 * float(np.mean((predictions == labels).all(axis=1))),
+    }
+
+
 def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Return Matthews' correlation of two or more classes times 100, -100 to 100.
 

@@ -18,7 +18,7 @@ Prediction = NDArray[np.float32]
 Predictions = Sequence[Prediction]
 """One prediction for each feature, in the order of the features."""
 
-Labels = Mapping[str, int | float | NDArray[np.int64]]
+Labels = Mapping[str, int | float | NDArray[np.int64] | NDArray[np.float32]]
 """Labels of one feature, under the argument names of transformers' models."""
 
 IGNORED = -100

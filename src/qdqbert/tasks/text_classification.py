@@ -12,7 +12,13 @@ from qdqbert.tasks.logits import logit_predictions, most_likely_classes
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
-from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, label_of
+from qdqbert.tasks.texts import (
+    check_label_column,
+    class_of,
+    encode_texts,
+    label_of,
+    sorted_names,
+)
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -65,9 +71,7 @@ def _class_names(dataset: Dataset) -> list[str]:
         float(name).is_integer() for name in names
     ):
         return ["score"]
-    return sorted(
-        names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)
-    )
+    return sorted_names(names)
 
 
 TEXT_CLASSIFICATION = Task(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qdqbert.encoding import encode
@@ -88,6 +88,13 @@ def class_of(label: str, id2label: Mapping[int, str]) -> int:
     raise DataFileError(
         f"Label {label!r} is not one of the model's: {listed_classes(id2label)}. Name another "
         "column with `label_column`, or set `id2label` in the checkpoint's config.json."
+    )
+
+
+def sorted_names(names: Iterable[str]) -> list[str]:
+    """Return names of classes, sorted; integers first, by their value."""
+    return sorted(
+        names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)
     )
 
 

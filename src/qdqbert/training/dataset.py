@@ -79,6 +79,8 @@ def collator(padding: Mapping[str, int]) -> Callable[[Sequence[dict[str, Any]]],
 
 
 def _stack_labels(values: Sequence[Any]) -> Tensor:
+    if isinstance(values[0], np.ndarray) and values[0].dtype.kind == "f":
+        return torch.from_numpy(np.stack(values))
     if isinstance(values[0], np.ndarray):
         return torch.from_numpy(stack_padded(values, IGNORED))
     return torch.tensor(values, dtype=torch.float32 if isinstance(values[0], float) else None)

@@ -52,6 +52,7 @@ def logits_distance(
     names: Sequence[str],
     *,
     temperature: float,
+    multi_label: bool = False,
 ) -> Tensor:
     """Return the Kullback-Leibler divergence of the student's probabilities from the teacher's.
 
@@ -66,9 +67,13 @@ def logits_distance(
             classes.
         temperature: The logits are divided by it. The loss is multiplied by its square, so that
             the size of gradients does not depend on it.
+        multi_label: Whether classes are independent, so that each has a probability of its own,
+            the sigmoid of its logit. Their divergences are added.
 
     Source: Hinton et al. 2015, arXiv:1503.02531, section 2.
     """
+    if multi_label:
+        return _sigmoid_divergence(student["logits"], teacher["logits"], temperature)
     losses = [
         _divergence(student[name], teacher[name], inputs, temperature, spans=len(names) > 1)
         for name in names
@@ -124,3 +129,14 @@ def _divergence(
     theirs = functional.log_softmax(teacher.float() / temperature, dim=-1)
     divergence = functional.kl_div(ours, theirs, log_target=True, reduction="batchmean")
     return divergence * temperature**2
+
+
+def _sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return the divergence of independent classes, `(batch, classes)`, averaged over the batch."""
+    # Probabilities of a class, and of its absence.
+    ours, theirs = (
+        functional.logsigmoid(torch.stack([x, -x]).float() / temperature)
+        for x in (student, teacher)
+    )
+    divergence = functional.kl_div(ours, theirs, log_target=True, reduction="sum")
+    return divergence / len(student) * temperature**2

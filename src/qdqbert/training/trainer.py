@@ -102,7 +102,15 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             vectors = (embed(each, inputs, self._head) for each in (outputs, theirs))
             return embedding_distance(*vectors)
         temperature = self._teacher.settings.temperature
-        return logits_distance(outputs, theirs, inputs, self._outputs, temperature=temperature)
+        problem = getattr(self._teacher.model.config, "problem_type", None)
+        return logits_distance(
+            outputs,
+            theirs,
+            inputs,
+            self._outputs,
+            temperature=temperature,
+            multi_label=problem == "multi_label_classification",
+        )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Train on a batch and return the loss; see transformers.

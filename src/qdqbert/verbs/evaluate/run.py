@@ -47,7 +47,7 @@ class Models:
 
     Attributes:
         subject: The model.
-        reference: The reference, if there is one. Scored with the labels of the model.
+        reference: The reference, if there is one. Scored with the task and labels of the model.
         notices: Messages about both.
     """
 
@@ -143,7 +143,7 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
             f"Texts are truncated at {reference.max_length} tokens, the limit of the reference."
         )
         subject = dataclasses.replace(subject, max_length=reference.max_length)
-    reference = dataclasses.replace(reference, id2label=subject.id2label)
+    reference = dataclasses.replace(reference, id2label=subject.id2label, task=subject.task)
     return Models(subject=subject, reference=reference, notices=tuple(notices))
 
 

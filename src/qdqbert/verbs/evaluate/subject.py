@@ -16,7 +16,7 @@ from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
-from qdqbert.tasks import TASKS
+from qdqbert.tasks import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.inference import TorchRunner
@@ -149,7 +149,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
                 f"`{request.parameter}={name!r}` is a checkpoint, which runs in PyTorch.",
                 argument=option,
             )
-    task = TASKS[checkpoint.task]
+    task = task_for(checkpoint.task, checkpoint.config)
     trained = read_training(Path(name))
     length, notices = request.input_length(
         trained.get("max_length") or task.max_length, checkpoint.max_length
@@ -200,7 +200,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
     length, notices = request.input_length(TASKS[task].max_length, found.max_length)
     return Subject(
         name=path.name,
-        task=TASKS[task],
+        task=task_for(task, found.config),
         engine=engine,
         runner=runner,
         tokenizer=found.tokenizer,
@@ -233,18 +233,19 @@ def _load_artifact(directory: Path, request: Request) -> Subject:
         )
     engine = request.engine or _default_engine(artifact, request)
     check_engine(engine)
+    config = artifact.load_config()
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
     return Subject(
         name=directory.name,
-        task=TASKS[artifact.task],
+        task=task_for(artifact.task, config),
         engine=engine,
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],
         runner=open_runner(engine, artifact.model_for(engine, target), provider=request.provider),
         tokenizer=artifact.load_tokenizer(),
         input_names=artifact.input_names,
-        id2label=artifact.load_config().id2label,
+        id2label=config.id2label,
         max_length=length,
         stored_task_options=dataclasses.asdict(artifact.task_options),
         calibrated_on=artifact.calibration_fingerprints,

@@ -17,7 +17,7 @@ from qdqbert.evidence.reports import LatencyReport, TargetReport
 from qdqbert.graph.export import choices_of
 from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan, Target
-from qdqbert.tasks import TASKS
+from qdqbert.tasks import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, fidelity_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
@@ -105,7 +105,7 @@ def measure(
         title = f"Checking {target} on {engine}"
         with progress.stage(title, len(evidence.heldout.batches)) as advance:
             references = _references(each.plan, evidence, known)
-            task = TASKS[evidence.source.task]
+            task = task_for(evidence.source.task, evidence.source.config)
             predictions = predict(
                 task,
                 open_runner(engine, each.path, low_memory=True),

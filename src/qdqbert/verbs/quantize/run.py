@@ -37,7 +37,7 @@ from qdqbert.recipes import build_recipe
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target, make_plan
-from qdqbert.tasks import TASKS
+from qdqbert.tasks import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, encode_examples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples
@@ -102,7 +102,9 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     ):
         source = open_source(options, Path(scratch), progress)
         ranges = choose_range_source(source, options, earlier)
-        examples = choose_examples(TASKS[source.task], options, known=ranges.known)
+        examples = choose_examples(
+            task_for(source.task, source.config), options, known=ranges.known
+        )
         groups = site_groups(options, targets)
         plans = make_plans(source, source.sites(groups), targets, options)
         inputs = encode_inputs(source, examples, options)
@@ -208,7 +210,7 @@ def encode_inputs(
 ) -> Inputs:
     """Tokenize the examples of a call, at the length and with the settings that apply."""
     trained = read_training(Path(options.model)) if options.model is not None else {}
-    task = TASKS[source.task]
+    task = task_for(source.task, source.config)
     max_length, notices = input_length(
         options.max_length, trained.get("max_length") or task.max_length, source.max_length
     )
@@ -241,7 +243,7 @@ def encode_inputs(
 def run_float(source: ModelSource, heldout: EncodedExamples, progress: Progress) -> Predictions:
     """Return the predictions of the float model."""
     with progress.stage("Running the float model", len(heldout.batches)) as advance:
-        return predict(TASKS[source.task], source.runner(), heldout, advance)
+        return predict(task_for(source.task, source.config), source.runner(), heldout, advance)
 
 
 def site_groups(options: QuantizeOptions, targets: Sequence[Target]) -> set[SiteGroup]:

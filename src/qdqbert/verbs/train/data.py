@@ -11,19 +11,23 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from qdqbert.checkpoint.load import Checkpoint, tasks_of_heads
+from qdqbert.checkpoint.load import Checkpoint, read_config
+from qdqbert.checkpoint.task_names import tasks_of
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
-from qdqbert.tasks import TASKS
+from qdqbert.tasks import TASKS, task_for
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.lines import counted
+from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
 from qdqbert.tasks.task import Features, Labels, Task, TaskOptions
+from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
 from qdqbert.verbs.settings import columns_of, input_length, task_options_of
 from qdqbert.verbs.train.options import TrainOptions
@@ -38,7 +42,17 @@ def choose_task(options: TrainOptions) -> Task:
     Raises:
         UserInputError: None is requested, and the checkpoint has no head.
     """
-    return TASKS[options.task or _task_of(options.model)]
+    with naming("model"):
+        config = read_config(options.model)
+    return task_for(options.task or _task_of(config, options.model), config)
+
+
+def task_of_labels(task: Task, dataset: Dataset, options: TrainOptions) -> Task:
+    """Return the task of the data: multi-label, if a new classifier is trained on lists."""
+    if task is not TEXT_CLASSIFICATION or task.name in tasks_of(read_config(options.model)):
+        return task
+    has_lists = any((example.label or "").startswith("[") for example in dataset.examples)
+    return MULTI_LABEL_CLASSIFICATION if has_lists else task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,10 +274,9 @@ def calibration_sample(
     )
 
 
-def _task_of(model: str) -> TaskName:
+def _task_of(config: Any, model: str) -> TaskName:
     """Return the task that a checkpoint has a head for."""
-    with naming("model"):
-        heads = tasks_of_heads(model)
+    heads = tasks_of(config)
     for name in TASK_NAMES:
         if name != "feature-extraction" and name in heads:
             return name
@@ -290,7 +303,7 @@ def _training_labels(
 
 
 def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]) -> list[str]:
-    present = {int(x) for each in labels if each for x in _flat(each.get("labels"))}
+    present = {int(x) for each in labels if each for x in _classes(each.get("labels"))}
     absent = [name for index, name in id2label.items() if index not in present]
     if not absent:
         return []
@@ -310,7 +323,11 @@ def _features_by_example(features: Features, task: Task) -> list[list[int]]:
     return windows_by_example(features)
 
 
-def _flat(value: Any) -> Sequence[Any]:
-    if value is None:
+def _classes(label: Any) -> Sequence[Any]:
+    """Return the classes in a label: one, one for each token, or those that a text has."""
+    if label is None:
         return []
-    return value.tolist() if hasattr(value, "tolist") else [value]
+    if isinstance(label, np.ndarray):
+        is_indicator = label.dtype.kind == "f"
+        return list(np.flatnonzero(label) if is_indicator else label)
+    return [label]

@@ -26,6 +26,7 @@ from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
 from qdqbert.tasks.lines import counted
+from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.task import Metric, Task
 from qdqbert.training.checkpoints import check_folder, checkpoint_folder, step_of
 from qdqbert.training.curves import plot_curves
@@ -43,6 +44,7 @@ from qdqbert.verbs.train.data import (
     encode_data,
     new_classes,
     read_examples,
+    task_of_labels,
 )
 from qdqbert.verbs.train.options import TrainOptions
 from qdqbert.verbs.train.scorer import Scorer
@@ -74,6 +76,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     transformers.set_seed(options.seed)
     task = choose_task(options)
     examples = read_examples(task, options, progress=progress)
+    task = task_of_labels(task, examples.train, options)
     teacher_checkpoint = _load_teacher(options, task, progress)
     checkpoint = load_student(
         options, task, new_classes(task, examples.train, teacher_checkpoint), progress
@@ -133,6 +136,9 @@ def load_student(
         checkpoint = load_model(
             options.model, task=task.name, new_head=classes, pooling=options.pooling
         )
+    if task is MULTI_LABEL_CLASSIFICATION:
+        # transformers then computes the loss of independent classes.
+        checkpoint.config.problem_type = "multi_label_classification"
     if sited_model(checkpoint.model).quantizers:
         for name in options.options_of_new_quantizers():
             raise UserInputError(
