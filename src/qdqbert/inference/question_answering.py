@@ -202,10 +202,14 @@ class QuestionAnswerer(Model):
             "max_answer_len": max_answer_len,
             "max_seq_len": max_seq_len,
             "max_question_len": max_question_len,
+            "doc_stride": doc_stride,
         }
         for name, value in given.items():
-            if value is not None and value < 1:
-                raise UserInputError(f"`{name}` must be at least 1, got {value}.", argument=name)
+            least = 0 if name == "doc_stride" else 1
+            if value is not None and value < least:
+                raise UserInputError(
+                    f"`{name}` must be at least {least}, got {value}.", argument=name
+                )
         changes = {"doc_stride": doc_stride, "max_answer_length": max_answer_len}
         artifact = self._loaded.artifact
         if handle_impossible_answer is None:
