@@ -42,6 +42,7 @@ TaskName = Literal[
     "multiple-choice",
     "next-sentence-prediction",
     "question-answering",
+    "reranking",
     "text-classification",
     "text-generation",
     "token-classification",

@@ -19,7 +19,7 @@ from transformers.utils.hub import cached_file
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
-from qdqbert.checkpoint.task_names import AUTO_CLASSES, tasks_of
+from qdqbert.checkpoint.task_names import AUTO_CLASSES, check_outputs, head_of, tasks_of
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
 
@@ -92,10 +92,11 @@ def load_checkpoint(
     head, notices = _choose_head(name, stored_head, chosen, pooling)
     _check_config(config, chosen)
     if new_head is None:
-        _check_other_heads(name, config, chosen)
-    elif new_head and chosen not in tasks_of(config):
+        _check_other_heads(name, config, head_of(chosen))
+    elif new_head and head_of(chosen) not in tasks_of(config):
         config.id2label = dict(enumerate(new_head))
         config.label2id = {label: index for index, label in config.id2label.items()}
+    check_outputs(chosen, config.num_labels)
     model, info = _from_transformers(
         name,
         class_for(_model_class(chosen, config), config).from_pretrained,

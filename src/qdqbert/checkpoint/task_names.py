@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qdqbert.choices import TaskName
+from qdqbert.errors import UserInputError
 
 AUTO_CLASSES: dict[TaskName, str] = {
     "feature-extraction": "AutoModel",
@@ -12,6 +13,7 @@ AUTO_CLASSES: dict[TaskName, str] = {
     "multiple-choice": "AutoModelForMultipleChoice",
     "next-sentence-prediction": "AutoModelForNextSentencePrediction",
     "question-answering": "AutoModelForQuestionAnswering",
+    "reranking": "AutoModelForSequenceClassification",
     "text-classification": "AutoModelForSequenceClassification",
     "text-generation": "AutoModelForCausalLM",
     "token-classification": "AutoModelForTokenClassification",
@@ -30,6 +32,28 @@ _TASKS_BY_SUFFIX: dict[str, TaskName] = {
     "ForCausalLM": "text-generation",
     "Model": "feature-extraction",
 }
+
+
+def head_of(task: TaskName) -> TaskName:
+    """Return the task under which `tasks_of` names the head of a task.
+
+    Rerankers have the head of text classifiers, with one output.
+    """
+    return "text-classification" if task == "reranking" else task
+
+
+def check_outputs(task: str, outputs: int) -> None:
+    """Refuse a model with several outputs for reranking.
+
+    Raises:
+        UserInputError: The task is "reranking", and there are several outputs.
+    """
+    if task == "reranking" and outputs != 1:
+        raise UserInputError(
+            f"`task='reranking'` needs a model with one output, the score of a pair; this one has "
+            f"{outputs} classes. Pass task `text-classification`.",
+            argument="task",
+        )
 
 
 def tasks_of(config: Any) -> list[TaskName | None]:

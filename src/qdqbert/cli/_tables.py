@@ -171,4 +171,6 @@ def _changed_predictions(fidelity: Fidelity, task: str) -> str:
 
 def _counted(count: int, noun: str) -> str:
     """Return a count with its noun: "1 example", "2 examples"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    from qdqbert.tasks.lines import plural
+
+    return f"{count:,} {noun if count == 1 else plural(noun)}"

@@ -42,6 +42,7 @@ _MODELS: dict[str, type[Model]] = {
     "multiple-choice": ChoiceSelector,
     "next-sentence-prediction": NextSentencePredictor,
     "question-answering": QuestionAnswerer,
+    "reranking": Reranker,
     "text-classification": TextClassifier,
     "token-classification": TokenClassifier,
 }

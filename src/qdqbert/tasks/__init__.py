@@ -10,6 +10,7 @@ from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING
+from qdqbert.tasks.reranking import RERANKING
 from qdqbert.tasks.task import Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.tasks.text_generation import TEXT_GENERATION
@@ -23,6 +24,7 @@ TASKS: dict[str, Task] = {
         MULTIPLE_CHOICE,
         NEXT_SENTENCE_PREDICTION,
         QUESTION_ANSWERING,
+        RERANKING,
         TEXT_CLASSIFICATION,
         TEXT_GENERATION,
         TOKEN_CLASSIFICATION,

@@ -18,7 +18,7 @@ _KNOWN_NAMES = {
         "text_pair": "text_pair sentence2 sentence_2 question2 hypothesis passage document text2 "
         "context",
         "label": "label labels score similarity similarity_score gold_label class category target "
-        "sentiment rating stars",
+        "relevance sentiment rating stars",
     }.items()
 }
 

@@ -31,8 +31,14 @@ def existing_file(path: str) -> Path:
 
 def counted(count: int, noun: str) -> str:
     """Return a number with a noun, in the plural unless the number is 1: "1 row", "2 rows"."""
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{ending}"
+    return f"{count} {noun if count == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a noun: rows, batches, queries."""
+    if noun.endswith("ry"):
+        return f"{noun.removesuffix('y')}ies"
+    return f"{noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def row_name(path: str, number: int) -> str:

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PretrainedCo
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
-from qdqbert.checkpoint.task_names import task_of_architecture
+from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import SENTENCE_EMBEDDING
@@ -20,7 +20,7 @@ from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")
-_CLASSIFIERS = ("text-classification", "token-classification")
+_CLASSIFIERS = ("reranking", "text-classification", "token-classification")
 _DEFAULT_LENGTH = 512
 # Tokenizers without a limit have a `model_max_length` far above this.
 _UNLIMITED = 1_000_000
@@ -133,6 +133,7 @@ def load_tokenizer_and_config(
     shape = _output_shape(runner, path, task)
     _check_language_model(path, task, shape, runner.vocabulary_size)
     classes = shape[-1] if task in _CLASSIFIERS else None
+    check_outputs(task, shape[-1])
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
     max_length = _max_length(loaded, config)

@@ -53,7 +53,8 @@ def evaluate(
             runs on ONNX Runtime.
         task: Name of the task in transformers. Inferred from the model by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
-            "question-answering", "text-classification", "text-generation", "token-classification".
+            "question-answering", "reranking", "text-classification", "text-generation",
+            "token-classification".
         engine: Library that runs a quantized folder or an .onnx file. By default ONNX Runtime, if
             it runs the model. Checkpoints run in PyTorch. One of "onnxruntime", "openvino".
         provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
+from qdqbert.checkpoint.task_names import check_outputs
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
@@ -225,20 +226,24 @@ def _folder_of(graph: Path) -> Path | None:
 
 def _load_artifact(directory: Path, request: Request) -> Subject:
     artifact = open_artifact(directory)
-    if request.task not in (None, artifact.task):
+    config = artifact.load_config()
+    task = request.task or artifact.task
+    # Both read the same output.
+    is_reranker = {task, artifact.task} == {"reranking", "text-classification"}
+    if task != artifact.task and not is_reranker:
         raise UserInputError(
             f"`task={request.task!r}` does not fit {str(directory)!r}, which was quantized for "
             f"{artifact.task!r}.",
             argument="task",
         )
+    check_outputs(task, config.num_labels)
     engine = request.engine or _default_engine(artifact, request)
     check_engine(engine)
-    config = artifact.load_config()
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
     return Subject(
         name=directory.name,
-        task=task_for(artifact.task, config),
+        task=task_for(task, config),
         engine=engine,
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],

@@ -86,7 +86,8 @@ def quantize(
             default.
         task: Name of the task in transformers. Inferred from the checkpoint by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
-            "question-answering", "text-classification", "text-generation", "token-classification".
+            "question-answering", "reranking", "text-classification", "text-generation",
+            "token-classification".
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_length: Longest input in tokens. The limit of the task or the checkpoint by default.

@@ -92,7 +92,8 @@ def train(
         eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
-            "question-answering", "text-classification", "text-generation", "token-classification".
+            "question-answering", "reranking", "text-classification", "text-generation",
+            "token-classification".
         qat: Insert calibrated quantizers and train with them (quantization-aware training).
         recipe: Which tensors to quantize, with `qat`. One of "ffn", "linear", "linear+matmul",
             "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".

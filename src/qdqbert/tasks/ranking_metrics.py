@@ -1,0 +1,66 @@
+"""Metrics of ranked documents, for one query each, 0 to 1.
+
+Documents with equal scores are ranked from the least relevant to the most relevant one, so that a
+model gains nothing by equal scores.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Relevance = NDArray[np.float64]
+
+
+def rank(scores: ArrayLike, relevance: ArrayLike) -> Relevance:
+    """Return the relevance of documents, sorted by score, highest first. Shape `(documents,)`.
+
+    Args:
+        scores: Scores of a model. Shape `(documents,)`.
+        relevance: Above 0 for relevant documents. Same shape.
+    """
+    gains = np.asarray(relevance, dtype=np.float64)
+    order = np.lexsort((gains, -np.asarray(scores, dtype=np.float64)))
+    return gains[order]
+
+
+def reciprocal_rank(ranked: Relevance) -> float:
+    """Return 1 over the rank of the first relevant document, counted from 1; 0 if there is none."""
+    found = np.flatnonzero(ranked > 0)
+    return 1 / (int(found[0]) + 1) if len(found) else 0.0
+
+
+def average_precision(ranked: Relevance) -> float:
+    """Return the mean of the precisions at the ranks of all relevant documents; 0 without any."""
+    ranks = np.flatnonzero(ranked > 0) + 1
+    return float(np.mean(np.arange(1, len(ranks) + 1) / ranks)) if len(ranks) else 0.0
+
+
+def ndcg(ranked: Relevance, *, k: int) -> float:
+    """Return the discounted cumulative gain of the first `k` documents over that of the best order.
+
+    The gain of a document is its relevance, or 0 if that is negative. It is divided by
+    `log2(rank + 1)`, for ranks from 1. The result is 0 if no document is relevant.
+
+    Source: Järvelin and Kekäläinen 2002, doi:10.1145/582415.582418; gains as in trec_eval.
+    """
+    gains = np.maximum(ranked, 0)
+    discounts = 1 / np.log2(np.arange(2, min(k, len(gains)) + 2))
+    best = float(np.sort(gains)[::-1][:k] @ discounts)
+    return float(gains[:k] @ discounts) / best if best else 0.0
+
+
+def auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Return the area under the ROC curve: how often a relevant pair has the higher score.
+
+    Pairs with equal scores count half.
+
+    Args:
+        scores: Scores of a model. Shape `(pairs,)`.
+        labels: Whether each pair is relevant. Same shape; both kinds have to occur.
+    """
+    values, is_relevant = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.bool_)
+    relevant, rest = np.sort(values[is_relevant]), np.sort(values[~is_relevant])
+    lower = np.searchsorted(rest, relevant, side="left").sum()
+    not_higher = np.searchsorted(rest, relevant, side="right").sum()
+    return float(lower + not_higher) / (2 * len(relevant) * len(rest))

@@ -1,0 +1,186 @@
+"""Ranking documents by how well they answer a query. The model has one output, the score of a pair.
+
+A row has a query, a document and its relevance. Rows of one query make a group: rows with equal
+values in a column `query_id`, or with equal queries if there is no such column. If no query has
+several documents, the rows are single labelled pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qdqbert.errors import DataFileError
+from qdqbert.tasks.columns import is_number
+from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_dataset
+from qdqbert.tasks.lines import counted
+from qdqbert.tasks.logits import logit_predictions
+from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
+from qdqbert.tasks.scores import score_of
+from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.texts import check_label_column, encode_texts
+
+# Names of the column that groups rows.
+_ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
+# Ranks that nDCG looks at.
+_K = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankingExample(Example):
+    """A query, a document and its relevance.
+
+    Attributes:
+        group: What the rows of one query have in common: its id, or its text.
+    """
+
+    group: str
+
+
+def read_rankings(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
+    """Read queries with documents and their relevance; see `read_dataset`.
+
+    Raises:
+        DataFileError: As `read_dataset`, or there is no column of documents.
+    """
+    dataset = read_dataset(path, columns=columns, max_examples=max_examples)
+    if dataset.columns.text_pair is None:
+        raise DataFileError(
+            f"The data `{path}` have one text per row, and reranking reads two. Name the column of "
+            "the documents with `text_pair_column`.",
+            argument="text_pair_column",
+        )
+    table = open_table(path, columns)
+    column = next((name for name in table.names if name.strip().lower() in _ID_COLUMNS), None)
+    ids = {} if column is None else {row: str(fields.get(column)) for row, fields in table.rows}
+    examples = tuple(
+        RankingExample(
+            text=each.text,
+            text_pair=each.text_pair,
+            label=each.label,
+            row=each.row,
+            group=ids.get(each.row, each.text),
+        )
+        for each in dataset.examples
+    )
+    return dataclasses.replace(dataset, examples=examples)
+
+
+def _encode(
+    examples: Sequence[Any],
+    tokenizer: Any,
+    *,
+    input_names: Sequence[str],
+    max_length: int,
+    options: TaskOptions,
+) -> Features:
+    """Make one feature of each pair, and count the queries that cannot be scored."""
+    features = encode_texts(
+        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
+    )
+    groups = _groups(examples)
+    if len(groups) == len(examples) or not all(is_number(example.label) for example in examples):
+        return features
+    unscored = sum(not _is_answered([examples[index] for index in each]) for each in groups)
+    verbs = ("has", "is") if unscored == 1 else ("have", "are")
+    notice = (
+        f"{unscored} of {counted(len(groups), 'query')} {verbs[0]} no relevant document and "
+        f"{verbs[1]} not scored."
+    )
+    notices = (*features.notices, notice) if unscored else features.notices
+    return dataclasses.replace(features, notices=notices)
+
+
+def _groups(examples: Sequence[Any]) -> list[list[int]]:
+    """Return the indices of the documents of each query."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, example in enumerate(examples):
+        # Plain texts, which models can be calibrated on, have no group.
+        groups.setdefault(getattr(example, "group", index), []).append(index)
+    return list(groups.values())
+
+
+def _is_answered(examples: Sequence[Example]) -> bool:
+    return any(score_of(example) > 0 for example in examples)
+
+
+def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    del id2label
+    check_label_column(dataset)
+    check_each(dataset, score_of)
+
+
+def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    del id2label
+    are_relevant = {score_of(example) > 0 for example in dataset.examples}
+    if len(are_relevant) == 1:
+        kind = "relevant" if are_relevant == {True} else "not relevant"
+        raise DataFileError(
+            f"All documents of `{dataset.path}` are {kind}: expected relevant ones, with a number "
+            "above 0, and others. Add rows, or name another column with `label_column`.",
+            argument="label_column",
+        )
+
+
+def _metrics(
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Metric]:
+    """Return the means of MRR, nDCG and MAP over queries; the AUC of single pairs."""
+    del id2label, options
+    scores = np.concatenate(predictions)
+    relevance = np.array([score_of(example) for example in features.examples])
+    groups = _groups(features.examples)
+    if len(groups) == len(scores):
+        value = 100 * auc(scores, relevance > 0)
+        return [Metric(name="auc", value=value, examples=len(scores))]
+    ranked = [rank(scores[each], relevance[each]) for each in groups if relevance[each].max() > 0]
+    values = {
+        "mrr": [reciprocal_rank(each) for each in ranked],
+        f"ndcg@{_K}": [ndcg(each, k=_K) for each in ranked],
+        "map": [average_precision(each) for each in ranked],
+    }
+    return [
+        Metric(name=name, value=100 * float(np.mean(each)), examples=len(ranked))
+        for name, each in values.items()
+    ]
+
+
+def _decisions(
+    predictions: Predictions, features: Features, options: TaskOptions
+) -> Sequence[Hashable] | None:
+    """Return the best document of each query that has several; `None` if none has."""
+    del options
+    scores = np.concatenate(predictions)
+    groups = [each for each in _groups(features.examples) if len(each) > 1]
+    return [each[int(scores[each].argmax())] for each in groups] or None
+
+
+def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
+    del id2label
+    return [{"labels": score_of(example)} for example in features.examples]
+
+
+def _class_names(dataset: Dataset) -> list[str]:
+    del dataset
+    return ["score"]
+
+
+RERANKING = Task(
+    name="reranking",
+    read=read_rankings,
+    encode=_encode,
+    check_labels=_check_labels,
+    check_metrics=_check_metrics,
+    predictions=logit_predictions,
+    metrics=_metrics,
+    decided="query",
+    decisions=_decisions,
+    labels=_labels,
+    class_names=_class_names,
+)
