@@ -19,6 +19,7 @@ LAYERS = (
     "choices",
     "files",
     "machine",
+    "extras",
     "options",
     "spec",
     "recipes",

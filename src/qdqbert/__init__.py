@@ -138,7 +138,14 @@ def __getattr__(name: str) -> Any:
     # Importing torch takes seconds, so that names are imported when they are first used.
     if name not in _MODULES:
         raise AttributeError(f"module 'qdqbert' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ModuleNotFoundError:
+        from qdqbert.extras import require_quantize
+
+        require_quantize(f"`qdqbert.{name}`")
+        raise
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

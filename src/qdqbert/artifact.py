@@ -18,12 +18,11 @@ import glob
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from qdqbert.choices import EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
@@ -298,13 +297,19 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         yield partial
         check_output(directory, overwrite=overwrite)
         _swap(partial, directory)
-    except (OSError, SafetensorError) as error:
+    except _write_errors() as error:
         if isinstance(error, OSError) and error.errno not in _NO_SPACE:
             raise
-        reason = str(error) if isinstance(error, SafetensorError) else error.strerror
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _no_space(error, directory, reason or "no space left") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a full disk: OSError, and that of safetensors if it was imported."""
+    module = sys.modules.get("safetensors")
+    return (OSError,) if module is None else (OSError, module.SafetensorError)
 
 
 def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import json
 import logging
 import re
@@ -118,6 +119,8 @@ def _without_quotes(value: str) -> str:
 
 def silence_libraries() -> None:
     """Turn off progress bars and messages of libraries below errors."""
+    if importlib.util.find_spec("transformers") is None:
+        return
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.choices import EngineName, ProviderName
+from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
@@ -56,6 +57,7 @@ def benchmark(
     # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
+    require_quantize("`benchmark`")
     from qdqbert.verbs.benchmark.run import run
 
     return run(BenchmarkOptions(**arguments), shown)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
 
@@ -53,6 +54,7 @@ def build_tensorrt(
     # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
+    require_quantize("`build_tensorrt`")
     from qdqbert.verbs.build_tensorrt.run import run
 
     return run(BuildTensorRTOptions(**arguments), shown)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
+from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 
@@ -107,6 +108,7 @@ def evaluate(
     # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
+    require_quantize("`evaluate`")
     from qdqbert.verbs.evaluate.run import run
 
     return run(EvaluateOptions(**arguments), shown)

@@ -15,6 +15,7 @@ from qdqbert.choices import (
     TaskName,
     WeightsFor,
 )
+from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
@@ -165,6 +166,7 @@ def quantize(
     # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
+    require_quantize("`quantize`")
     from qdqbert.verbs.quantize.run import run
 
     return run(QuantizeOptions(**arguments), shown)

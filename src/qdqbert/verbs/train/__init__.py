@@ -15,6 +15,7 @@ from qdqbert.choices import (
     SchedulerName,
     TaskName,
 )
+from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.train.options import TrainOptions
 
@@ -178,6 +179,7 @@ def train(
     # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
+    require_quantize("`train`")
     from qdqbert.verbs.train.run import run
 
     return run(TrainOptions(**arguments), shown)

@@ -1,0 +1,35 @@
+"""Optional dependencies: what needs them, and the command that installs them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from qdqbert.errors import MissingExtraError
+
+QUANTIZE = (
+    "huggingface_hub",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "safetensors",
+    "torch",
+    "transformers",
+)
+"""Modules of the extra `quantize`, which all but running a quantized model needs."""
+
+
+def require_quantize(what: str) -> None:
+    """Refuse what needs the extra `quantize` if a part of the extra is not installed.
+
+    Args:
+        what: What needs it, for the message.
+
+    Raises:
+        MissingExtraError: A module of the extra is not installed.
+    """
+    missing = [name for name in QUANTIZE if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{what} needs packages that are not installed: {', '.join(missing)}. Install them "
+            "with: pip install 'qdqbert[quantize]'"
+        )

@@ -1,0 +1,73 @@
+"""What works without the extra `quantize`, and what is said about the rest."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from qdqbert.extras import QUANTIZE
+
+# An import of a module that is `None` here fails, as if it were not installed.
+WITHOUT = f"import sys\nsys.modules.update(dict.fromkeys({QUANTIZE!r}))\n"
+ROOT = Path(__file__).parent.parent
+INSTALL = "Install them with: pip install 'qdqbert[quantize]'"
+
+
+def run_without(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def printed(quantized) -> list[str]:
+    """Lines of one process without the extra: it runs a model, then tries what needs the extra."""
+    folder = str(quantized("sentence").directory)
+    done = run_without(f"""
+import qdqbert
+with qdqbert.load({folder!r}) as model:
+    print(model.encode(["the cat", "a dog"]).shape)
+for call in (
+    lambda: qdqbert.quantize("x", "y"),
+    lambda: qdqbert.evaluate("x", data="y"),
+    lambda: qdqbert.prepare,
+    lambda: qdqbert.QDQBertModel,
+):
+    try:
+        call()
+    except qdqbert.MissingExtraError as error:
+        print(error)
+""")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_model_runs_without_the_extra(printed) -> None:
+    assert printed[0] == "(2, 32)"
+
+
+def test_everything_else_names_the_extra_in_one_line(printed) -> None:
+    names = ("`quantize`", "`evaluate`", "`qdqbert.prepare`", "`qdqbert.QDQBertModel`")
+    assert len(printed) == 1 + len(names)
+    for line, name in zip(printed[1:], names, strict=True):
+        assert line.startswith(f"{name} needs packages that are not installed: ")
+        assert line.endswith(INSTALL)
+
+
+def test_the_command_line_names_the_extra_in_one_line() -> None:
+    done = run_without('from qdqbert.cli import main\nmain(["quantize", "x", "--output", "y"])')
+    assert done.returncode == 2
+    assert INSTALL in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_modules_are_those_of_the_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = project["optional-dependencies"]["quantize"]
+    names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in required}
+    assert names == set(QUANTIZE)
