@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from qdqbert.inference.question_answering import QuestionAnswerer as QuestionAnswerer
     from qdqbert.inference.reranking import Reranker as Reranker
+    from qdqbert.inference.text_generation import TextGenerator as TextGenerator
     from qdqbert.inference.token_classification import TokenClassifier as TokenClassifier
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
@@ -121,6 +122,7 @@ _MODULES = {
     "TensorRTReport": "qdqbert.evidence.reports",
     "TensorRTTiming": "qdqbert.evidence.reports",
     "TextClassifier": "qdqbert.inference.classification",
+    "TextGenerator": "qdqbert.inference.text_generation",
     "Timing": "qdqbert.evidence.latency",
     "TokenClassifier": "qdqbert.inference.token_classification",
     "train": "qdqbert.verbs.train",

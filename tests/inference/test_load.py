@@ -112,6 +112,13 @@ def test_both_engines_and_any_number_of_threads_give_the_same_classes(quantized)
             assert second == pytest.approx(first, abs=0.05)
 
 
+def test_an_unknown_task_is_refused(folder) -> None:
+    stored = json.loads((folder / "quantization.json").read_text())
+    change(folder / "quantization.json", checkpoint={**stored["checkpoint"], "task": "tagging"})
+    with pytest.raises(UserInputError, match="task 'tagging', which `load` does not run"):
+        qdqbert.load(folder)
+
+
 def test_a_folder_without_a_tokenizer_is_refused(folder) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):

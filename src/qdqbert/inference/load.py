@@ -24,6 +24,7 @@ from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Schedule, Scheduler
+from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import usable_cores
@@ -44,6 +45,7 @@ _MODELS: dict[str, type[Model]] = {
     "question-answering": QuestionAnswerer,
     "reranking": Reranker,
     "text-classification": TextClassifier,
+    "text-generation": TextGenerator,
     "token-classification": TokenClassifier,
 }
 

@@ -1,0 +1,193 @@
+"""Continued texts, with the interface of transformers' pipeline "text-generation", greedy.
+
+The graph has no cache, so that each new token costs a pass over the whole text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import Outputs
+from qdqbert.errors import UserInputError
+from qdqbert.inference.batches import Feature, chunks
+from qdqbert.inference.embedding import check_texts
+from qdqbert.inference.model import Model, feature_of, rows_of
+from qdqbert.inference.scheduler import Done, Encoded
+from qdqbert.inference.tokenizer import FolderTokenizer
+
+# Number of texts that are continued together.
+_WINDOW = 256
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Text:
+    """A text that is being continued.
+
+    Attributes:
+        prompt: The text.
+        feature: Its model inputs, each `(tokens,)`, with the new tokens.
+        truncated: Whether a part of the prompt was cut off.
+        tokens: The new tokens.
+    """
+
+    prompt: str
+    feature: Feature
+    truncated: bool
+    tokens: list[int] = dataclasses.field(default_factory=list)
+
+    def append(self, token: int) -> None:
+        """Add a token. Its other inputs are those of the last token."""
+        self.tokens.append(token)
+        added = {"input_ids": token}
+        self.feature = {
+            name: np.append(values, np.int32(added.get(name, values[-1])))
+            for name, values in self.feature.items()
+        }
+
+
+class _NextToken:
+    """The job whose answer is the most likely next token of each text; see `Job`."""
+
+    def encode(self, items: Sequence[_Text]) -> list[Encoded]:
+        return [Encoded(features=(item.feature,)) for item in items]
+
+    def split(
+        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+    ) -> Sequence[int]:
+        del inputs
+        return [int(each[-1].argmax()) for each in rows_of(features, outputs["logits"])]
+
+    def answer(self, item: _Text, encoded: Encoded, values: Sequence[int]) -> int:
+        del item, encoded
+        return values[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How texts are continued: the job of `TextGenerator`, which runs the graph many times.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        input_names: Inputs of the graph.
+        max_length: Longest text in tokens, the new ones included.
+        max_new_tokens: Number of new tokens at most.
+        return_full_text: Whether the answer begins with the prompt.
+        stops: Ids of tokens that end a text.
+    """
+
+    tokenizer: FolderTokenizer
+    input_names: Sequence[str]
+    max_length: int
+    max_new_tokens: int
+    return_full_text: bool
+    stops: frozenset[int]
+
+    def start(self, prompts: Sequence[str]) -> list[_Text]:
+        """Return the texts to continue."""
+        encodings = self.tokenizer.encode_batch(check_texts(prompts, "inputs"))
+        return [
+            _Text(
+                prompt=prompt,
+                feature=feature_of(each, self.input_names),
+                truncated=bool(each.overflowing),
+            )
+            for prompt, each in zip(prompts, encodings, strict=True)
+        ]
+
+    def is_finished(self, text: _Text) -> bool:
+        """Return whether a text gets no further token."""
+        return (
+            len(text.tokens) >= self.max_new_tokens
+            or len(text.feature["input_ids"]) >= self.max_length
+            or (bool(text.tokens) and text.tokens[-1] in self.stops)
+        )
+
+    def answer(self, text: _Text) -> list[dict[str, str]]:
+        """Return the answer to a prompt."""
+        new = self.tokenizer.decode(text.tokens, skip_special=True)
+        return [{"generated_text": text.prompt * self.return_full_text + new}]
+
+
+class TextGenerator(Model):
+    """Continues texts, with the most likely token at each step."""
+
+    def __call__(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        max_new_tokens: int = 256,
+        return_full_text: bool = True,
+    ) -> Any:
+        """Continue texts, as transformers' pipeline "text-generation" with `do_sample=False`.
+
+        Args:
+            inputs: A text, or a list of texts.
+            max_new_tokens: Number of new tokens at most. A text also ends with an end token, and
+                at `max_length` tokens.
+            return_full_text: Whether the answer begins with the text itself.
+
+        Returns:
+            `[{"generated_text": ...}]` for each text.
+
+        Raises:
+            UserInputError: An input is not a text, or `max_new_tokens` is below 1.
+        """
+        is_one = isinstance(inputs, str)
+        job = self.job(max_new_tokens=max_new_tokens, return_full_text=return_full_text)
+        answers = self._all(job, check_texts(inputs, "inputs"))
+        return answers[0] if is_one else answers
+
+    def job(self, *, max_new_tokens: int = 256, return_full_text: bool = True) -> Any:
+        """Return the job of a call with these options, for `stream`."""
+        if max_new_tokens < 1:
+            raise UserInputError(
+                f"`max_new_tokens` must be at least 1, got {max_new_tokens}.",
+                argument="max_new_tokens",
+            )
+        ends = self._loaded.config.get("eos_token_id")
+        return Generation(
+            tokenizer=self._loaded.tokenizer,
+            input_names=self._loaded.artifact.input_names,
+            max_length=self.max_length,
+            max_new_tokens=max_new_tokens,
+            return_full_text=return_full_text,
+            stops=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+        )
+
+    def stream(
+        self,
+        job: Any,
+        inputs: Iterable[Any],
+        *,
+        advance: Callable[[Done], None] = lambda done: None,
+    ) -> Iterator[Any]:
+        """Yield the answer to each input, in order, with bounded memory; see `Model.stream`."""
+        for prompts in chunks(iter(inputs), _WINDOW):
+            texts = job.start(prompts)
+            running = self._running(job, texts, advance)
+            while running:
+                # An item is finished by its last token, so that steps report tokens only.
+                tokens = self._loaded.scheduler.run(
+                    _NextToken(), running, lambda done: advance(dataclasses.replace(done, items=0))
+                )
+                for text, token in zip(running, tokens, strict=True):
+                    text.append(token)
+                running = self._running(job, running, advance)
+            yield from map(job.answer, texts)
+
+    @staticmethod
+    def _running(
+        job: Generation, texts: Sequence[_Text], advance: Callable[[Done], None]
+    ) -> list[_Text]:
+        """Return the texts that get a further token, and report the rest as finished."""
+        running = [text for text in texts if not job.is_finished(text)]
+        finished = [text for text in texts if job.is_finished(text)]
+        if finished:
+            truncated = sum(text.truncated for text in finished)
+            advance(Done(items=len(finished), tokens=0, truncated=truncated))
+        return running
