@@ -21,6 +21,7 @@ LAYERS = (
     "machine",
     "extras",
     "options",
+    "tables",
     "spec",
     "recipes",
     "numerics",
@@ -69,6 +70,8 @@ LIGHT = (
     "qdqbert.evidence.worker",
     "qdqbert.options",
     "qdqbert.recipes",
+    "qdqbert.tables.inputs",
+    "qdqbert.tables.outputs",
     "qdqbert.targets",
     "qdqbert.tasks",
     "qdqbert.tasks.columns",
@@ -79,6 +82,7 @@ LIGHT = (
     "qdqbert.verbs.build_tensorrt.options",
     "qdqbert.verbs.evaluate.options",
     "qdqbert.verbs.quantize.options",
+    "qdqbert.verbs.run",
     "qdqbert.verbs.train.options",
 )
 HEAVY = {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "openvino"}

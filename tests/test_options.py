@@ -29,6 +29,7 @@ from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.train.options import TrainOptions
 
 COMMANDS = {
@@ -37,6 +38,7 @@ COMMANDS = {
     qdqbert.train: TrainOptions,
     qdqbert.benchmark: BenchmarkOptions,
     qdqbert.build_tensorrt: BuildTensorRTOptions,
+    qdqbert.run: RunOptions,
 }
 commands = pytest.mark.parametrize(
     ("function", "options"), COMMANDS.items(), ids=[each.__name__ for each in COMMANDS]

@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.quantize import quantize as quantize
+    from qdqbert.verbs.run import run as run
+    from qdqbert.verbs.run.report import RunReport as RunReport
     from qdqbert.verbs.train import train as train
 
 _MODULES = {
@@ -116,6 +118,8 @@ _MODULES = {
     "QuantizerOptions": "qdqbert.recipes",
     "QuestionAnswerer": "qdqbert.inference.question_answering",
     "Reranker": "qdqbert.inference.reranking",
+    "run": "qdqbert.verbs.run",
+    "RunReport": "qdqbert.verbs.run.report",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",

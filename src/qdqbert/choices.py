@@ -64,3 +64,9 @@ SchedulerName = Literal[
     "constant_with_warmup",
     "inverse_sqrt",
 ]
+
+InputFormat = Literal["txt", "csv", "tsv", "jsonl", "parquet"]
+INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
+
+OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
+OnError = Literal["stop", "skip"]

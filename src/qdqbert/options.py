@@ -34,6 +34,7 @@ def option(
     *,
     flag: str | None = None,
     short: str | None = None,
+    takes_dash: bool = False,
     at_least: Number | None = None,
     above: Number | None = None,
     at_most: Number | None = None,
@@ -45,6 +46,7 @@ def option(
         default: The default; without one, the option is required.
         flag: Name on the command line, where it differs from the name of the field.
         short: One letter for the command line.
+        takes_dash: Whether "-" is a value: stdin or stdout.
         at_least: Smallest value.
         above: Bound that the value has to exceed.
         at_most: Largest value.
@@ -53,6 +55,7 @@ def option(
     metadata = {
         "flag": flag,
         "short": short,
+        "takes_dash": takes_dash or None,
         "at_least": at_least,
         "above": above,
         "at_most": at_most,
@@ -212,6 +215,7 @@ class Declared(typing.NamedTuple):
         name: Name of the parameter in Python.
         flag: Name on the command line, without dashes.
         short: One letter for the command line, if there is one.
+        takes_dash: Whether "-" is a value.
         type: Type, without `None`.
         is_optional: Whether `None` is allowed.
         default: The default; `dataclasses.MISSING` if the option is required.
@@ -224,6 +228,7 @@ class Declared(typing.NamedTuple):
     name: str
     flag: str
     short: str | None
+    takes_dash: bool
     type: Any
     is_optional: bool
     default: Any
@@ -254,6 +259,7 @@ def declared_options(options: type) -> tuple[Declared, ...]:
             name=field.name,
             flag=metadata.pop("flag", None) or field.name.replace("_", "-"),
             short=metadata.pop("short", None),
+            takes_dash=metadata.pop("takes_dash", False),
             type=kind,
             is_optional=is_optional,
             default=field.default,
@@ -284,7 +290,7 @@ def normalize_options(options: Any) -> None:
     """Turn paths and numbers of columns into strings, and sequences into tuples, in place."""
     for each in declared_options(type(options)):
         value = getattr(options, each.name)
-        is_column_number = each.group is ColumnOptions and type(value) is int
+        is_column_number = each.name.endswith("_column") and type(value) is int
         if isinstance(value, Path) or is_column_number:
             object.__setattr__(options, each.name, str(value))
         elif get_origin(each.type) is tuple and value is not None:

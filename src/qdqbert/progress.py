@@ -8,6 +8,20 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 
+class Advance(Protocol):
+    """Receives what a step added."""
+
+    def __call__(self, *, rows: int, tokens: int, position: int) -> None:
+        """Show a step.
+
+        Args:
+            rows: Number of texts that were processed since the last call.
+            tokens: Number of their tokens.
+            position: How much of the whole input is processed.
+        """
+        ...
+
+
 class Progress(Protocol):
     """Receives the stages of a call."""
 
@@ -25,6 +39,18 @@ class Progress(Protocol):
         """
         ...
 
+    def throughput(self, title: str, total: int | None = None) -> AbstractContextManager[Advance]:
+        """Show how many texts and tokens per second are processed while the block runs.
+
+        Args:
+            title: What is done.
+            total: Size of the whole input, in any unit; `None` if it is not known.
+
+        Returns:
+            A context manager that yields a function to call after each step.
+        """
+        ...
+
 
 class Silent:
     """Shows nothing; see `Progress`."""
@@ -34,6 +60,12 @@ class Silent:
         """Do nothing."""
         del title, total
         yield lambda: None
+
+    @contextlib.contextmanager
+    def throughput(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Do nothing."""
+        del title, total
+        yield _ignore
 
 
 class Bars:
@@ -62,6 +94,43 @@ class Bars:
             task = bars.add_task(title, total=total)
             yield lambda: bars.advance(task)
             bars.update(task, total=total or 1, completed=total or 1)
+
+    @contextlib.contextmanager
+    def throughput(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Show texts and tokens per second; see `Progress`."""
+        from rich import progress
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            console.print(f"{title} ...")
+            yield _ignore
+            return
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+        )
+        done_rows = done_tokens = 0
+        with progress.Progress(*columns, console=console) as bars:
+            task = bars.add_task(title, total=total, speed="")
+
+            def advance(*, rows: int, tokens: int, position: int) -> None:
+                nonlocal done_rows, done_tokens
+                done_rows += rows
+                done_tokens += tokens
+                seconds = bars.tasks[task].elapsed or 1e-9
+                speed = f"{done_rows / seconds:,.0f} texts/s, {done_tokens / seconds:,.0f} tokens/s"
+                bars.update(task, completed=position, speed=speed)
+
+            yield advance
+
+
+def _ignore(*, rows: int, tokens: int, position: int) -> None:
+    del rows, tokens, position
 
 
 def progress_of(shown: Progress | bool) -> Progress:

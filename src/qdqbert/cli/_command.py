@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from cyclopts import App, Group, Parameter, Token
 
-from qdqbert.cli._errors import in_flags, run_safely, silence_libraries
+from qdqbert.cli._errors import in_flags, run_safely, show_messages, silence_libraries
 from qdqbert.cli._output import Renderer, print_report
 from qdqbert.errors import UserInputError
 from qdqbert.options import Declared, declared_options
@@ -29,6 +29,7 @@ class Command:
         render: Makes what is printed from the function's report.
         example: A command line for `--help`.
         after_interrupt: What is left when the command is interrupted.
+        runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Command:
     render: Renderer
     example: str
     after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
+    runs_artifacts: bool = False
 
 
 def add_command(app: App, command: Command) -> None:
@@ -74,7 +76,10 @@ def add_command(app: App, command: Command) -> None:
 def _call(command: Command, values: Mapping[str, Any]) -> Any:
     """Check the options, which is fast, before anything heavy is imported."""
     command.options(**values)
-    silence_libraries()
+    if command.runs_artifacts:
+        show_messages()
+    else:
+        silence_libraries()
     return command.function(**values, progress=Bars())
 
 
@@ -122,6 +127,7 @@ def _parameter(
             show_default=_shows_default(option),
             converter=converter,
             n_tokens=tokens,
+            allow_leading_hyphen=option.takes_dash,
             # The last of repeated values counts, unless there can be several.
             allow_repeating=None if is_sequence or is_mapping else True,
             metavar="NAME=VALUE" if is_mapping else None,

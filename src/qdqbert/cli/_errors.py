@@ -117,6 +117,23 @@ def _without_quotes(value: str) -> str:
     return value[1:-1] if quoted else value
 
 
+class _StderrHandler(logging.Handler):
+    """Prints messages of the log on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        Console(stderr=True).print(
+            record.getMessage(), markup=False, highlight=False, soft_wrap=True
+        )
+
+
+def show_messages() -> None:
+    """Print messages of this package's log on stderr."""
+    logger = logging.getLogger("qdqbert")
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(each, _StderrHandler) for each in logger.handlers):
+        logger.addHandler(_StderrHandler())
+
+
 def silence_libraries() -> None:
     """Turn off progress bars and messages of libraries below errors."""
     if importlib.util.find_spec("transformers") is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from qdqbert.cli._errors import in_flags
+from qdqbert.files import json_values
 from qdqbert.options import Declared
 
 Renderer = Callable[[Any], RenderableType]
@@ -29,12 +31,13 @@ def print_report(
         render: Makes a table of the report.
         as_json: Print JSON instead.
     """
-    from qdqbert.evidence.reports import json_ready
-
+    # Answers on stdout are not mixed with the report.
+    stream = sys.stderr if getattr(report, "output", None) == "-" else sys.stdout
     if as_json:
-        print(json.dumps(json_ready(report), indent=2, ensure_ascii=False))  # noqa: T201
+        content = json_values(dataclasses.asdict(report))
+        print(json.dumps(content, indent=2, ensure_ascii=False), file=stream)
         return
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    console = Console(file=stream, width=None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL)
     warnings = [
         Text(f"WARNING: {in_flags(text, options)}", style="bold red")
         for text in getattr(report, "warnings", ())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TensorRTReport,
         TrainReport,
     )
+    from qdqbert.verbs.run.report import RunReport
 
 _MEGABYTE = 1e6
 
@@ -134,6 +135,25 @@ def tensorrt_table(report: TensorRTReport) -> RenderableType:
         shape = f"{each.batch} x {each.sequence}"
         table.add_row(shape, f"{each.median_ms:.3f}", f"{each.best_ms:.3f}")
     return Group(Text(title, style="italic"), table, Text("The same with trtexec:"), command)
+
+
+def run_table(report: RunReport) -> RenderableType:
+    """Show the numbers of rows and tokens, and the speed."""
+    title = f"{report.model}, {report.task}: graph for {report.target} on {report.engine}"
+    table = Table()
+    for column in ("rows", "tokens", "seconds", "rows/s", "tokens/s"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        f"{report.rows:,}",
+        f"{report.tokens:,}",
+        f"{report.seconds:.1f}",
+        f"{report.rows_per_second:,.0f}",
+        f"{report.tokens_per_second:,.0f}",
+    )
+    resumed = []
+    if report.resumed_rows:
+        resumed.append(Text(f"Continued after {_counted(report.resumed_rows, 'row')}."))
+    return Group(Text(title, style="italic"), table, *resumed)
 
 
 def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:

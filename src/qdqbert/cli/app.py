@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
-from qdqbert.cli import benchmark, build_tensorrt, evaluate, quantize, train
+from qdqbert.cli import benchmark, build_tensorrt, evaluate, quantize, run, train
 from qdqbert.cli._command import add_command
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 
@@ -20,6 +20,7 @@ _COMMANDS = (
     train.COMMAND,
     benchmark.COMMAND,
     build_tensorrt.COMMAND,
+    run.COMMAND,
 )
 
 app = App(

@@ -88,6 +88,14 @@ class Model:
         """Longest input in tokens."""
         return self._loaded.artifact.max_length
 
+    @property
+    def window(self) -> int:
+        """Number of inputs that `stream` groups into batches together.
+
+        The batches of a window do not depend on the inputs before and after it.
+        """
+        return self._loaded.scheduler.window
+
     def close(self) -> None:
         """Release the graph and stop the threads. A later call loads the graph again."""
         self._loaded.scheduler.close()
@@ -111,6 +119,7 @@ class Model:
         inputs: Iterable[_I],
         *,
         advance: Callable[[Done], None] = lambda done: None,
+        continues: bool = False,
     ) -> Iterator[_A]:
         """Yield the answer to each input, in order, with bounded memory.
 
@@ -119,11 +128,13 @@ class Model:
                 options of a call.
             inputs: Any number of inputs. They are read as they are needed.
             advance: Called after each batch, with what it added.
+            continues: Whether a whole number of windows of these inputs ran in an earlier call.
+                Batches are then as if that call had gone on.
 
         Raises:
             UserInputError: An input is not what the task needs.
         """
-        return self._loaded.scheduler.run(job, inputs, advance)
+        return self._loaded.scheduler.run(job, inputs, advance, continues=continues)
 
     def _all(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A]:
         """Return the answers to all items. A log line reports how many items were truncated."""

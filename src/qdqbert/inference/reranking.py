@@ -37,11 +37,7 @@ class Reranker(TextClassifier):
             UserInputError: `sentences` is not a pair or a list of pairs.
         """
         is_one = len(sentences) == 2 and all(isinstance(each, str) for each in sentences)
-        job = Classify(
-            tokenizer=self._loaded.tokenizer,
-            input_names=self._loaded.artifact.input_names,
-            function=check_function(activation, "activation") or self._activation,
-        )
+        job = self.scoring_job(activation=activation)
         rows = self._all(job, [sentences] if is_one else list(sentences))
         scores = np.stack(rows) if rows else np.zeros((0, 1), np.float32)
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
@@ -78,6 +74,17 @@ class Reranker(TextClassifier):
             for each in ranked:
                 each["text"] = documents[each["corpus_id"]]
         return ranked
+
+    def scoring_job(self, *, activation: Function | None = None) -> Classify:
+        """Return the job of `predict` with these options, for `stream`.
+
+        Its answers are scores `(classes,)`.
+        """
+        return Classify(
+            tokenizer=self._loaded.tokenizer,
+            input_names=self._loaded.artifact.input_names,
+            function=check_function(activation, "activation") or self._activation,
+        )
 
     @property
     def _activation(self) -> Function:

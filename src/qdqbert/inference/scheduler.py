@@ -123,6 +123,7 @@ class Scheduler:
         self._limit = limit
         self._padding = padding
         self._lock = threading.Lock()
+        self.window = schedule.window
         self._pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
 
     def run(
@@ -130,6 +131,8 @@ class Scheduler:
         job: Job[_I, _A],
         items: Iterable[_I],
         advance: Callable[[Done], None] = lambda done: None,
+        *,
+        continues: bool = False,
     ) -> Iterator[_A]:
         """Yield the answer to each item, in the order of the items.
 
@@ -137,13 +140,14 @@ class Scheduler:
             job: The task.
             items: Any number of items. They are read as they are needed.
             advance: Called after each batch, in the thread that reads the answers.
+            continues: Whether other items came before these, so that few items are not all.
         """
         source = chunks(iter(items), self._schedule.window)
         first = next(source, None)
         if first is None:
             return
         chunk = _encode(job, first)
-        is_all = len(first) < self._schedule.window
+        is_all = not continues and len(first) < self._schedule.window
         if is_all and self._tokens(chunk.features) <= self._schedule.single_tokens:
             yield from self._run_here(job, chunk, advance)
             return

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.errors import DataFileError
-
-# A pair of surrogates, a single surrogate (in the group), or another escape. In JSON a backslash
-# always starts one of them.
-_ESCAPE = re.compile(
-    r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", flags=re.DOTALL
-)
+from qdqbert.tables.rows import half_surrogate
 
 
 def existing_file(path: str) -> Path:
@@ -111,7 +105,7 @@ def load_json(text: str, path: str | Path, *, line: int | None = None) -> object
     except (ValueError, RecursionError) as error:
         where, hint = _place_and_hint(path, line)
         raise DataFileError(f"{where} is not JSON: {error}. {hint}") from error
-    half = next((each for each in _ESCAPE.finditer(text) if each[1]), None)
+    half = half_surrogate(text)
     if half is not None:
         where, _ = _place_and_hint(path, (line or 1) + text.count("\n", 0, half.start()))
         raise DataFileError(

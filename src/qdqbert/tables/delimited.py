@@ -1,0 +1,150 @@
+"""Read and write .csv and .tsv files, whose first row has the names of the columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from qdqbert.errors import DataFileError
+from qdqbert.tables.lines import bad_byte, numbered_lines
+from qdqbert.tables.rows import BadRow, Layout, Row, to_json
+
+_CSV_LIMIT_LOCK = threading.Lock()
+
+# Longest field in characters. It bounds what an unclosed quote reads of a large file.
+_LONGEST_FIELD = 1 << 24
+
+# A tab or a line end cannot be in a .tsv file, which has no quotes.
+_TSV_SPACES = str.maketrans("\t\r\n", "   ")
+
+# Number of the first line, its cells or what is wrong with them, and the end of the row.
+_Record = tuple[int, list[str] | str, int]
+
+
+def read_csv(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+    """Yield the rows of a .csv file.
+
+    Raises:
+        DataFileError: The header cannot be used.
+    """
+    return _named(name, _csv_records(stream, position), "commas")
+
+
+def read_tsv(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+    """Yield the rows of a .tsv file. A quote is an ordinary character, as in GLUE's files.
+
+    Raises:
+        DataFileError: The header cannot be used.
+    """
+    return _named(name, _tsv_records(stream, position), "tabs")
+
+
+def _csv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
+    end = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal end
+        for _, text, end in numbered_lines(stream, position):  # noqa: B007
+            yield text
+
+    # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
+    reader = csv.reader(texts(), strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            # The limit of 131,072 characters is a global of `csv`; it is raised for one record.
+            with _CSV_LIMIT_LOCK:
+                limit = csv.field_size_limit(_LONGEST_FIELD)
+                try:
+                    cells = next(reader, None)
+                finally:
+                    csv.field_size_limit(limit)
+        except csv.Error as error:
+            yield line, f"it is not CSV: {error}", end
+            continue
+        if cells is None:
+            return
+        if cells:
+            yield line, cells, end
+
+
+def _tsv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
+    for number, text, end in numbered_lines(stream, position):
+        line = text.rstrip("\r\n")
+        if line:
+            yield number, line.split("\t"), end
+
+
+def _named(name: str, records: Iterator[_Record], separators: str) -> Iterator[Row | BadRow]:
+    first = next(records, None)
+    if first is None:
+        return
+    names = _header(name, first[1], separators)
+    for number, cells, end in records:
+        reason = cells if isinstance(cells, str) else _problem(cells, names)
+        if reason is not None:
+            yield BadRow(name, number, reason, end)
+        else:
+            yield Row(name, number, dict(zip(names, cells, strict=True)), end)
+
+
+def _header(name: str, cells: list[str] | str, separators: str) -> list[str]:
+    reason = cells if isinstance(cells, str) else bad_byte("".join(cells))
+    if reason is not None:
+        raise DataFileError(f"Line 1 of `{name}`: {reason}. The first row has to be the header.")
+    names = [cell.strip() for cell in cells]
+    if len(set(names)) < len(names) or not all(names):
+        raise DataFileError(
+            f"Line 1 of `{name}` has to be the header: different names of columns with "
+            f"{separators} between them, got {names!r:.200}. Add a header."
+        )
+    return names
+
+
+def _problem(cells: Sequence[str], names: Sequence[str]) -> str | None:
+    if len(cells) != len(names):
+        fields = f"{len(cells)} field{'' if len(cells) == 1 else 's'}"
+        return f"it has {fields}, and the header has {len(names)}"
+    return next((reason for cell in cells if (reason := bad_byte(cell)) is not None), None)
+
+
+def write_csv(layout: Layout, rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return rows as lines of a .csv file."""
+    return _csv_lines([_cell(row.get(name)) for name in layout.names] for row in rows)
+
+
+def csv_header(layout: Layout) -> bytes:
+    """Return the first line of a .csv file."""
+    return _csv_lines([layout.names])
+
+
+def write_tsv(layout: Layout, rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return rows as lines of a .tsv file. Tabs and line ends in values become spaces."""
+    return _tsv_lines([_cell(row.get(name)) for name in layout.names] for row in rows)
+
+
+def tsv_header(layout: Layout) -> bytes:
+    """Return the first line of a .tsv file."""
+    return _tsv_lines([layout.names])
+
+
+def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().encode()
+
+
+def _tsv_lines(rows: Iterable[Sequence[str]]) -> bytes:
+    lines = ("\t".join(cell.translate(_TSV_SPACES) for cell in row) for row in rows)
+    return "".join(itertools.chain.from_iterable((line, "\n") for line in lines)).encode()
+
+
+def _cell(value: Any) -> str:
+    """Return a value as the text of a cell: texts as they are, nothing for `None`, else JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else to_json(value)

@@ -1,0 +1,88 @@
+"""Read the lines of a UTF-8 file as they are needed: .txt, .jsonl and .ndjson files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from qdqbert.tables.rows import BadRow, Row, half_surrogate
+
+# Name of the only column of a file whose lines are texts.
+TEXT = "text"
+
+_NOT_UTF8 = "it is not UTF-8: byte 0x{byte:02x} at column {column}"
+
+
+def numbered_lines(stream: BinaryIO, position: BinaryIO) -> Iterator[tuple[int, str, int]]:
+    r"""Yield number (from 1), text and end of each line, with its line end.
+
+    Only "\n" ends a line, because texts can contain U+2028 and similar characters. Bytes that are
+    not UTF-8 become surrogates, which `bad_byte` finds. A byte order mark is left out.
+
+    Args:
+        stream: The content of the file.
+        position: The file itself, whose position is the end of the line. It differs from `stream`
+            in compressed files.
+    """
+    end = 0
+    is_same = stream is position
+    for number, raw in enumerate(stream, start=1):
+        end = end + len(raw) if is_same else position.tell()
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        yield number, raw.decode("utf-8", "surrogateescape"), end
+
+
+def bad_byte(text: str) -> str | None:
+    """Return what is wrong with a decoded text that was not UTF-8; `None` if nothing is."""
+    if text.isascii():
+        return None
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        return _NOT_UTF8.format(byte=byte, column=error.start + 1)
+    return None
+
+
+def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+    """Yield each line of a file of texts."""
+    for number, text, end in numbered_lines(stream, position):
+        reason = bad_byte(text)
+        if reason is not None:
+            yield BadRow(name, number, reason, end)
+        else:
+            yield Row(name, number, {TEXT: text.rstrip("\r\n")}, end)
+
+
+def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+    """Yield the object of each line that is not blank. A string is a row with the column `text`."""
+    for number, text, end in numbered_lines(stream, position):
+        if text.isspace():
+            continue
+        value, reason = _parse(text)
+        if reason is not None:
+            yield BadRow(name, number, reason, end)
+        else:
+            yield Row(name, number, {TEXT: value} if isinstance(value, str) else value, end)
+
+
+def _parse(text: str) -> tuple[dict[str, object] | str, str | None]:
+    """Return the value of a line, and what is wrong with it."""
+    reason = bad_byte(text)
+    if reason is not None:
+        return "", reason
+    try:
+        value = json.loads(text.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        return "", f"it is not JSON: {error.msg} at character {error.pos + 1}"
+    except (ValueError, RecursionError) as error:
+        return "", f"it cannot be read: {error}"
+    if not isinstance(value, dict | str):
+        kind = "null" if value is None else type(value).__name__
+        return "", f"it must be a JSON object or a string, got {kind}"
+    half = half_surrogate(text)
+    if half is not None:
+        return "", f"it contains half of a surrogate pair, {half[0]}, which is not a character"
+    return value, None

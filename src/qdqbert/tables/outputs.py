@@ -1,0 +1,170 @@
+"""Write output files in blocks of rows, and join blocks into one file.
+
+Blocks of all formats except parquet are parts of the finished file: bytes that only need a header
+before them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqbert.choices import OutputFormat
+from qdqbert.errors import UserInputError
+from qdqbert.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
+from qdqbert.tables.json_lines import write_objects
+from qdqbert.tables.npy import npy_header, write_vectors
+from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block
+from qdqbert.tables.rows import Layout, Row
+
+STDOUT = "-"
+
+_SUFFIXES: Mapping[str, OutputFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".npy": "npy",
+}
+_TEXT_FORMATS = ("jsonl", "csv", "tsv")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writer:
+    """How rows are written.
+
+    Attributes:
+        format: Format of the output.
+        is_compressed: Whether it is compressed with gzip.
+        layout: Columns of the output. Rows of .jsonl and .parquet files keep all of their columns.
+    """
+
+    format: OutputFormat
+    is_compressed: bool
+    layout: Layout
+
+    def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
+        """Return what comes before the first block.
+
+        Args:
+            rows: Number of rows of the file.
+            size_bytes: Size of all blocks.
+        """
+        if self.format == "npy":
+            return npy_header(rows, size_bytes)
+        headers = {"csv": csv_header, "tsv": tsv_header}
+        content = headers[self.format](self.layout) if self.format in headers else b""
+        return self._compressed(content) if content else content
+
+    def block(self, rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]) -> bytes:
+        """Return rows and their answers as a block."""
+        if self.format == "parquet":
+            return write_block(self.layout.answers, rows, answers)
+        if self.format == "npy":
+            return write_vectors(answer[self.layout.answers[0].name] for answer in answers)
+        return self._compressed(self._lines(_merged(rows, answers)))
+
+    def _lines(self, merged: Iterator[Mapping[str, Any]]) -> bytes:
+        if self.format == "jsonl":
+            return write_objects(merged)
+        write = write_csv if self.format == "csv" else write_tsv
+        return write(self.layout, merged)
+
+    def _compressed(self, content: bytes) -> bytes:
+        # A gzip file can consist of several members. Without a time, equal rows give equal bytes.
+        return gzip.compress(content, mtime=0) if self.is_compressed else content
+
+    def join(self, outputs: Sequence[tuple[Path, Sequence[Path], int]]) -> None:
+        """Write finished files.
+
+        Args:
+            outputs: Path of each file, the files of its blocks, and its number of rows.
+        """
+        if self.format == "parquet":
+            sources = [path for _, parts, _ in outputs for path in parts]
+            join_blocks(sources, [(path, parts) for path, parts, _ in outputs])
+            return
+        for path, parts, rows in outputs:
+            size_bytes = sum(part.stat().st_size for part in parts)
+            with path.open("wb") as file:
+                file.write(self.header(rows=rows, size_bytes=size_bytes))
+                for part in parts:
+                    with part.open("rb") as content:
+                        shutil.copyfileobj(content, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _merged(
+    rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    for row, answer in zip(rows, answers, strict=True):
+        # Vectors become lists.
+        plain = {
+            name: value.tolist() if hasattr(value, "tolist") else value
+            for name, value in answer.items()
+        }
+        yield {**row.values, **plain}
+
+
+def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bool]:
+    """Return the format of an output, and whether it is compressed.
+
+    Args:
+        output: A file, a folder, or "-" for stdout.
+        given: The format that the caller chose. By default by the suffix; "jsonl" for stdout and
+            "parquet" for folders.
+
+    Raises:
+        UserInputError: The format is unknown, or cannot be written there.
+        MissingExtraError: pyarrow is needed and not installed.
+    """
+    path = Path(output)
+    is_compressed = path.suffix.lower() == ".gz"
+    suffix = Path(path.stem).suffix.lower() if is_compressed else path.suffix.lower()
+    if output == STDOUT:
+        chosen = given or "jsonl"
+    elif is_folder(output):
+        chosen, is_compressed = given or "parquet", False
+    else:
+        chosen = given or _by_suffix(output, suffix)
+    if output == STDOUT and chosen not in _TEXT_FORMATS:
+        raise UserInputError(
+            f"`output_format={chosen!r}`: stdout can be jsonl, csv or tsv. Pass a file.",
+            argument="output_format",
+        )
+    if is_compressed and chosen not in _TEXT_FORMATS:
+        raise UserInputError(
+            f"`output={output!r}`: {chosen} files cannot be compressed with gzip. Leave out .gz.",
+            argument="output",
+        )
+    if chosen == "parquet":
+        import_pyarrow()
+    return chosen, is_compressed
+
+
+def _by_suffix(output: str, suffix: str) -> OutputFormat:
+    if suffix == ".txt":
+        raise UserInputError(
+            f"`output={output!r}`: answers have several columns, which a .txt file has not. "
+            "Write .jsonl or .csv instead.",
+            argument="output",
+        )
+    if suffix not in _SUFFIXES:
+        raise UserInputError(
+            f"`output={output!r}` must end in one of {', '.join(_SUFFIXES)}, or in .jsonl.gz, "
+            ".csv.gz or .tsv.gz. Rename it, or pass `output_format`.",
+            argument="output",
+        )
+    return _SUFFIXES[suffix]
+
+
+def is_folder(output: str) -> bool:
+    """Return whether an output is a folder: it exists as one, or ends with a slash."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()

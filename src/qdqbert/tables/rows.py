@@ -1,0 +1,103 @@
+"""What readers yield and writers take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Kind = Literal["text", "number", "integer", "texts", "numbers", "records"]
+
+# A pair of surrogates, a single surrogate (in the group), or another escape. In JSON a backslash
+# always starts one of them.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", flags=re.DOTALL
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a file.
+
+    Attributes:
+        file: The file, as messages name it.
+        number: Number of the row from 1: of its first line in formats that have lines, which
+            counts a header.
+        values: Values by the names of columns.
+        position: How much of the file was read up to the end of the row, in the units of
+            `Source.size`.
+    """
+
+    file: str
+    number: int
+    values: Mapping[str, Any]
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used.
+
+    Attributes:
+        file: The file, as messages name it.
+        number: Number of the row; see `Row`.
+        reason: What is wrong with it, as a phrase that follows "Line 3 of `file`: ".
+        position: How much of the file was read; see `Row`.
+    """
+
+    file: str
+    number: int
+    reason: str
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column that a task adds to the rows.
+
+    Attributes:
+        name: Its name.
+        kind: What its values are: a text, a float, an integer, lists of texts or of floats, or
+            lists of flat objects.
+    """
+
+    name: str
+    kind: Kind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Columns of an output file.
+
+    Attributes:
+        kept: Names of the columns of the input that are written, in order.
+        answers: Columns that the task adds.
+    """
+
+    kept: tuple[str, ...]
+    answers: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns, in order."""
+        return (*self.kept, *(each.name for each in self.answers))
+
+
+def half_surrogate(text: str) -> re.Match[str] | None:
+    """Return the first escape in JSON that is half of a surrogate pair.
+
+    Python's strings accept it, but tokenizers do not.
+    """
+    return next((each for each in _ESCAPE.finditer(text) if each[1]), None)
+
+
+def to_json(value: Any) -> str:
+    """Return a value as one line of JSON. Values that JSON does not know are written as strings."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        from qdqbert.files import json_values
+
+        return json.dumps(json_values(value), ensure_ascii=False, default=str)

@@ -1,0 +1,101 @@
+"""Run a quantized model on files of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqbert.choices import (
+    EngineName,
+    InputFormat,
+    OnError,
+    OutputFormat,
+    ProviderName,
+    TargetName,
+)
+from qdqbert.progress import Progress, progress_of
+from qdqbert.verbs.run.options import RunOptions
+
+if TYPE_CHECKING:
+    from qdqbert.verbs.run.report import RunReport
+
+
+def run(
+    model: str | Path,
+    input: str | Path,
+    output: str | Path,
+    *,
+    input_format: InputFormat | None = None,
+    output_format: OutputFormat | None = None,
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    target: TargetName | None = None,
+    threads: int | None = None,
+    on_error: OnError = "stop",
+    resume: bool = False,
+    overwrite: bool = False,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    normalize: bool = False,
+    truncate_dim: int | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    top_k: int | None = None,
+    progress: Progress | bool = False,
+) -> RunReport:
+    """Run a quantized model on files of texts of any size, and write its answers.
+
+    Rows keep their order and their other columns. Finished parts of the answers are kept when the
+    call is interrupted.
+
+    Args:
+        model: Folder that `quantize` wrote.
+        input: A .txt, .csv, .tsv, .jsonl or .parquet file, a folder of them, a pattern such as
+            "part-*.csv.gz", or "-" for stdin. All but .parquet files can be compressed (.gz).
+        output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for
+            stdout. All but .parquet and .npy files can be compressed (.gz).
+        input_format: Format of the input. By the suffix by default; "jsonl" for stdin. One of
+            "txt", "csv", "tsv", "jsonl", "parquet".
+        output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
+            "jsonl" for stdout. One of "jsonl", "csv", "tsv", "parquet", "npy".
+        engine: Library that runs the graph. By default the fastest one that is installed. One of
+            "onnxruntime", "openvino".
+        provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
+            "tensorrt", "openvino".
+        target: Graph to run, if the folder has several for one engine. By default the one that was
+            made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
+            "openvino", "tensorrt", "qordered".
+        threads: Number of threads in all. By default one for each core.
+        on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
+            next to the output, `OUTPUT.errors.jsonl`. One of "stop", "skip".
+        resume: Continue a run that was interrupted, if there is one.
+        overwrite: Replace the output if it exists, and discard an interrupted run.
+        text_column: Column of the text: a name, or a number that counts from 0. Guessed from the
+            names of the columns by default.
+        text_pair_column: Column of the second text of a pair.
+        normalize: Scale embeddings to length 1.
+        truncate_dim: Number of leading dimensions of embeddings to keep, for models trained for it.
+            The folder's setting by default.
+        prompt: Text that is put before each text to embed.
+        prompt_name: Name of the prompt of the folder that is put before each text to embed. The
+            folder's default prompt, if it has one, by default.
+        top_k: Number of classes to write for each text, best first; 1 by default.
+        progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
+
+    Returns:
+        Numbers of rows and tokens, and the speed.
+
+    Raises:
+        UserInputError: An argument or a file cannot be used, or a row of the input.
+        MissingExtraError: pyarrow or the engine is not installed.
+
+    Example:
+        >>> report = qdqbert.run("./my-embedder-int8", "texts.parquet", "vectors.parquet")
+        >>> report.rows_per_second
+    """
+    # The parameters are the fields of the options, which a test checks.
+    arguments = dict(locals())
+    shown = progress_of(arguments.pop("progress"))
+    from qdqbert.verbs.run.pipeline import run_pipeline
+
+    return run_pipeline(RunOptions(**arguments), shown)

@@ -1,0 +1,151 @@
+"""Find the columns that a run reads and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from qdqbert.choices import OutputFormat
+from qdqbert.errors import UserInputError
+from qdqbert.tables.inputs import Source
+from qdqbert.tables.rows import BadRow, Layout, Row
+from qdqbert.tasks.columns import Columns as Requested
+from qdqbert.tasks.columns import Table, quoted, resolve_columns
+from qdqbert.verbs.run.options import RunOptions
+from qdqbert.verbs.run.tasks import TaskEntry
+from qdqbert.verbs.run.windows import Item, Reason, refuse
+
+_LOGGER = logging.getLogger("qdqbert")
+
+# Put before the name of an answer's column that the input has, too.
+_PREFIX = "predicted_"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Columns of a run.
+
+    Attributes:
+        read_names: Columns of the text, or of both texts of a pair.
+        layout: Columns of the output.
+        is_fixed: Whether the output can have no other columns.
+    """
+
+    read_names: tuple[str, ...]
+    layout: Layout
+    is_fixed: bool
+
+    def read(self, row: Row) -> Item | Reason:
+        """Return the text or pair of a row, or the reason why there is none."""
+        if isinstance(row.values, dict) and (reason := self._odd_field(row.values)) is not None:
+            return reason
+        texts = []
+        for name in self.read_names:
+            text = row.values.get(name)
+            if text is None:
+                return Reason(f"it has no value in column {name!r}")
+            if not isinstance(text, str):
+                return Reason(f"column {name!r} must be a text, got {type(text).__name__}")
+            if not text.strip():
+                return Reason(f"column {name!r} is blank")
+            texts.append(text)
+        return texts[0] if len(texts) == 1 else tuple(texts)
+
+    def _odd_field(self, values: dict[str, object]) -> Reason | None:
+        """Refuse fields that the first rows do not have, and that cannot be written."""
+        for column in self.layout.answers:
+            if column.name in values:
+                return Reason(
+                    f"it has a field {column.name!r}, which is the name of an answer and which the "
+                    "first rows do not have"
+                )
+        if self.is_fixed and not values.keys() <= set(self.layout.kept):
+            odd = next(name for name in values if name not in self.layout.kept)
+            return Reason(
+                f"it has a field {odd!r} that the first rows do not have, and the output has fixed "
+                "columns"
+            )
+        return None
+
+
+def find_columns(
+    source: Source,
+    head: Sequence[Row | BadRow],
+    entry: TaskEntry,
+    options: RunOptions,
+    format: OutputFormat,
+) -> Columns:
+    """Find the columns of a run.
+
+    An answer's column that has the name of a column of the input is called `predicted_NAME`.
+
+    Args:
+        source: The input.
+        head: Its first rows.
+        entry: What the model reads and writes.
+        options: Options of the call.
+        format: Format of the output.
+
+    Raises:
+        UserInputError: A column does not exist or cannot be inferred, or a row cannot be used.
+    """
+    bad = next((row for row in head if isinstance(row, BadRow)), None)
+    if bad is not None and options.on_error == "stop":
+        raise refuse(source.place(bad), bad.reason)
+    rows = [row for row in head if isinstance(row, Row)]
+    names = tuple(dict.fromkeys(name for row in rows for name in row.values))
+    answers = entry.columns(options)
+    if format == "npy" and [each.kind for each in answers] != ["numbers"]:
+        raise UserInputError(
+            f"`output={options.output!r}`: .npy files are for embeddings, and "
+            f"`model={options.model!r}` is {entry.name}. Write .parquet or .jsonl.",
+            argument="output",
+        )
+    read_names = _read_names(source, rows, names, entry, options) if rows else ()
+    answers = tuple(
+        dataclasses.replace(each, name=_PREFIX + each.name) if each.name in names else each
+        for each in answers
+    )
+    clash = next((each.name for each in answers if each.name in names), None)
+    if clash is not None:
+        raise UserInputError(
+            f"`input={options.input!r}` has the columns {clash.removeprefix(_PREFIX)!r} and "
+            f"{clash!r}, which are the names of an answer. Rename one of them.",
+            argument="input",
+        )
+    return Columns(
+        read_names=read_names,
+        layout=Layout(kept=names, answers=answers),
+        is_fixed=format in ("csv", "tsv"),
+    )
+
+
+def _read_names(
+    source: Source,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    entry: TaskEntry,
+    options: RunOptions,
+) -> tuple[str, ...]:
+    table = Table(
+        path=rows[0].file,
+        rows=iter(()),
+        names=list(names),
+        head=[(row.number, dict(row.values)) for row in rows[:1]],
+    )
+    requested = Requested(text=options.text_column, text_pair=options.text_pair_column)
+    found, _ = resolve_columns(table, requested)
+    assert found.text is not None, "resolved or refused"
+    if entry.pair == "required" and found.text_pair is None:
+        raise UserInputError(
+            f"`model={options.model!r}` is {entry.name}, which reads two texts per row, and "
+            f"`{rows[0].file}` has no column whose name is known to hold the second one, got "
+            f"columns {quoted(names)}. Pass `text_pair_column`.",
+            argument="text_pair_column",
+        )
+    has_pair = entry.pair != "never" and found.text_pair is not None
+    read_names = (found.text, found.text_pair) if has_pair else (found.text,)
+    if len(names) > 1:
+        _LOGGER.info("Reading %s.", " and ".join(f"column {name!r}" for name in read_names))
+    return read_names  # type: ignore[return-value]

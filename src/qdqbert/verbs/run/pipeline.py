@@ -1,0 +1,362 @@
+"""Read rows, run them, write parts, and join the parts to the output."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import QUANTIZATION
+from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.inference.load import load
+from qdqbert.inference.model import Model
+from qdqbert.progress import Progress
+from qdqbert.tables.inputs import STDIN, Source, open_source
+from qdqbert.tables.outputs import STDOUT, Writer, format_of, is_folder
+from qdqbert.tables.rows import BadRow, Row, to_json
+from qdqbert.verbs.run.columns import Columns, find_columns
+from qdqbert.verbs.run.options import RunOptions
+from qdqbert.verbs.run.parts import PartsFolder, errors_path, open_parts, parts_path
+from qdqbert.verbs.run.report import RunReport
+from qdqbert.verbs.run.tasks import TaskEntry, entry_of
+from qdqbert.verbs.run.windows import RowTask, Window, WindowedRun, refuse
+
+_LOGGER = logging.getLogger("qdqbert")
+
+# A part is finished when it has so many rows, or has taken so long, and its window ends.
+PART_ROWS = 1 << 16
+PART_SECONDS = 20.0
+# Files of a folder do not depend on the time that they took.
+FOLDER_ROWS = 1 << 15
+
+# Rows that columns are inferred from.
+_HEAD_ROWS = 100
+
+# Options that do not change the answers.
+_FREE_OPTIONS = ("model", "input", "output", "on_error", "resume", "overwrite")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Totals:
+    """Numbers of a run.
+
+    Attributes:
+        rows: Number of rows with answers.
+        skipped: Number of other rows.
+        truncated: Number of rows that were cut.
+        tokens: Number of tokens.
+    """
+
+    rows: int = 0
+    skipped: int = 0
+    truncated: int = 0
+    tokens: int = 0
+
+    def add(self, other: Any) -> None:
+        """Add the numbers of a part."""
+        for field in dataclasses.fields(self):
+            total = getattr(self, field.name) + getattr(other, field.name)
+            setattr(self, field.name, total)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What a run needs.
+
+    Attributes:
+        options: Options of the call.
+        source: The input.
+        rows: All rows of the input.
+        columns: Columns that are read and written.
+        writer: How rows are written.
+        model: The model.
+        entry: The model's entry in the table of tasks.
+        progress: What is shown.
+        clock: Returns the time in seconds.
+    """
+
+    options: RunOptions
+    source: Source
+    rows: Iterator[Row | BadRow]
+    columns: Columns
+    writer: Writer
+    model: Model
+    entry: TaskEntry
+    progress: Progress
+    clock: Callable[[], float]
+
+    def windows(self, start: int) -> Generator[Window]:
+        """Yield the windows after the first `start` rows."""
+        names = [each.name for each in self.columns.layout.answers]
+
+        def answer(value: Any) -> Mapping[str, Any]:
+            return dict(zip(names, self.entry.values(value, self.options), strict=True))
+
+        def reject(row: BadRow) -> None:
+            if self.options.on_error == "stop":
+                raise refuse(self.source.place(row), row.reason)
+            if self.options.output == STDOUT:
+                _LOGGER.warning("Skipped %s: %s.", self.source.place(row), row.reason)
+
+        task = RowTask(
+            read=self.columns.read,
+            job=self.entry.job(self.model, self.options),
+            answer=answer,
+            reject=reject,
+        )
+        for _ in itertools.islice(self.rows, start):
+            pass
+        title = f"Running on {self.model.engine}"
+        with self.progress.throughput(title, self.source.size) as advance:
+            yield from WindowedRun(self.model, task, advance).windows(self.rows, start)
+
+
+def run_pipeline(
+    options: RunOptions, progress: Progress, clock: Callable[[], float] = time.monotonic
+) -> RunReport:
+    """Run a model on the rows of files.
+
+    Args:
+        options: Options of the call.
+        progress: What is shown.
+        clock: Returns the time in seconds.
+
+    Raises:
+        UserInputError: An argument or a file cannot be used, or a row of the input.
+    """
+    source = open_source(options.input, options.input_format)
+    format, is_compressed = format_of(options.output, options.output_format)
+    if Path(options.output).absolute() in [path.absolute() for path in source.files]:
+        raise OutputExistsError(
+            f"`output={options.output!r}` is a file of the input. Pass another `output`.",
+            argument="output",
+        )
+    with load(
+        options.model,
+        engine=options.engine,
+        provider=options.provider,
+        target=options.target,
+        threads=options.threads,
+    ) as model:
+        entry = entry_of(model, options)
+        rows = source.rows()
+        head = list(itertools.islice(rows, _HEAD_ROWS))
+        columns = find_columns(source, head, entry, options, format)
+        writer = Writer(format=format, is_compressed=is_compressed, layout=columns.layout)
+        pipeline = Pipeline(
+            options=options,
+            source=source,
+            rows=itertools.chain(head, rows),
+            columns=columns,
+            writer=writer,
+            model=model,
+            entry=entry,
+            progress=progress,
+            clock=clock,
+        )
+        if options.output == STDOUT:
+            return _print(pipeline)
+        return _write(pipeline)
+
+
+def _print(pipeline: Pipeline) -> RunReport:
+    """Write answers to stdout as they are made."""
+    stream = sys.stdout.buffer
+    started = pipeline.clock()
+    totals = Totals()
+    with _reporting(pipeline):
+        stream.write(pipeline.writer.header())
+        for window in pipeline.windows(0):
+            if window.rows:
+                stream.write(pipeline.writer.block(window.rows, window.answers))
+                stream.flush()
+            totals.add(_numbers(window))
+        stream.flush()
+    return _report(pipeline, totals, Totals(), 0, pipeline.clock() - started)
+
+
+def _write(pipeline: Pipeline) -> RunReport:
+    """Write answers to files."""
+    options = pipeline.options
+    output = Path(options.output)
+    with _reporting(pipeline):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    before = _identity(pipeline)
+    with (
+        _reporting(pipeline),
+        open_parts(output, before, resume=options.resume, overwrite=options.overwrite) as parts,
+    ):
+        known = parts.report
+        if known is not None:
+            # It was killed after the last part.
+            parts.publish(known)
+            return RunReport(**{**known, "notices": tuple(known["notices"])})
+        started = pipeline.clock()
+        resumed = Totals()
+        for part in parts.parts:
+            resumed.add(part)
+        resumed_rows = parts.next_row
+        try:
+            _write_parts(pipeline, parts)
+        except BaseException:
+            if not parts.parts or options.input == STDIN:
+                parts.remove()
+            raise
+        if pipeline.source.identity() != before["input"]:
+            raise UserInputError(
+                f"`input={options.input!r}` changed during the run, so that the answers may belong "
+                "to different versions of it. Pass `overwrite=True` to start again.",
+                argument="input",
+            )
+        with pipeline.progress.stage(f"Writing {output.name}"):
+            _join(pipeline, parts)
+        totals = Totals()
+        for part in parts.parts:
+            totals.add(part)
+        seconds = pipeline.clock() - started
+        report = _report(pipeline, totals, resumed, resumed_rows, seconds)
+        parts.publish(dataclasses.asdict(report))
+        return report
+
+
+def _write_parts(pipeline: Pipeline, parts: PartsFolder) -> None:
+    windows = pipeline.windows(parts.next_row)
+    with contextlib.closing(windows):
+        window = next(windows, None)
+        while window is not None:
+            started = pipeline.clock()
+            with parts.new_part() as part:
+                while window is not None:
+                    last = window.last
+                    block = b""
+                    if window.rows:
+                        block = pipeline.writer.block(window.rows, window.answers)
+                    part.add(block, _error_lines(window), **dataclasses.asdict(_numbers(window)))
+                    if _is_full(pipeline, part.rows + part.skipped, pipeline.clock() - started):
+                        break
+                    window = next(windows, None)
+                parts.parts.append(part.finish(last))
+            if window is not None:
+                window = next(windows, None)
+
+
+def _is_full(pipeline: Pipeline, rows: int, seconds: float) -> bool:
+    if is_folder(pipeline.options.output):
+        return rows >= FOLDER_ROWS
+    return rows >= PART_ROWS or seconds >= PART_SECONDS
+
+
+def _join(pipeline: Pipeline, parts: PartsFolder) -> None:
+    """Write the finished output into the folder of the parts."""
+    sources = [parts.data(part) for part in parts.parts]
+    if is_folder(pipeline.options.output):
+        parts.joined.mkdir(exist_ok=True)
+        suffix = pipeline.writer.format
+        pipeline.writer.join(
+            [
+                (parts.joined / f"part-{index:05d}.{suffix}", [source], part.rows)
+                for index, (part, source) in enumerate(zip(parts.parts, sources, strict=True))
+            ]
+        )
+    else:
+        rows = sum(part.rows for part in parts.parts)
+        pipeline.writer.join([(parts.joined, sources, rows)])
+    parts.join_errors()
+
+
+def _numbers(window: Window) -> Totals:
+    return Totals(
+        rows=len(window.rows),
+        skipped=len(window.bad),
+        truncated=window.truncated,
+        tokens=window.tokens,
+    )
+
+
+def _error_lines(window: Window) -> bytes:
+    lines = (
+        to_json({"file": row.file, "row": row.number, "reason": row.reason}) for row in window.bad
+    )
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _report(
+    pipeline: Pipeline, totals: Totals, resumed: Totals, resumed_rows: int, seconds: float
+) -> RunReport:
+    options, model = pipeline.options, pipeline.model
+    per_second = 1 / max(seconds, 1e-9)
+    notices = []
+    if totals.truncated:
+        notices.append(
+            f"{totals.truncated} of {totals.rows} rows were longer than {model.max_length} tokens "
+            "and were cut."
+        )
+    if totals.skipped:
+        where = "" if options.output == STDOUT else f": see {errors_path(Path(options.output))}"
+        notices.append(f"{totals.skipped} rows were skipped{where}.")
+    return RunReport(
+        model=options.model,
+        task=model.task,
+        engine=model.engine,
+        target=model.target,
+        input=options.input,
+        output=options.output,
+        **dataclasses.asdict(totals),
+        resumed_rows=resumed_rows,
+        seconds=seconds,
+        rows_per_second=(totals.rows - resumed.rows) * per_second,
+        tokens_per_second=(totals.tokens - resumed.tokens) * per_second,
+        notices=tuple(notices),
+    )
+
+
+def _identity(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what has to be equal for a run to be continued."""
+    options, model = pipeline.options, pipeline.model
+    digest = hashlib.sha256()
+    for name in (QUANTIZATION, "tokenizer.json"):
+        digest.update((Path(options.model) / name).read_bytes())
+    chosen = {
+        name: value
+        for name, value in dataclasses.asdict(options).items()
+        if name not in _FREE_OPTIONS
+    }
+    identity = {
+        "input": pipeline.source.identity(),
+        "model": digest.hexdigest(),
+        "options": {**chosen, "engine": model.engine, "target": model.target},
+    }
+    return json.loads(json.dumps(identity))  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _reporting(pipeline: Pipeline) -> Iterator[None]:
+    """Say which parts are kept when a run stops, and turn errors of writing into messages."""
+    try:
+        yield
+    except OSError as error:
+        output = pipeline.options.output
+        raise UserInputError(
+            f"`output={output!r}` cannot be written: {error.strerror or error}. Free some space, "
+            f"or pass another `output`.{_kept(pipeline.options)}",
+            argument="output",
+        ) from error
+    except UserInputError as error:
+        if error.argument is None and (kept := _kept(pipeline.options)):
+            raise type(error)(f"{error}{kept}") from error
+        raise
+
+
+def _kept(options: RunOptions) -> str:
+    """Return a sentence about finished parts; nothing if there are none."""
+    if options.output == STDOUT or not parts_path(Path(options.output)).is_dir():
+        return ""
+    return " Finished parts are kept; `resume=True` continues with the same input."

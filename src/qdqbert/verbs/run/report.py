@@ -1,0 +1,44 @@
+"""Result of `run`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """Result of `run`.
+
+    Attributes:
+        model: The folder.
+        task: Its task.
+        engine: Engine that ran it.
+        target: Target of the graph.
+        input: The input.
+        output: The output.
+        rows: Number of rows in the output.
+        skipped: Number of rows that could not be used.
+        truncated: Number of rows whose text was longer than the model's limit.
+        tokens: Number of tokens of all rows, without padding.
+        resumed_rows: Number of rows, skipped ones included, that an earlier call had read.
+        seconds: Wall time of this call, without loading the model.
+        rows_per_second: Rows of this call per second.
+        tokens_per_second: Tokens of this call per second.
+        notices: Messages for the user.
+    """
+
+    model: str
+    task: str
+    engine: str
+    target: str
+    input: str
+    output: str
+    rows: int
+    skipped: int
+    truncated: int
+    tokens: int
+    resumed_rows: int
+    seconds: float
+    rows_per_second: float
+    tokens_per_second: float
+    notices: tuple[str, ...]

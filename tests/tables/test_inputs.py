@@ -1,0 +1,201 @@
+"""Reading rows: formats, places of bad rows, and which files are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqbert.errors import DataFileError, MissingExtraError, UserInputError
+from qdqbert.tables import parquet
+from qdqbert.tables.inputs import open_source
+from qdqbert.tables.rows import BadRow, Row
+
+
+@pytest.fixture
+def write(tmp_path) -> Callable[[str, bytes], Path]:
+    def write(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    return write
+
+
+def read(name: object, **options: Any) -> list[tuple[int, Any]]:
+    """Return the number of each row with its values, or with what is wrong with it."""
+    return [
+        (row.number, row.reason if isinstance(row, BadRow) else dict(row.values))
+        for row in open_source(str(name), **options).rows()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", "one\r\n\ntwo\u2028three", ["one", "", "two\u2028three"]),
+        ("a.csv", 'id,text\n1,"one, ""two"""\n', [{"id": "1", "text": 'one, "two"'}]),
+        ("a.tsv", 'id\ttext\n1\tsay "no\n', [{"id": "1", "text": 'say "no'}]),
+        ("a.jsonl", '{"text": "one", "n": 1}\n\n"two"\n', [{"text": "one", "n": 1}, "two"]),
+        ("a.ndjson.gz", '{"text": "one"}\n', [{"text": "one"}]),
+        ("a.txt.gz", "one\ntwo\n", ["one", "two"]),
+        ("a.csv", "\ufeffid,text\n1,one\n", [{"id": "1", "text": "one"}]),
+        ("a.csv", "", []),
+    ],
+)
+def test_rows_of_each_format(write, name, content, expected) -> None:
+    found = read(write(name, content.encode()))
+    rows = [each if isinstance(each, dict) else {"text": each} for each in expected]
+    assert [values for _, values in found] == rows
+
+
+def test_a_row_has_the_number_of_its_first_line(write) -> None:
+    path = write("a.csv", b'text\n"one\ntwo"\n\nthree\n')
+    assert read(path) == [(2, {"text": "one\ntwo"}), (5, {"text": "three"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "number", "reason"),
+    [
+        ("a.txt", b"one\ntw\xff\nthree\n", 2, "it is not UTF-8: byte 0xff at column 3"),
+        ("a.csv", b"text\n\xe9t\xe9\nthree\n", 2, "it is not UTF-8: byte 0xe9 at column 1"),
+        ("a.csv", b"a,b\n1,2,3\n4,5\n", 2, "it has 3 fields, and the header has 2"),
+        ("a.csv", b"a,b\n1\n4,5\n", 2, "it has 1 field, and the header has 2"),
+        ("a.csv", b'text\n"a"b\nthree\n', 2, "it is not CSV: ',' expected after '\"'"),
+        ("a.tsv", b"a\tb\n1\n4\t5\n", 2, "it has 1 field, and the header has 2"),
+        ("a.jsonl", b'"one"\n{"a": \n"two"\n', 2, "it is not JSON: Expecting value"),
+        ("a.jsonl", b'"one"\n[1]\n"two"\n', 2, "it must be a JSON object or a string, got list"),
+        ("a.jsonl", b'"one"\n"\\ud83d"\n"two"\n', 2, "it contains half of a surrogate pair"),
+        ("a.jsonl", b'"one"\n"\xff"\n"two"\n', 2, "it is not UTF-8: byte 0xff at column 2"),
+    ],
+)
+def test_reading_goes_on_after_a_bad_row(write, name, content, number, reason) -> None:
+    bad = [(line, value) for line, value in read(write(name, content)) if isinstance(value, str)]
+    assert [line for line, _ in bad] == [number]
+    assert bad[0][1].startswith(reason)
+    assert len(read(write(name, content))) > 1
+
+
+def test_an_unclosed_quote_is_a_bad_row(write) -> None:
+    found = read(write("a.csv", b'text\none\n"two\nthree\n'))
+    assert found == [(2, {"text": "one"}), (3, "it is not CSV: unexpected end of data")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,text\none,two\n", "different names of columns with commas between them, got"),
+        (b"text,\none,two\n", "different names of columns"),
+        (b"t\xff\none\n", r"Line 1 of `.*`: it is not UTF-8"),
+    ],
+)
+def test_a_header_that_cannot_be_used_is_reported(write, content, message) -> None:
+    with pytest.raises(DataFileError, match=message):
+        read(write("a.csv", content))
+
+
+def test_files_of_folders_and_patterns_are_read_by_name(write, tmp_path) -> None:
+    for name in ("b.txt", "a.txt.gz", ".hidden.txt", "_SUCCESS"):
+        write(f"folder/{name}", f"{name} 1\n{name} 2\n".encode())
+    expected = [
+        (line, {"text": f"{name} {line}"}) for name in ("a.txt.gz", "b.txt") for line in (1, 2)
+    ]
+    assert read(tmp_path / "folder") == expected
+    assert read(tmp_path / "folder" / "*.txt*") == expected
+    assert read(write("a[1].txt", b"one\n")) == [(1, {"text": "one"})]
+
+
+def test_positions_of_rows_grow_up_to_the_size(write, tmp_path) -> None:
+    for name in ("b.txt", "a.txt"):
+        write(f"folder/{name}", b"one\ntwo\n")
+    source = open_source(str(tmp_path / "folder"))
+    assert [row.position for row in source.rows()] == [4, 8, 12, 16]
+    assert source.size == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "All files of .* must have one format, got a.csv and b.txt"),
+        ("missing.csv", "does not exist"),
+        ("*.jsonl", "does not exist"),
+        ("empty", "has no files"),
+        ("unknown.c", r"must end in one of \.txt, \.csv, .*pass `input_format`"),
+        ("table.parquet.gz", "must end in one of"),
+        ("broken.parquet", "is not a Parquet file"),
+        ("broken.txt.gz", r"cannot be read: Not a gzipped file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_reported(write, tmp_path, name, message) -> None:
+    for each in ("folder/a.csv", "folder/b.txt", "table.parquet.gz", "broken.parquet", "unknown.c"):
+        write(each, b"text\n")
+    (tmp_path / "broken.txt.gz").write_bytes(b"text\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataFileError, match=message):
+        read(tmp_path / name)
+
+
+def test_the_format_can_be_given(write) -> None:
+    assert read(write("a.log", b"one\n"), format="txt") == [(1, {"text": "one"})]
+
+
+def test_stdin_is_jsonl_unless_another_format_is_given(monkeypatch) -> None:
+    def type_in(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    type_in(b'"one"\n')
+    assert read("-") == [(1, {"text": "one"})]
+    type_in(b"one\n")
+    assert read("-", format="txt") == [(1, {"text": "one"})]
+    with pytest.raises(UserInputError, match="stdin can be txt, csv, tsv or jsonl"):
+        open_source("-", "parquet")
+
+
+def test_a_file_that_vanishes_is_reported(write, tmp_path) -> None:
+    for name in ("folder/a.txt", "folder/b.txt"):
+        write(name, b"one\n")
+    rows = open_source(str(tmp_path / "folder")).rows()
+    next(rows)
+    (tmp_path / "folder" / "b.txt").unlink()
+    with pytest.raises(DataFileError, match=r"b.txt` does not exist any more"):
+        next(rows)
+
+
+def test_files_are_identified_by_size_time_start_and_end(write) -> None:
+    path = write("a.txt", b"x" * 200_000)
+    before = open_source(str(path)).identity()
+    assert open_source(str(path)).identity() == before
+    with path.open("r+b") as file:
+        file.write(b"y")
+    after = open_source(str(path)).identity()
+    assert after[0]["sha256"] != before[0]["sha256"]
+    assert after[0]["size"] == 200_000
+
+
+def test_parquet_needs_pyarrow(write, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[parquet\]'"):
+        read(write("a.parquet", b""))
+
+
+def test_parquet_files_need_equal_columns(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    pa.parquet.write_table(pa.table({"text": ["one"]}), tmp_path / "a.parquet")
+    pa.parquet.write_table(pa.table({"text": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(DataFileError, match="must have the same columns and types"):
+        read(tmp_path)
+
+
+def test_rows_are_not_read_ahead(write) -> None:
+    source = open_source(str(write("a.txt", b"one\n" * 100_000)))
+    rows = source.rows()
+    first = next(rows)
+    assert isinstance(first, Row)
+    assert dataclasses.astuple(first)[1:] == (1, {"text": "one"}, 4)

@@ -1,0 +1,194 @@
+"""Writing rows in blocks: what is written can be read again."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqbert.errors import UserInputError
+from qdqbert.tables import parquet
+from qdqbert.tables.inputs import open_source
+from qdqbert.tables.outputs import Writer, format_of
+from qdqbert.tables.rows import Column, Layout, Row
+
+SCORE = Column(name="score", kind="number")
+VECTOR = Column(name="embedding", kind="numbers")
+
+
+def write(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    answers: Sequence[Mapping[str, Any]],
+    columns: tuple[Column, ...] = (SCORE,),
+    *,
+    block_rows: int = 2,
+) -> None:
+    """Write rows in blocks, and the blocks in two files, which are joined."""
+    format, is_compressed = format_of(str(path), None)
+    layout = Layout(kept=tuple(rows[0]) if rows else (), answers=columns)
+    writer = Writer(format=format, is_compressed=is_compressed, layout=layout)
+    blocks = [
+        writer.block(
+            [Row("file", 0, row, 0) for row in rows[start : start + block_rows]],
+            answers[start : start + block_rows],
+        )
+        for start in range(0, len(rows), block_rows)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [Path(folder) / "0", Path(folder) / "1"]
+        parts[0].write_bytes(b"".join(blocks[:1]))
+        parts[1].write_bytes(b"".join(blocks[1:]))
+        writer.join([(path, parts, len(rows))])
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [dict(row.values) for row in open_source(str(path)).rows()]
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+LINE = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+SCORES = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "csv", "csv.gz", "tsv", "parquet"])
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_rows_are_read_as_they_were_written(suffix, data) -> None:
+    texts = LINE if suffix == "tsv" else TEXT
+    rows = data.draw(st.lists(st.fixed_dictionaries({"id": texts, "text": texts}), max_size=5))
+    scores = data.draw(st.lists(SCORES, min_size=len(rows), max_size=len(rows)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"a.{suffix}"
+        write(path, rows, [{"score": score} for score in scores])
+        found = read(path)
+    is_typed = "json" in suffix or suffix == "parquet"
+    assert [float(row.pop("score")) for row in found] == scores
+    assert found == rows
+    assert is_typed or all(isinstance(value, str) for row in found for value in row.values())
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_values_of_json_keep_their_types(tmp_path, suffix) -> None:
+    rows = [{"a": 1, "b": [1, 2], "c": {"d": None}}, {"a": 2, "b": [], "c": {"d": "x"}}]
+    path = tmp_path / f"a.{suffix}"
+    write(path, rows, [{"score": 0.5}] * 2)
+    assert read(path) == [{**row, "score": 0.5} for row in rows]
+
+
+def test_other_values_are_json_in_cells(tmp_path) -> None:
+    path = tmp_path / "a.csv"
+    write(path, [{"a": None, "b": True, "c": [1, "x"], "d": 1.5}], [{"score": float("nan")}])
+    cells = {"a": "", "b": "true", "c": '[1, "x"]', "d": "1.5", "score": "null"}
+    assert read(path) == [cells]
+
+
+def test_tabs_and_line_ends_become_spaces_in_tsv(tmp_path) -> None:
+    path = tmp_path / "a.tsv"
+    write(path, [{"text": "a\tb\nc"}], [{"score": 1.0}])
+    assert path.read_bytes() == b"text\tscore\na b c\t1.0\n"
+
+
+VECTORS = [np.array([index, 0.1], dtype=np.float32) for index in range(3)]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_vectors_are_lists_of_floats(tmp_path, suffix) -> None:
+    path = tmp_path / f"a.{suffix}"
+    rows = [{"text": str(index)} for index in range(3)]
+    write(path, rows, [{"embedding": each} for each in VECTORS], (VECTOR,))
+    found = [row["embedding"] for row in read(path)]
+    if suffix == "csv":
+        assert found[1] == "[1.0, 0.10000000149011612]"
+    else:
+        np.testing.assert_array_equal(np.array(found, dtype=np.float32), VECTORS)
+
+
+def test_npy_holds_the_vectors(tmp_path) -> None:
+    path = tmp_path / "a.npy"
+    rows = [{"text": str(index)} for index in range(3)]
+    write(path, rows, [{"embedding": each} for each in VECTORS], (VECTOR,))
+    found = np.load(path, mmap_mode="r")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, VECTORS)
+    write(path, [], [], (VECTOR,))
+    assert np.load(path).shape == (0, 0)
+
+
+def test_parquet_columns_become_text_if_their_types_differ(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    values: list[Any] = [1, None, "two", None, [3], {"a": 4}]
+    rows = [{"value": value, "number": n, "none": None} for n, value in enumerate(values)]
+    rows[3]["number"] = 0.5
+    write(path, rows, [{"score": 1.0}] * 6)
+    found = read(path)
+    assert [row["value"] for row in found] == ["1", None, "two", None, "[3]", '{"a": 4}']
+    assert [row["number"] for row in found] == [0.0, 1.0, 2.0, 0.5, 4.0, 5.0]
+    assert [row["none"] for row in found] == [None] * 6
+
+
+def test_parquet_columns_keep_types_that_python_has_not(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    table = pa.table(
+        {
+            "text": pa.array(["one", "two"], pa.dictionary(pa.int8(), pa.string())),
+            "time": pa.array([1, 2], pa.timestamp("ns")),
+            "price": pa.array([decimal.Decimal("1.50"), None]),
+            "small": pa.array([1, 2], pa.int8()),
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "in.parquet")
+    rows = [row.values for row in open_source(str(tmp_path / "in.parquet")).rows()]
+    write(tmp_path / "out.parquet", rows, [{"score": 1.0}, {"score": 2.0}], block_rows=1)
+    found = pa.parquet.read_table(tmp_path / "out.parquet")
+    assert found.schema.field("time").type == pa.timestamp("ns")
+    assert found.schema.field("small").type == pa.int8()
+    assert found.schema.field("text").type == pa.dictionary(pa.int8(), pa.string())
+    assert found.column("price").to_pylist() == [decimal.Decimal("1.50"), None]
+    write(tmp_path / "out.jsonl", rows, [{"score": 1.0}, {"score": 2.0}])
+    first = read(tmp_path / "out.jsonl")[0]
+    assert first["price"] == "1.50"
+    assert first["time"].startswith("1970-01-01")
+    assert isinstance(rows[0]["text"], str)
+
+
+def test_dates_are_texts_in_json(tmp_path) -> None:
+    write(tmp_path / "a.jsonl", [{"day": datetime.date(2024, 5, 1)}], [{"score": 1.0}])
+    assert read(tmp_path / "a.jsonl") == [{"day": "2024-05-01", "score": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("output", "given", "expected"),
+    [
+        ("a.jsonl.gz", None, ("jsonl", True)),
+        ("a.NDJSON", None, ("jsonl", False)),
+        ("a.out", "csv", ("csv", False)),
+        ("-", None, ("jsonl", False)),
+        ("folder/", None, ("parquet", False)),
+        ("folder/", "csv", ("csv", False)),
+    ],
+)
+def test_the_format_follows_the_name(output, given, expected) -> None:
+    assert format_of(output, given) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "given", "message"),
+    [
+        ("a.txt", None, "answers have several columns, which a .txt file has not"),
+        ("a.out", None, "must end in one of .jsonl"),
+        ("a.parquet.gz", None, "cannot be compressed with gzip"),
+        ("-", "parquet", "stdout can be jsonl, csv or tsv"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_refused(output, given, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        format_of(output, given)

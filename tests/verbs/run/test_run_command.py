@@ -1,0 +1,131 @@
+"""`qdqbert run` on the command line: what it prints where, and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from qdqbert.cli.app import main
+from qdqbert.cli.run import COMMAND
+from qdqbert.progress import Bars
+from qdqbert.tables.outputs import Writer
+
+
+def run(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
+    """Run the command; return its exit code and what it printed."""
+    out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                main(["run", *map(str, words)])
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+    out.flush()
+    return code, out.buffer.getvalue().decode(), err.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_table_and_a_report(classifier, reviews, tmp_path) -> None:
+    code, out, err = run(classifier, "-i", reviews, "-o", tmp_path / "a.csv")
+    assert code == 0
+    assert "rows/s" in out
+    assert "Running on onnxruntime ..." in err
+    code, out, _ = run(
+        classifier, "--input", reviews, "--output", tmp_path / "a.csv", "--overwrite", "--json"
+    )
+    report = json.loads(out)
+    assert code == 0
+    assert (report["rows"], report["engine"], report["output"]) == (
+        *(11, "onnxruntime"),
+        str(tmp_path / "a.csv"),
+    )
+
+
+def test_answers_on_stdout_are_alone(classifier) -> None:
+    words = (classifier, "-i", "-", "-o", "-", "--input-format", "txt")
+    code, out, err = run(*words, "--on-error", "skip", "--top-k", 2, stdin=b"the cat\n\na dog\n")
+    assert code == 0
+    assert [len(json.loads(line)["labels"]) for line in out.splitlines()] == [2, 2]
+    assert "Skipped Line 2 of `stdin`: column 'text' is blank." in err
+    assert "Note: 1 rows were skipped." in err
+    code, out, err = run(*words, "--json", stdin=b"the cat\n")
+    assert len(out.splitlines()) == 1
+    assert json.loads(err[err.index("{\n") :])["rows"] == 1
+
+
+def test_errors_name_flags(classifier, reviews, tmp_path) -> None:
+    words = (classifier, "-i", reviews, "-o")
+    code, _, err = run(*words, tmp_path / "a.jsonl", "--normalize")
+    assert code == 2
+    assert "Error: `--normalize` does not apply to a classifier, which `MODEL " in err
+    (tmp_path / "bad.txt").write_text("\n")
+    code, _, err = run(classifier, "-i", tmp_path / "bad.txt", "-o", tmp_path / "a.jsonl")
+    assert code == 2
+    assert "Line 1 of" in err
+    assert "`--on-error skip`" in err
+    code, _, err = run(tmp_path, "-i", reviews, "-o", tmp_path / "a.jsonl")
+    assert code == 2
+    assert "is not a quantized model" in err
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "Interrupted. Finished parts are kept."),
+        (signal.SIGTERM, 143, "Stopped by SIGTERM. Finished parts are kept."),
+    ],
+)
+def test_a_run_that_is_stopped_says_how_to_continue(
+    classifier, reviews, tmp_path, monkeypatch, stop, code, message
+) -> None:
+    calls: list[int] = []
+    block = Writer.block
+
+    def stopping(*args: Any) -> bytes:
+        calls.append(1)
+        if len(calls) == 2:
+            if isinstance(stop, BaseException):
+                raise stop
+            signal.raise_signal(stop)
+        return block(*args)
+
+    words = (classifier, "-i", reviews, "-o", tmp_path / "a.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "block", stopping)
+        found, _, err = run(*words)
+    assert found == code
+    assert f"Error: {message} Continue with `--resume`." in err
+    found, _, err = run(*words)
+    assert found == 2
+    assert "Pass `--resume` to continue it, or `--overwrite` to discard it." in err
+    found, out, _ = run(*words, "--resume")
+    assert found == 0
+    assert "Continued after 4 rows." in out
+
+
+def test_runs_with_stdin_cannot_be_continued() -> None:
+    given = {"input": "-", "output": "a.jsonl"}
+    assert "cannot be continued" in COMMAND.after_interrupt(given)
+
+
+def test_the_bar_shows_texts_and_tokens_per_second(monkeypatch) -> None:
+    shown = io.StringIO()
+
+    def console(**options: Any) -> Console:
+        return Console(file=shown, force_terminal=True, width=120)
+
+    monkeypatch.setattr("rich.console.Console", console)
+    for total in (100, None):
+        with Bars().throughput("Running", total) as advance:
+            advance(rows=5, tokens=50, position=40)
+    assert "40%" in shown.getvalue()
+    assert "texts/s" in shown.getvalue()
+    assert "tokens/s" in shown.getvalue()

@@ -1,0 +1,213 @@
+"""Answers of `run` are those of the loaded model, in all formats."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qdqbert
+from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.tables.inputs import open_source
+from qdqbert.tables.parquet import import_pyarrow
+from qdqbert.verbs.run import pipeline
+
+
+def texts_of(path: Path) -> list[str]:
+    return [row.values["text"] for row in open_source(str(path)).rows()]
+
+
+def is_close(found: Any, expected: Any) -> bool:
+    return found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.tsv.gz", "a.parquet", "folder/"]
+)
+def test_answers_are_those_of_the_model(classifier, reviews, tmp_path, name, monkeypatch) -> None:
+    # The first two parts become one, because time is not up.
+    monkeypatch.setattr(pipeline, "PART_ROWS", 5)
+    report = qdqbert.run(classifier, reviews, f"{tmp_path}/{name}")
+    expected = qdqbert.load(classifier, engine="onnxruntime")(texts_of(reviews))
+    rows = [dict(row.values) for row in open_source(f"{tmp_path}/{name}").rows()]
+    assert [int(row["id"]) for row in rows] == list(range(11))
+    assert [row["text"] for row in rows] == texts_of(reviews)
+    assert [row["label"] for row in rows] == [each["label"] for each in expected]
+    assert is_close([float(row["score"]) for row in rows], [each["score"] for each in expected])
+    assert (report.rows, report.skipped, report.truncated, report.resumed_rows) == (11, 0, 0, 0)
+    assert report.tokens > 11 * 3
+    assert report.rows_per_second == pytest.approx(11 / report.seconds)
+    assert report.notices == ()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"rows.jsonl", name.rstrip("/")}
+    if name == "folder/":
+        files = sorted(path.name for path in (tmp_path / "folder").iterdir())
+        assert files == [f"part-0000{index}.parquet" for index in range(3)]
+
+
+def test_all_classes_of_pairs(classifier, write_objects, tmp_path, read_objects) -> None:
+    rows = [{"sentence1": "the cat", "sentence2": f"a dog {index}"} for index in range(3)]
+    qdqbert.run(classifier, write_objects(rows), tmp_path / "a.jsonl", top_k=9)
+    pairs = [{"text": row["sentence1"], "text_pair": row["sentence2"]} for row in rows]
+    expected = qdqbert.load(classifier, engine="onnxruntime")(pairs, top_k=None)
+    for row, answer in zip(read_objects(tmp_path / "a.jsonl"), expected, strict=True):
+        assert row["labels"] == [each["label"] for each in answer]
+        assert is_close(row["scores"], [each["score"] for each in answer])
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.parquet", "a.jsonl"])
+def test_embeddings(embedder, reviews, tmp_path, name) -> None:
+    options = {"normalize": True, "truncate_dim": 4, "prompt": "query "}
+    qdqbert.run(embedder, reviews, tmp_path / name, **options)
+    expected = qdqbert.load(embedder, engine="onnxruntime").encode(
+        texts_of(reviews), normalize_embeddings=True, truncate_dim=4, prompt="query "
+    )
+    path = tmp_path / name
+    found = (
+        np.load(path)
+        if name == "a.npy"
+        else [row.values["embedding"] for row in open_source(str(path)).rows()]
+    )
+    np.testing.assert_allclose(np.array(found, dtype=np.float32), expected, atol=1e-5)
+
+
+def test_scores_of_a_reranker(quantized, load_once, write_objects, tmp_path, read_objects) -> None:
+    reranker = quantized("reranker").directory
+    rows = [{"query": "the cat", "passage": f"a dog {index}"} for index in range(5)]
+    qdqbert.run(reranker, write_objects(rows), tmp_path / "a.jsonl")
+    expected = qdqbert.load(reranker, engine="onnxruntime").predict(
+        [(row["query"], row["passage"]) for row in rows]
+    )
+    found = [row["score"] for row in read_objects(tmp_path / "a.jsonl")]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    with pytest.raises(UserInputError, match="reads two texts per row") as caught:
+        qdqbert.run(reranker, write_objects(["one text"]), tmp_path / "b.jsonl")
+    assert caught.value.argument == "text_pair_column"
+
+
+def test_types_of_parquet_are_passed_through(classifier, tmp_path) -> None:
+    pa = import_pyarrow()
+    ids = pa.array(range(6), pa.int16())
+    table = pa.table({"id": ids, "text": ["the cat"] * 6, "tags": [["a"], [], None] * 2})
+    pa.parquet.write_table(table, tmp_path / "in.parquet", row_group_size=3)
+    qdqbert.run(classifier, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    found = pa.parquet.read_table(tmp_path / "out.parquet")
+    assert found.drop_columns(["label", "score"]) == table
+    assert found.schema.types[3:] == [pa.string(), pa.float64()]
+
+
+def test_a_column_of_the_input_with_the_name_of_an_answer_is_kept(
+    classifier, write_objects, tmp_path, read_objects
+) -> None:
+    rows = [{"text": "the cat", "label": "gold"}]
+    qdqbert.run(classifier, write_objects(rows), tmp_path / "a.jsonl")
+    (found,) = read_objects(tmp_path / "a.jsonl")
+    assert list(found) == ["text", "label", "predicted_label", "score"]
+    rows = [{"text": "the cat", "label": "gold", "predicted_label": "x"}]
+    with pytest.raises(UserInputError, match="has the columns 'label' and 'predicted_label'"):
+        qdqbert.run(classifier, write_objects(rows), tmp_path / "b.jsonl")
+
+
+def test_columns_can_be_named_or_counted(classifier, tmp_path, read_objects, caplog) -> None:
+    (tmp_path / "in.tsv").write_text("id\treview\n1\tthe cat\n2\ta dog\n")
+    caplog.set_level(logging.INFO, "qdqbert")
+    for column in ("review", 1):
+        qdqbert.run(
+            classifier, tmp_path / "in.tsv", tmp_path / f"{column}.jsonl", text_column=column
+        )
+        found = read_objects(tmp_path / f"{column}.jsonl")
+        assert [row["review"] for row in found] == ["the cat", "a dog"]
+    assert "Reading column 'review'." in caplog.messages
+
+
+def test_an_empty_input_gives_an_empty_output(classifier, tmp_path) -> None:
+    (tmp_path / "in.jsonl").write_text("")
+    for suffix, content in (("jsonl", ""), ("csv", "label,score\n")):
+        report = qdqbert.run(classifier, tmp_path / "in.jsonl", tmp_path / f"a.{suffix}")
+        assert report.rows == 0
+        assert (tmp_path / f"a.{suffix}").read_text() == content
+    qdqbert.run(classifier, tmp_path / "in.jsonl", tmp_path / "a.parquet")
+    assert import_pyarrow().parquet.read_table(tmp_path / "a.parquet").num_rows == 0
+
+
+def test_stdin_and_stdout(classifier, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\na dog\n")))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    report = qdqbert.run(classifier, "-", "-", input_format="txt")
+    printed = sys.stdout.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert [json.loads(line)["text"] for line in printed.splitlines()] == ["the cat", "a dog"]
+    assert report.rows == 2
+
+
+def test_long_texts_are_counted(classifier, write_objects, tmp_path) -> None:
+    limit = qdqbert.load(classifier, engine="onnxruntime").max_length
+    texts = ["the cat", "the cat " * limit, "a dog"]
+    report = qdqbert.run(classifier, write_objects(texts), tmp_path / "a.jsonl")
+    assert report.truncated == 1
+    assert report.notices == (f"1 of 3 rows were longer than {limit} tokens and were cut.",)
+
+
+def test_an_existing_output_is_replaced_only_on_demand(classifier, reviews, tmp_path) -> None:
+    output = tmp_path / "a.csv"
+    output.write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"`overwrite=True`"):
+        qdqbert.run(classifier, reviews, output)
+    assert output.read_text() == "mine"
+    qdqbert.run(classifier, reviews, output, overwrite=True)
+    assert output.read_text().startswith("id,text,label,score\n")
+
+
+def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for _ in range(2):
+        qdqbert.run(classifier, reviews, folder, output_format="csv", overwrite=True)
+        assert len(list(folder.iterdir())) == 3
+    (folder / "mine.csv").write_text("")
+    with pytest.raises(OutputExistsError, match="contains files that `run` did not write"):
+        qdqbert.run(classifier, reviews, folder, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalize": True}, "`normalize=True` does not apply to a classifier"),
+        ({"prompt": "a"}, "`prompt='a'` does not apply to a classifier"),
+        ({"output": "a.npy"}, ".npy files are for embeddings"),
+        ({"output": "a.txt"}, "which a .txt file has not"),
+        ({"output": "rows.jsonl", "overwrite": True}, "is a file of the input"),
+        ({"text_column": "missing"}, "must be a column of"),
+        ({"input": "missing.csv"}, "does not exist"),
+        ({"resume": True, "overwrite": True}, "Pass one of them"),
+        ({"resume": True, "output": "-"}, "stdout cannot be written again"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(
+    classifier, reviews, tmp_path, monkeypatch, options, message
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = {"input": reviews.name, "output": "a.jsonl"}
+    with pytest.raises(UserInputError, match=message) as caught:
+        qdqbert.run(classifier, **{**usual, **options})
+    assert caught.value.argument is not None
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl"}
+
+
+def test_options_of_classifiers_do_not_apply_to_embedders(embedder, reviews, tmp_path) -> None:
+    for option in ({"top_k": 2}, {"text_pair_column": "id"}):
+        with pytest.raises(UserInputError, match="does not apply to an embedder"):
+            qdqbert.run(embedder, reviews, tmp_path / "a.jsonl", **option)
+
+
+def test_gzip_does_not_hold_the_time(classifier, reviews, tmp_path) -> None:
+    qdqbert.run(classifier, reviews, tmp_path / "a.jsonl.gz")
+    content = (tmp_path / "a.jsonl.gz").read_bytes()
+    assert content[4:8] == bytes(4)
+    assert len(gzip.decompress(content).splitlines()) == 11

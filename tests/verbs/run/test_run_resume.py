@@ -1,0 +1,314 @@
+"""A run that is killed at any moment continues without losing or repeating a row."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import io
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qdqbert
+from qdqbert.errors import DataFileError, OutputExistsError, UserInputError
+from qdqbert.progress import Silent
+from qdqbert.tables.outputs import Writer
+from qdqbert.verbs.run import parts, pipeline
+
+PARTS = ".a.jsonl.parts"
+ROW = '{"id": 2, "text": "books 2"}'
+
+
+class Killed(BaseException):
+    """The process is stopped."""
+
+
+def content_of(path: Path) -> dict[str, bytes]:
+    """Return the content of all files of a folder, by their names."""
+    return {
+        each.relative_to(path).as_posix(): each.read_bytes()
+        for each in path.rglob("*")
+        if each.is_file()
+    }
+
+
+def stop_after(monkeypatch, count: int, error: BaseException) -> None:
+    """Raise an error when a number of blocks were written."""
+    calls = iter(range(count))
+    block = Writer.block
+
+    def stopping(*args: Any) -> bytes:
+        if next(calls, None) is None:
+            raise error
+        return block(*args)
+
+    monkeypatch.setattr(Writer, "block", stopping)
+
+
+@pytest.fixture
+def snapshots(monkeypatch, tmp_path) -> Callable[[Path], Iterator[Path]]:
+    """Copy the output folder whenever a file in it was created, renamed or removed.
+
+    A copy is what a process leaves that is killed at this moment.
+    """
+    taken: list[Path] = []
+
+    def watch(folder: Path) -> list[Path]:
+        def after(name: str) -> None:
+            function = getattr(Path, name)
+
+            def watched(path: Path, *args: Any, **options: Any) -> Any:
+                result = function(path, *args, **options)
+                if folder in path.parents and folder.exists():
+                    copy = tmp_path / "copies" / str(len(taken))
+                    with monkeypatch.context() as patch:
+                        patch.undo()
+                        shutil.copytree(folder, copy)
+                    taken.append(copy)
+                return result
+
+            monkeypatch.setattr(Path, name, watched)
+
+        for name in ("replace", "unlink", "mkdir", "rmdir", "open"):
+            after(name)
+        return taken
+
+    return watch
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv.gz", "a.parquet", "folder"])
+def test_a_run_that_is_killed_at_any_moment_can_be_continued(
+    classifier, reviews, tmp_path, snapshots, name
+) -> None:
+    text = reviews.read_text().splitlines()
+    text[5] = "{"
+    reviews.write_text("\n".join(text))
+    target = f"{name}/" if name == "folder" else name
+    options: dict[str, Any] = {"on_error": "skip"}
+    folder = tmp_path / "out"
+    folder.mkdir()
+    copies = snapshots(folder)
+    report = qdqbert.run(classifier, reviews, f"{folder}/{target}", **options)
+    assert (report.rows, report.skipped) == (10, 1)
+    expected = content_of(folder)
+    taken = list(copies)
+    assert len(taken) > 25
+    for copy in taken:
+        if (copy / f".{name}.parts" / "run.json").exists() or not (copy / name).exists():
+            again = qdqbert.run(classifier, reviews, f"{copy}/{target}", resume=True, **options)
+            assert (again.rows, again.skipped, again.tokens) == (10, 1, report.tokens)
+        else:
+            # Nothing but an empty folder was left to remove.
+            with pytest.raises(OutputExistsError, match="there is no interrupted run of it"):
+                qdqbert.run(classifier, reviews, f"{copy}/{target}", resume=True, **options)
+        found = content_of(copy)
+        found.pop(f".{name}.parts/lock", None)
+        assert found == expected
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_finished_parts_are_kept(
+    classifier, reviews, tmp_path, monkeypatch, read_objects, blocks
+) -> None:
+    output = tmp_path / "a.jsonl"
+    with monkeypatch.context() as patch:
+        stop_after(patch, blocks, Killed())
+        with pytest.raises(Killed):
+            qdqbert.run(classifier, reviews, output)
+    left = tmp_path / PARTS
+    assert len(list(left.glob("*.data")) if left.exists() else []) == blocks
+    report = qdqbert.run(classifier, reviews, output, resume=True)
+    assert [row["id"] for row in read_objects(output)] == list(range(11))
+    assert report.resumed_rows == 4 * blocks
+    assert report.rows == 11
+    assert report.rows_per_second == pytest.approx((11 - 4 * blocks) / report.seconds)
+
+
+def test_a_part_ends_when_its_time_is_up(classifier, reviews, tmp_path, monkeypatch) -> None:
+    ticks = iter(range(1000))
+    options = pipeline.RunOptions(model=str(classifier), input=str(reviews), output=str(tmp_path))
+    names = []
+    for seconds in (1, 1000):
+        monkeypatch.setattr(pipeline, "PART_ROWS", 1000)
+        monkeypatch.setattr(pipeline, "PART_SECONDS", seconds)
+        output = tmp_path / f"{seconds}.jsonl"
+        call = dataclasses.replace(options, output=str(output))
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.PartsFolder, "publish", lambda self, report: None)
+            pipeline.run_pipeline(call, Silent(), lambda: float(next(ticks)))
+        names.append(sorted(each.name for each in parts.parts_path(output).glob("*.data")))
+    assert names == [
+        [f"rows-{first:012d}-{last:012d}.data" for first, last in ((0, 3), (4, 7), (8, 10))],
+        ["rows-000000000000-000000000010.data"],
+    ]
+
+
+@pytest.fixture
+def interrupted(classifier, reviews, tmp_path, monkeypatch) -> Path:
+    """The output of a run that was stopped after its first part."""
+    output = tmp_path / "a.jsonl"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1, Killed())
+        with pytest.raises(Killed):
+            qdqbert.run(classifier, reviews, output)
+    return output
+
+
+def test_an_interrupted_run_is_neither_continued_nor_discarded_by_default(
+    classifier, reviews, interrupted, read_objects
+) -> None:
+    message = r"Pass `resume=True` to continue it, or `overwrite=True` to discard it\."
+    with pytest.raises(OutputExistsError, match=message):
+        qdqbert.run(classifier, reviews, interrupted)
+    report = qdqbert.run(classifier, reviews, interrupted, overwrite=True)
+    assert report.resumed_rows == 0
+    assert len(read_objects(interrupted)) == 11
+
+
+def test_another_run_is_not_continued(classifier, reviews, interrupted, write_objects) -> None:
+    with pytest.raises(UserInputError, match="`top_k` was None and is 2") as caught:
+        qdqbert.run(classifier, reviews, interrupted, resume=True, top_k=2)
+    assert caught.value.argument == "resume"
+    other = write_objects(["the cat"], "other.jsonl")
+    with pytest.raises(UserInputError, match="its input had 1 other files"):
+        qdqbert.run(classifier, other, interrupted, resume=True)
+    with reviews.open("a") as file:
+        file.write(ROW)
+    with pytest.raises(UserInputError, match=r"rows.jsonl' has changed"):
+        qdqbert.run(classifier, reviews, interrupted, resume=True)
+
+
+def test_a_run_of_another_model_is_not_continued(
+    classifier, reviews, interrupted, tmp_path
+) -> None:
+    changed = shutil.copytree(classifier, tmp_path / "changed")
+    with (changed / "quantization.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(UserInputError, match="the model has changed"):
+        qdqbert.run(changed, reviews, interrupted, resume=True)
+
+
+def test_a_missing_part_is_reported(classifier, reviews, interrupted) -> None:
+    next(interrupted.with_name(PARTS).glob("*.data")).unlink()
+    with pytest.raises(UserInputError, match="rows from 0 on are missing"):
+        qdqbert.run(classifier, reviews, interrupted, resume=True)
+
+
+def test_two_processes_do_not_write_the_same_parts(classifier, reviews, interrupted) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    with (interrupted.with_name(PARTS) / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserInputError, match="Another process is writing"):
+            qdqbert.run(classifier, reviews, interrupted, resume=True)
+
+
+def test_an_input_that_changes_during_the_run_is_reported(
+    classifier, reviews, tmp_path, monkeypatch
+) -> None:
+    block = Writer.block
+
+    def changing(*args: Any) -> bytes:
+        with reviews.open("a") as file:
+            file.write(ROW)
+        return block(*args)
+
+    monkeypatch.setattr(Writer, "block", changing)
+    with pytest.raises(UserInputError, match="changed during the run"):
+        qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
+
+
+def test_a_full_disk_keeps_finished_parts(classifier, reviews, tmp_path, monkeypatch) -> None:
+    output = tmp_path / "a.jsonl"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1, full)
+        message = (
+            r"cannot be written: No space left on device. Free some space, .*Finished parts are "
+            r"kept; `resume=True` continues with the same input\."
+        )
+        with pytest.raises(UserInputError, match=message):
+            qdqbert.run(classifier, reviews, output)
+    assert qdqbert.run(classifier, reviews, output, resume=True).resumed_rows == 4
+
+
+def test_a_vanished_input_keeps_finished_parts(classifier, write_objects, tmp_path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a", "b"):
+        write_objects([f"the cat {index}" for index in range(150)], f"in/{name}.jsonl")
+    output = tmp_path / "a.jsonl"
+    made = []
+
+    def count(**done: Any) -> None:
+        made.append(done)
+        (folder / "b.jsonl").unlink(missing_ok=True)
+
+    class Watch(Silent):
+        def throughput(self, title: str, total: int | None = None) -> Any:
+            return contextlib.nullcontext(count)
+
+    with pytest.raises(DataFileError, match=r"does not exist any more\. Finished parts are kept"):
+        qdqbert.run(classifier, folder, output, progress=Watch())
+    assert made[0]["rows"] <= 4
+
+
+def test_parts_of_stdin_are_removed(classifier, tmp_path, monkeypatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b'"the cat"\n' * 9))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    stop_after(monkeypatch, 1, Killed())
+    with pytest.raises(Killed):
+        qdqbert.run(classifier, "-", tmp_path / "a.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """
+import dataclasses, os, signal, sys
+from qdqbert.cli.app import main
+from qdqbert.inference import load
+from qdqbert.verbs.run import parts, pipeline
+for engine, schedule in load._SCHEDULES.items():
+    load._SCHEDULES[engine] = dataclasses.replace(schedule, window=4)
+pipeline.PART_ROWS = 4
+finish = parts.UnfinishedPart.finish
+def finish_and_die(self, last):
+    part = finish(self, last)
+    if last > 4:
+        heavy = {"torch", "transformers", "onnx"} & set(sys.modules)
+        print("loaded:", *heavy, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return part
+parts.UnfinishedPart.finish = finish_and_die
+main(sys.argv[1:])
+"""
+
+
+def test_a_process_that_is_killed_can_be_continued(
+    classifier, reviews, tmp_path, read_objects
+) -> None:
+    output = tmp_path / "a.jsonl"
+    words = ["run", classifier, "--input", reviews, "--output", output]
+    words += ["--engine", "onnxruntime", "--threads", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    # The command needs no library that prepares models.
+    assert done.stdout == "loaded:\n"
+    assert "onnxruntime: it was asked for." in done.stderr
+    options = {"engine": "onnxruntime", "threads": 2}
+    report = qdqbert.run(classifier, reviews, output, resume=True, **options)
+    assert report.resumed_rows == 8
+    assert [row["id"] for row in read_objects(output)] == list(range(11))
+    qdqbert.run(classifier, reviews, tmp_path / "b.jsonl", **options)
+    assert (tmp_path / "b.jsonl").read_bytes() == output.read_bytes()
+    assert not (tmp_path / PARTS).exists()
