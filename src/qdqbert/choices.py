@@ -70,3 +70,4 @@ INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 
 OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]

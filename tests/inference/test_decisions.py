@@ -10,6 +10,7 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import UserInputError
+from qdqbert.tables.inputs import open_source
 from task_files import HEADS, sentence
 
 COUNT = 24
@@ -123,3 +124,31 @@ def test_next_sentences_are_the_decisions_of_evaluate(pairs, tmp_path) -> None:
 def test_next_sentence_prediction_refuses_single_texts(pairs, inputs) -> None:
     with pytest.raises(UserInputError, match="Each input has to be a"):
         pairs[1](inputs)
+
+
+def test_run_writes_choices(choices, tmp_path) -> None:
+    folder, model = choices
+    data = tmp_path / "in.csv"
+    data.write_text("sent1,sent2,ending0,ending1,label\nthe cat,a,dog,river,1\nthe,a,,dog,0\n")
+    output = tmp_path / "a.parquet"
+    report = qdqbert.run(folder, data, output, engine=model.engine, on_error="skip")
+    assert (report.rows, report.skipped) == (1, 1)
+    (row,) = open_source(str(output)).rows()
+    expected = model(context="the cat", prompt="a", choices=["dog", "river"])
+    assert row.values["predicted_label"] == expected["label"]
+    assert row.values["scores"] == pytest.approx(expected["scores"], abs=1e-5)
+    reason = json.loads((tmp_path / "a.parquet.errors.jsonl").read_text())["reason"]
+    assert reason.startswith("it must not have a blank context or ending")
+    with pytest.raises(UserInputError, match="`text_column='sent1'` does not apply to a model for"):
+        qdqbert.run(folder, data, output, text_column="sent1", overwrite=True)
+
+
+def test_run_writes_whether_a_text_follows(pairs, tmp_path) -> None:
+    folder, model = pairs
+    data = tmp_path / "in.tsv"
+    data.write_text("sentence1\tsentence2\nthe cat\ta dog\n")
+    qdqbert.run(folder, data, tmp_path / "a.jsonl", engine=model.engine)
+    found = json.loads((tmp_path / "a.jsonl").read_text())
+    expected = model(("the cat", "a dog"))
+    assert found["label"] == expected["label"]
+    assert found["score"] == pytest.approx(expected["score"], abs=1e-5)

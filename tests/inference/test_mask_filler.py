@@ -7,6 +7,7 @@ import transformers
 
 import qdqbert
 from qdqbert.errors import UserInputError
+from qdqbert.tables.inputs import open_source
 
 TEXTS = ["the [MASK] sat on the book.", "a dog and [MASK]", "in the night " * 4 + "[MASK]"]
 SEVERAL = "the [MASK] sat on [MASK] book."
@@ -71,3 +72,21 @@ def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
 
 def test_no_texts_have_no_answers(both) -> None:
     assert both[0]([]) == []
+
+
+def test_run_writes_a_list_for_each_mask(both, tmp_path) -> None:
+    model, _ = both
+    data = tmp_path / "in.txt"
+    data.write_text("\n".join([TEXTS[0], SEVERAL, "the cat", "the cat " * 60 + "[MASK]"]))
+    for name in ("a.jsonl", "a.parquet"):
+        report = qdqbert.run(
+            folder_of(model), data, tmp_path / name, engine=model.engine, top_k=2, on_error="skip"
+        )
+        assert (report.rows, report.skipped) == (2, 2)
+        found = [row.values["fills"] for row in open_source(str(tmp_path / name)).rows()]
+        expected = [model(TEXTS[0], top_k=2)], model(SEVERAL, top_k=2)
+        assert found == [[rounded(fills) for fills in each] for each in expected]
+
+
+def folder_of(model):
+    return model._loaded.artifact.directory

@@ -9,6 +9,7 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import UserInputError
+from qdqbert.tables.inputs import open_source
 from task_files import DOC_STRIDE, sentence
 
 COUNT = 24
@@ -151,3 +152,22 @@ def test_cut_questions_are_reported(model, rows, caplog) -> None:
 def test_unusable_arguments_are_refused(model, options, message) -> None:
     with pytest.raises(UserInputError, match=message):
         model(**options)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_run_writes_answers(model, folder, rows, tmp_path, top_k) -> None:
+    write(tmp_path / "in.jsonl", rows)
+    expected = model([{key: row[key] for key in ("question", "context")} for row in rows], top_k=3)
+    for name in ("a.jsonl", "a.parquet"):
+        output = tmp_path / name
+        qdqbert.run(folder, tmp_path / "in.jsonl", output, engine=model.engine, top_k=top_k)
+        for row, answers in zip(open_source(str(output)).rows(), expected, strict=True):
+            if top_k == 1:
+                found = [{key: row.values[key] for key in answers[0]}]
+            else:
+                # The data have a column "answers", too.
+                found = row.values["predicted_answers"]
+            scores = [each.pop("score") for each in found]
+            assert scores == pytest.approx([each["score"] for each in answers[:top_k]], abs=1e-5)
+            plain = [{**each} for each in answers[:top_k]]
+            assert found == [{k: v for k, v in each.items() if k != "score"} for each in plain]

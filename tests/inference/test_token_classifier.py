@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 import qdqbert
 from qdqbert.errors import UserInputError
+from qdqbert.tables.inputs import open_source
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "X")
 HEAD = "AutoModelForTokenClassification"
@@ -138,3 +139,20 @@ def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
         return
     with pytest.raises(UserInputError, match=message):
         both[0](inputs, **options)
+
+
+def test_run_writes_entities(both, tmp_path) -> None:
+    model, _ = both
+    data = tmp_path / "in.txt"
+    data.write_text(f"{TEXTS[0]}\n{LONG}")
+    for name, strategy in (("a.jsonl", None), ("a.parquet", "none")):
+        qdqbert.run(
+            model._loaded.artifact.directory,
+            data,
+            tmp_path / name,
+            engine=model.engine,
+            aggregation_strategy=strategy,
+        )
+        found = [row.values["entities"] for row in open_source(str(tmp_path / name)).rows()]
+        expected = model([TEXTS[0], LONG], aggregation_strategy=strategy or "simple")
+        assert found == rounded(expected)

@@ -102,6 +102,14 @@ class _Fill(TextEncoder):
 class MaskFiller(Model):
     """Fills masked places of texts with tokens."""
 
+    def has_mask(self, text: str) -> bool:
+        """Return whether a text has a mask token in the part that the model reads."""
+        tokenizer = self._loaded.tokenizer
+        is_short = len(text.encode()) + 2 <= self.max_length
+        if is_short:
+            return str(tokenizer.special_token("mask_token")) in text
+        return tokenizer.special_id("mask_token") in tokenizer.encode(text).ids
+
     def __call__(
         self,
         inputs: str | Sequence[str],

@@ -146,11 +146,11 @@ class Model:
 
         answers = list(self.stream(job, items, advance=count))
         if truncated:
-            _LOGGER.warning("%s", self._truncation(truncated, len(items)))
+            _LOGGER.warning("%s", self.describe_truncation(truncated, len(items)))
         return answers
 
-    def _truncation(self, truncated: int, items: int) -> str:
-        """Return the log line about truncated items."""
+    def describe_truncation(self, truncated: int, items: int) -> str:
+        """Return a sentence about truncated inputs."""
         return (
             f"{truncated} of {items} inputs were longer than {self.max_length} tokens and were cut."
         )

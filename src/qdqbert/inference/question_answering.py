@@ -227,7 +227,8 @@ class QuestionAnswerer(Model):
             top_k=top_k,
         )
 
-    def _truncation(self, truncated: int, items: int) -> str:
+    def describe_truncation(self, truncated: int, items: int) -> str:
+        """Return a sentence about truncated questions."""
         return f"{truncated} of {items} questions were longer than `max_question_len` and were cut."
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.choices import AggregationStrategy as Strategy
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
@@ -23,7 +24,6 @@ from qdqbert.inference.model import Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
 
-Strategy = Literal["none", "simple", "first", "average", "max"]
 Scores = NDArray[np.float32]
 Entity = dict[str, Any]
 

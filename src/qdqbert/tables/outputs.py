@@ -105,12 +105,7 @@ def _merged(
     rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
     for row, answer in zip(rows, answers, strict=True):
-        # Vectors become lists.
-        plain = {
-            name: value.tolist() if hasattr(value, "tolist") else value
-            for name, value in answer.items()
-        }
-        yield {**row.values, **plain}
+        yield {**row.values, **answer}
 
 
 def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bool]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from qdqbert.errors import DataFileError, MissingExtraError
-from qdqbert.tables.rows import BadRow, Column, Row, to_json
+from qdqbert.tables.rows import BadRow, Column, Kind, Row, to_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,16 +162,19 @@ def _array(column: Column, values: Sequence[Any]) -> Any:
         flat = np.concatenate([np.asarray(value, dtype=np.float32) for value in values])
         ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
         return pyarrow.ListArray.from_arrays(ends, flat)
-    if column.kind == "records":
-        # Fields are those of the first object, because lists can be empty.
-        return _plain_array(values)
-    types = {
-        "text": pyarrow.string(),
-        "number": pyarrow.float64(),
-        "integer": pyarrow.int64(),
-        "texts": pyarrow.list_(pyarrow.string()),
-    }
-    return pyarrow.array(values, types[column.kind])
+    return pyarrow.array(values, _type(column.kind, column.fields))
+
+
+def _type(kind: Kind, fields: Sequence[tuple[str, Kind]] = ()) -> Any:
+    pyarrow = import_pyarrow()
+    types = {"text": pyarrow.string(), "number": pyarrow.float64(), "integer": pyarrow.int64()}
+    if kind in types:
+        return types[kind]
+    if kind == "texts":
+        return pyarrow.list_(pyarrow.string())
+    record = pyarrow.struct([(name, _type(each)) for name, each in fields])
+    listed = pyarrow.list_(record)
+    return listed if kind == "records" else pyarrow.list_(listed)
 
 
 def join_blocks(sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[Path]]]) -> None:

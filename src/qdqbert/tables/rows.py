@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Kind = Literal["text", "number", "integer", "texts", "numbers", "records"]
+from qdqbert.files import json_values
+
+Kind = Literal["text", "number", "integer", "texts", "numbers", "records", "record_lists"]
 
 # A pair of surrogates, a single surrogate (in the group), or another escape. In JSON a backslash
 # always starts one of them.
@@ -59,12 +61,14 @@ class Column:
 
     Attributes:
         name: Its name.
-        kind: What its values are: a text, a float, an integer, lists of texts or of floats, or
-            lists of flat objects.
+        kind: What its values are: a text, a float, an integer, lists of texts or of floats, lists
+            of objects, or lists of such lists.
+        fields: Names and kinds of the fields of objects.
     """
 
     name: str
     kind: Kind
+    fields: tuple[tuple[str, Kind], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,10 +98,15 @@ def half_surrogate(text: str) -> re.Match[str] | None:
 
 
 def to_json(value: Any) -> str:
-    """Return a value as one line of JSON. Values that JSON does not know are written as strings."""
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:
-        from qdqbert.files import json_values
+    """Return a value as one line of JSON.
 
-        return json.dumps(json_values(value), ensure_ascii=False, default=str)
+    Arrays become lists. Other values that JSON does not know, such as dates, become texts.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(json_values(value), ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -81,7 +81,7 @@ def _examples(path: str, rows: Iterator[tuple[int, dict[str, object]]]) -> Itera
     expected = None
     for number, row in rows:
         where = row_name(path, number)
-        example = _example(where, row, number)
+        example = choice_example(where, row, number)
         expected = expected or len(example.endings)
         if len(example.endings) != expected:
             raise DataFileError(
@@ -91,7 +91,17 @@ def _examples(path: str, rows: Iterator[tuple[int, dict[str, object]]]) -> Itera
         yield example
 
 
-def _example(where: str, row: Mapping[str, object], number: int) -> ChoiceExample:
+def choice_example(where: str, row: Mapping[str, object], number: int) -> ChoiceExample:
+    """Return the example of a row with SWAG's columns, or with a list of endings.
+
+    Args:
+        where: How messages refer to the row.
+        row: Its fields.
+        number: Its number.
+
+    Raises:
+        DataFileError: Fields are missing or malformed.
+    """
     texts = [row[name] for name in ("sent1", "context", "question") if row.get(name)]
     prompt = row.get("sent2") or (texts[1] if len(texts) > 1 else "")
     endings = _endings(row)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.choices import (
+    AggregationStrategy,
     EngineName,
     InputFormat,
     OnError,
@@ -41,6 +42,7 @@ def run(
     prompt: str | None = None,
     prompt_name: str | None = None,
     top_k: int | None = None,
+    aggregation_strategy: AggregationStrategy | None = None,
     progress: Progress | bool = False,
 ) -> RunReport:
     """Run a quantized model on files of texts of any size, and write its answers.
@@ -70,16 +72,19 @@ def run(
             next to the output, `OUTPUT.errors.jsonl`. One of "stop", "skip".
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
-        text_column: Column of the text: a name, or a number that counts from 0. Guessed from the
-            names of the columns by default.
-        text_pair_column: Column of the second text of a pair.
+        text_column: Column of the text or question: a name, or a number that counts from 0. Guessed
+            from the names of the columns by default.
+        text_pair_column: Column of the second text of a pair, or of the context of a question.
         normalize: Scale embeddings to length 1.
         truncate_dim: Number of leading dimensions of embeddings to keep, for models trained for it.
             The folder's setting by default.
         prompt: Text that is put before each text to embed.
         prompt_name: Name of the prompt of the folder that is put before each text to embed. The
             folder's default prompt, if it has one, by default.
-        top_k: Number of classes to write for each text, best first; 1 by default.
+        top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
+            mask. By default 1, and 5 tokens.
+        aggregation_strategy: How tokens are joined to entities; "simple" by default. See
+            `TokenClassifier`. One of "none", "simple", "first", "average", "max".
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:

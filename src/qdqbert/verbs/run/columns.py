@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from qdqbert.choices import OutputFormat
-from qdqbert.errors import UserInputError
+from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.inference.model import Model
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
 from qdqbert.tasks.columns import Columns as Requested
 from qdqbert.tasks.columns import Table, quoted, resolve_columns
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.tasks import TaskEntry
-from qdqbert.verbs.run.windows import Item, Reason, refuse
+from qdqbert.verbs.run.tasks import TaskEntry, read_item
+from qdqbert.verbs.run.windows import Reason, refuse
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -27,30 +29,25 @@ class Columns:
     """Columns of a run.
 
     Attributes:
+        entry: What the model reads and writes.
         read_names: Columns of the text, or of both texts of a pair.
         layout: Columns of the output.
         is_fixed: Whether the output can have no other columns.
     """
 
+    entry: TaskEntry
     read_names: tuple[str, ...]
     layout: Layout
     is_fixed: bool
 
-    def read(self, row: Row) -> Item | Reason:
-        """Return the text or pair of a row, or the reason why there is none."""
+    def read(self, row: Row, model: Model) -> Any | Reason:
+        """Return the input of the model's job for a row, or the reason why there is none."""
         if isinstance(row.values, dict) and (reason := self._odd_field(row.values)) is not None:
             return reason
-        texts = []
-        for name in self.read_names:
-            text = row.values.get(name)
-            if text is None:
-                return Reason(f"it has no value in column {name!r}")
-            if not isinstance(text, str):
-                return Reason(f"column {name!r} must be a text, got {type(text).__name__}")
-            if not text.strip():
-                return Reason(f"column {name!r} is blank")
-            texts.append(text)
-        return texts[0] if len(texts) == 1 else tuple(texts)
+        try:
+            return read_item(self.entry, model, row.values, self.read_names)
+        except DataFileError as error:
+            return Reason(str(error).rstrip("."))
 
     def _odd_field(self, values: dict[str, object]) -> Reason | None:
         """Refuse fields that the first rows do not have, and that cannot be written."""
@@ -115,6 +112,7 @@ def find_columns(
             argument="input",
         )
     return Columns(
+        entry=entry,
         read_names=read_names,
         layout=Layout(kept=names, answers=answers),
         is_fixed=format in ("csv", "tsv"),
@@ -128,6 +126,8 @@ def _read_names(
     entry: TaskEntry,
     options: RunOptions,
 ) -> tuple[str, ...]:
+    if entry.read is not None:
+        return ()
     table = Table(
         path=rows[0].file,
         rows=iter(()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.choices import (
+    AggregationStrategy,
     EngineName,
     InputFormat,
     OnError,
@@ -23,9 +24,9 @@ class TextColumnOptions:
     """Columns of the data.
 
     Attributes:
-        text_column: Column of the text: a name, or a number that counts from 0. Guessed from the
-            names of the columns by default.
-        text_pair_column: Column of the second text of a pair.
+        text_column: Column of the text or question: a name, or a number that counts from 0. Guessed
+            from the names of the columns by default.
+        text_pair_column: Column of the second text of a pair, or of the context of a question.
     """
 
     text_column: str | None = None
@@ -43,7 +44,10 @@ class AnswerOptions:
         prompt: Text that is put before each text to embed.
         prompt_name: Name of the prompt of the folder that is put before each text to embed. The
             folder's default prompt, if it has one, by default.
-        top_k: Number of classes to write for each text, best first; 1 by default.
+        top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
+            mask. By default 1, and 5 tokens.
+        aggregation_strategy: How tokens are joined to entities; "simple" by default. See
+            `TokenClassifier`.
     """
 
     normalize: bool = False
@@ -51,6 +55,7 @@ class AnswerOptions:
     prompt: str | None = None
     prompt_name: str | None = None
     top_k: int | None = option(None, at_least=1)
+    aggregation_strategy: AggregationStrategy | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ class Pipeline:
                 _LOGGER.warning("Skipped %s: %s.", self.source.place(row), row.reason)
 
         task = RowTask(
-            read=self.columns.read,
+            read=lambda row: self.columns.read(row, self.model),
             job=self.entry.job(self.model, self.options),
             answer=answer,
             reject=reject,
@@ -295,10 +295,7 @@ def _report(
     per_second = 1 / max(seconds, 1e-9)
     notices = []
     if totals.truncated:
-        notices.append(
-            f"{totals.truncated} of {totals.rows} rows were longer than {model.max_length} tokens "
-            "and were cut."
-        )
+        notices.append(model.describe_truncation(totals.truncated, totals.rows))
     if totals.skipped:
         where = "" if options.output == STDOUT else f": see {errors_path(Path(options.output))}"
         notices.append(f"{totals.skipped} rows were skipped{where}.")

@@ -6,14 +6,27 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.embedding import Embedder
+from qdqbert.inference.fill_mask import MaskFiller
 from qdqbert.inference.model import Model
+from qdqbert.inference.multiple_choice import ChoiceSelector
+from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
+from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.scheduler import Job
-from qdqbert.tables.rows import Column
+from qdqbert.inference.token_classification import TokenClassifier
+from qdqbert.tables.rows import Column, Kind
+from qdqbert.tasks.multiple_choice import choice_example
 from qdqbert.verbs.run.options import AnswerOptions, RunOptions
+
+Texts = tuple[str, ...]
+Columns = Callable[[RunOptions], tuple[Column, ...]]
+
+
+def _text_or_pair(texts: Texts) -> Any:
+    return texts[0] if len(texts) == 1 else texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,20 +35,34 @@ class TaskEntry:
 
     Attributes:
         name: What the model is, for messages.
+        columns: Returns the columns that are written.
+        job: Returns the job of the model for the options of a call.
+        values: Returns the values of the columns, in their order, from an answer of the job.
         pair: Whether a row has a second text.
         options: Names of the options that apply.
-        columns: Returns the columns that are written.
-        job: Returns the job of the model for the options of a call. Its inputs are texts, or
-            tuples of two texts.
-        values: Returns the values of the columns, in their order, from an answer of the job.
+        item: Returns an input of the job from the texts of a row.
+        read: Returns an input of the job from the fields of a row, for tasks whose columns have
+            fixed names. Raises `DataFileError`.
+        check: Returns what is wrong with an input of the job; `None` if nothing is.
     """
 
     name: str
-    pair: Literal["never", "optional", "required"]
-    options: tuple[str, ...]
-    columns: Callable[[RunOptions], tuple[Column, ...]]
+    columns: Columns
     job: Callable[[Any, RunOptions], Job[Any, Any]]
     values: Callable[[Any, RunOptions], tuple[Any, ...]]
+    pair: Literal["never", "optional", "required"] = "never"
+    options: tuple[str, ...] = ()
+    item: Callable[[Texts], Any] = _text_or_pair
+    read: Callable[[Mapping[str, Any]], Any] | None = None
+    check: Callable[[Any, Any], str | None] = lambda model, item: None
+
+
+def _always(*columns: Column) -> Columns:
+    return lambda _: columns
+
+
+def _is_one(options: RunOptions) -> bool:
+    return options.top_k in (None, 1)
 
 
 def _embed(model: Embedder, options: RunOptions) -> Job[Any, Any]:
@@ -47,24 +74,83 @@ def _embed(model: Embedder, options: RunOptions) -> Job[Any, Any]:
     )
 
 
-def _classes(options: RunOptions) -> tuple[Column, ...]:
-    if options.top_k in (None, 1):
-        return Column(name="label", kind="text"), Column(name="score", kind="number")
+_LABEL = Column(name="label", kind="text")
+_SCORE = Column(name="score", kind="number")
+
+
+def _class_columns(options: RunOptions) -> tuple[Column, ...]:
+    if _is_one(options):
+        return _LABEL, _SCORE
     return Column(name="labels", kind="texts"), Column(name="scores", kind="numbers")
 
 
-def _best_classes(answer: Any, options: RunOptions) -> tuple[Any, ...]:
+def _classes(answer: Any, options: RunOptions) -> tuple[Any, ...]:
     labels = [each["label"] for each in answer]
     scores = [each["score"] for each in answer]
-    return (labels[0], scores[0]) if options.top_k in (None, 1) else (labels, scores)
+    return (labels[0], scores[0]) if _is_one(options) else (labels, scores)
+
+
+_ANSWER_FIELDS: tuple[tuple[str, Kind], ...] = (
+    ("answer", "text"),
+    ("score", "number"),
+    ("start", "integer"),
+    ("end", "integer"),
+)
+
+
+def _answer_columns(options: RunOptions) -> tuple[Column, ...]:
+    if _is_one(options):
+        return tuple(Column(name=name, kind=kind) for name, kind in _ANSWER_FIELDS)
+    return (Column(name="answers", kind="records", fields=_ANSWER_FIELDS),)
+
+
+def _answers(found: Any, options: RunOptions) -> tuple[Any, ...]:
+    if _is_one(options):
+        return tuple(found[0][name] for name, _ in _ANSWER_FIELDS)
+    return (found,)
+
+
+def _entity_columns(options: RunOptions) -> tuple[Column, ...]:
+    is_token = options.aggregation_strategy == "none"
+    place: tuple[tuple[str, Kind], ...] = (("start", "integer"), ("end", "integer"))
+    fields: tuple[tuple[str, Kind], ...] = (
+        ("entity" if is_token else "entity_group", "text"),
+        ("score", "number"),
+        *((("index", "integer"),) if is_token else ()),
+        ("word", "text"),
+        *place,
+    )
+    return (Column(name="entities", kind="records", fields=fields),)
+
+
+_FILLS = Column(
+    name="fills",
+    kind="record_lists",
+    fields=(("score", "number"), ("token", "integer"), ("token_str", "text"), ("sequence", "text")),
+)
+
+
+def _fills(answer: Any, options: RunOptions) -> tuple[Any, ...]:
+    del options
+    # A text with one mask has one list, without a list around it.
+    return ([answer] if isinstance(answer[0], dict) else answer,)
+
+
+def _has_mask(model: MaskFiller, item: str) -> str | None:
+    return None if model.has_mask(item) else "it has no mask token that the model reads"
+
+
+def _read_choices(fields: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in fields.items() if name != "label"}
+    example = choice_example("it", given, 0)
+    return {"context": example.context, "prompt": example.prompt, "choices": example.endings}
 
 
 TASKS: Mapping[type[Model], TaskEntry] = {
     Embedder: TaskEntry(
         name="an embedder",
-        pair="never",
         options=("normalize", "truncate_dim", "prompt", "prompt_name"),
-        columns=lambda _: (Column(name="embedding", kind="numbers"),),
+        columns=_always(Column(name="embedding", kind="numbers")),
         job=_embed,
         values=lambda answer, _: (answer,),
     ),
@@ -72,19 +158,95 @@ TASKS: Mapping[type[Model], TaskEntry] = {
         name="a classifier",
         pair="optional",
         options=("top_k",),
-        columns=_classes,
+        columns=_class_columns,
         job=lambda model, options: model.job(top_k=options.top_k or 1),
-        values=_best_classes,
+        values=_classes,
     ),
     Reranker: TaskEntry(
         name="a reranker",
         pair="required",
-        options=(),
-        columns=lambda _: (Column(name="score", kind="number"),),
+        columns=_always(_SCORE),
         job=lambda model, _: model.scoring_job(),
         values=lambda answer, _: (float(answer[0]),),
     ),
+    NextSentencePredictor: TaskEntry(
+        name="a model for next sentence prediction",
+        pair="required",
+        columns=_always(_LABEL, _SCORE),
+        job=lambda model, _: model.job(),
+        values=_classes,
+    ),
+    QuestionAnswerer: TaskEntry(
+        name="a model for question answering",
+        pair="required",
+        options=("top_k",),
+        columns=_answer_columns,
+        item=lambda texts: {"question": texts[0], "context": texts[1]},
+        job=lambda model, options: model.job(top_k=options.top_k or 1),
+        values=_answers,
+    ),
+    TokenClassifier: TaskEntry(
+        name="a model for token classification",
+        options=("aggregation_strategy",),
+        columns=_entity_columns,
+        job=lambda model, options: model.job(
+            aggregation_strategy=options.aggregation_strategy or "simple"
+        ),
+        values=lambda answer, _: (answer,),
+    ),
+    MaskFiller: TaskEntry(
+        name="a masked language model",
+        options=("top_k",),
+        columns=_always(_FILLS),
+        job=lambda model, options: model.job(top_k=options.top_k or 5),
+        values=_fills,
+        check=_has_mask,
+    ),
+    ChoiceSelector: TaskEntry(
+        name="a model for multiple choice",
+        columns=_always(
+            Column(name="label", kind="integer"), _SCORE, Column(name="scores", kind="numbers")
+        ),
+        read=_read_choices,
+        job=lambda model, _: model.job(),
+        values=lambda answer, _: (answer["label"], answer["score"], answer["scores"]),
+    ),
 }
+
+
+def read_item(
+    entry: TaskEntry, model: Model, fields: Mapping[str, Any], names: tuple[str, ...]
+) -> Any:
+    """Return the input of the job for a row.
+
+    Args:
+        entry: The entry of the model.
+        model: The model.
+        fields: The fields of the row.
+        names: Columns of the texts; ignored by tasks whose columns have fixed names.
+
+    Raises:
+        DataFileError: The row cannot be used. The message is a phrase about "it".
+    """
+    item = entry.read(fields) if entry.read else entry.item(_texts(fields, names))
+    reason = entry.check(model, item)
+    if reason is not None:
+        raise DataFileError(reason)
+    return item
+
+
+def _texts(fields: Mapping[str, Any], names: tuple[str, ...]) -> Texts:
+    texts = []
+    for name in names:
+        text = fields.get(name)
+        if text is None:
+            raise DataFileError(f"it has no value in column {name!r}")
+        if not isinstance(text, str):
+            raise DataFileError(f"column {name!r} must be a text, got {type(text).__name__}")
+        if not text.strip():
+            raise DataFileError(f"column {name!r} is blank")
+        texts.append(text)
+    return tuple(texts)
 
 
 def entry_of(model: Model, options: RunOptions) -> TaskEntry:
@@ -100,18 +262,19 @@ def entry_of(model: Model, options: RunOptions) -> TaskEntry:
             "qdqbert.load.",
             argument="model",
         )
-    for field in dataclasses.fields(AnswerOptions):
-        value = getattr(options, field.name)
-        if value != field.default and field.name not in entry.options:
-            raise UserInputError(
-                f"`{field.name}={value!r}` does not apply to {entry.name}, which "
-                f"`model={options.model!r}` is. Leave it out.",
-                argument=field.name,
-            )
-    if options.text_pair_column is not None and entry.pair == "never":
+    unused = {
+        field.name
+        for field in dataclasses.fields(AnswerOptions)
+        if field.name not in entry.options and getattr(options, field.name) != field.default
+    }
+    if entry.pair == "never" and options.text_pair_column is not None:
+        unused.add("text_pair_column")
+    if entry.read is not None and options.text_column is not None:
+        unused.add("text_column")
+    for name in sorted(unused):
         raise UserInputError(
-            f"`text_pair_column={options.text_pair_column!r}` does not apply to {entry.name}, "
-            "which reads one text per row. Leave it out.",
-            argument="text_pair_column",
+            f"`{name}={getattr(options, name)!r}` does not apply to {entry.name}, which "
+            f"`model={options.model!r}` is. Leave it out.",
+            argument=name,
         )
     return entry

@@ -13,7 +13,6 @@ from qdqbert.inference.scheduler import Done, Job
 from qdqbert.progress import Advance
 from qdqbert.tables.rows import BadRow, Row
 
-Item = str | tuple[str, ...]
 Numbered = tuple[int, Row | BadRow]
 
 
@@ -51,7 +50,7 @@ class RowTask:
         reject: Called with a row that cannot be used; raises an error unless it can be skipped.
     """
 
-    read: Callable[[Row], Item | Reason]
+    read: Callable[[Row], Any]
     job: Job[Any, Any]
     answer: Callable[[Any], Mapping[str, Any]]
     reject: Callable[[BadRow], None]
@@ -112,7 +111,7 @@ class WindowedRun:
         if taken or self._bad:
             yield self._window(self._last, taken, answers)
 
-    def _items(self, rows: Iterable[Row | BadRow], start: int) -> Iterator[Item]:
+    def _items(self, rows: Iterable[Row | BadRow], start: int) -> Iterator[Any]:
         for index, row in enumerate(rows, start=start):
             self._last = index
             item = Reason(row.reason) if isinstance(row, BadRow) else self._task.read(row)
