@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
-import itertools
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -17,6 +16,9 @@ _CSV_LIMIT_LOCK = threading.Lock()
 
 # Longest field in characters. It bounds what an unclosed quote reads of a large file.
 _LONGEST_FIELD = 1 << 24
+
+# Characters for which a field of a .csv file needs quotes.
+_SPECIAL = re.compile('[",\r\n]')
 
 # A tab or a line end cannot be in a .tsv file, which has no quotes.
 _TSV_SPACES = str.maketrans("\t\r\n", "   ")
@@ -133,14 +135,22 @@ def tsv_header(layout: Layout) -> bytes:
 
 
 def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue().encode()
+    lines = (",".join(_csv_field(cell, is_alone=len(row) == 1) for cell in row) for row in rows)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _csv_field(cell: str, *, is_alone: bool) -> str:
+    # `csv.writer` leaves a carriage return without quotes before Python 3.13, and its reader then
+    # ends the row there. A row of one empty field would be a blank line.
+    if _SPECIAL.search(cell) or (is_alone and not cell):
+        doubled = cell.replace('"', '""')
+        return f'"{doubled}"'
+    return cell
 
 
 def _tsv_lines(rows: Iterable[Sequence[str]]) -> bytes:
     lines = ("\t".join(cell.translate(_TSV_SPACES) for cell in row) for row in rows)
-    return "".join(itertools.chain.from_iterable((line, "\n") for line in lines)).encode()
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _cell(value: Any) -> str:
