@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import transformers
@@ -70,3 +71,19 @@ def test_a_text_ends_at_the_longest_input(both, caplog) -> None:
 def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
     with pytest.raises(UserInputError, match=message):
         both[0](inputs, **options)
+
+
+def test_run_writes_texts(both, tmp_path) -> None:
+    model, _ = both
+    data = tmp_path / "in.txt"
+    data.write_text("\n".join(TEXTS))
+    qdqbert.run(
+        model._loaded.artifact.directory,
+        data,
+        tmp_path / "a.jsonl",
+        engine=model.engine,
+        max_new_tokens=3,
+    )
+    found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    expected = [each[0] for each in model([row["text"] for row in found], max_new_tokens=3)]
+    assert [{"generated_text": row["generated_text"]} for row in found] == expected

@@ -159,14 +159,22 @@ class TextGenerator(Model):
             stops=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         )
 
+    @property
+    def window(self) -> int:
+        """Number of texts that are continued together; see `Model.window`."""
+        return _WINDOW
+
     def stream(
         self,
         job: Any,
         inputs: Iterable[Any],
         *,
         advance: Callable[[Done], None] = lambda done: None,
+        continues: bool = False,
     ) -> Iterator[Any]:
         """Yield the answer to each input, in order, with bounded memory; see `Model.stream`."""
+        # The batches of a window never depend on other windows.
+        del continues
         for prompts in chunks(iter(inputs), _WINDOW):
             texts = job.start(prompts)
             running = self._running(job, texts, advance)

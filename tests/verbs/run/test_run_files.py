@@ -15,9 +15,11 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.inference.load import _MODELS
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run.tasks import TASKS
 
 
 def texts_of(path: Path) -> list[str]:
@@ -211,3 +213,7 @@ def test_gzip_does_not_hold_the_time(classifier, reviews, tmp_path) -> None:
     content = (tmp_path / "a.jsonl.gz").read_bytes()
     assert content[4:8] == bytes(4)
     assert len(gzip.decompress(content).splitlines()) == 11
+
+
+def test_every_model_that_can_be_loaded_has_an_entry() -> None:
+    assert set(TASKS) == set(_MODELS.values())

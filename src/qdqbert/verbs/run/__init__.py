@@ -43,6 +43,7 @@ def run(
     prompt_name: str | None = None,
     top_k: int | None = None,
     aggregation_strategy: AggregationStrategy | None = None,
+    max_new_tokens: int | None = None,
     progress: Progress | bool = False,
 ) -> RunReport:
     """Run a quantized model on files of texts of any size, and write its answers.
@@ -85,6 +86,7 @@ def run(
             mask. By default 1, and 5 tokens.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`. One of "none", "simple", "first", "average", "max".
+        max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:

@@ -48,6 +48,7 @@ class AnswerOptions:
             mask. By default 1, and 5 tokens.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`.
+        max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
     """
 
     normalize: bool = False
@@ -56,6 +57,7 @@ class AnswerOptions:
     prompt_name: str | None = None
     top_k: int | None = option(None, at_least=1)
     aggregation_strategy: AggregationStrategy | None = None
+    max_new_tokens: int | None = option(None, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

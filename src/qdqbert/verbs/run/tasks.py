@@ -16,6 +16,7 @@ from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.scheduler import Job
+from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.tasks.multiple_choice import choice_example
@@ -201,6 +202,13 @@ TASKS: Mapping[type[Model], TaskEntry] = {
         job=lambda model, options: model.job(top_k=options.top_k or 5),
         values=_fills,
         check=_has_mask,
+    ),
+    TextGenerator: TaskEntry(
+        name="a model for text generation",
+        options=("max_new_tokens",),
+        columns=_always(Column(name="generated_text", kind="text")),
+        job=lambda model, options: model.job(max_new_tokens=options.max_new_tokens or 256),
+        values=lambda answer, _: (answer[0]["generated_text"],),
     ),
     ChoiceSelector: TaskEntry(
         name="a model for multiple choice",
