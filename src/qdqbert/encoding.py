@@ -106,7 +106,7 @@ def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:
     lengths = encoded.lengths
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return [
-        _pad(encoded, order[start : start + batch_size])
+        make_batch(encoded, order[start : start + batch_size])
         for start in range(0, len(order), batch_size)
     ]
 
@@ -120,7 +120,8 @@ def first_rows(batch: Batch, *, tokens: int) -> Batch:
     )
 
 
-def _pad(encoded: Encoded, indices: Sequence[int]) -> Batch:
+def make_batch(encoded: Encoded, indices: Sequence[int]) -> Batch:
+    """Pad the texts with these positions to the longest of them."""
     chosen = [encoded.inputs[index] for index in indices]
     inputs = {
         name: stack_padded([each[name] for each in chosen], filler)

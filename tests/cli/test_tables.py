@@ -49,6 +49,9 @@ QUANTIZED = QuantizeReport(
     heldout_texts=8,
     float_size_bytes=2_000_000,
     targets=(),
+    cpu="Example CPU",
+    cpu_features=("avx2",),
+    cores=2,
     warnings=("Pass more `calibration_data`.",),
     notices=("Pass `overwrite=True`.",),
 )

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import qdqbert
@@ -117,6 +118,15 @@ def test_an_unknown_task_is_refused(folder) -> None:
     change(folder / "quantization.json", checkpoint={**stored["checkpoint"], "task": "tagging"})
     with pytest.raises(UserInputError, match="task 'tagging', which `load` does not run"):
         qdqbert.load(folder)
+
+
+def test_batch_invariant_results_are_those_of_each_text_alone(quantized, engine) -> None:
+    made = quantized("sentence")
+    texts = made.data.read_text().splitlines()
+    with qdqbert.load(made.directory, engine=engine, batch_invariant=True) as model:
+        together = model.encode(texts)
+        alone = [model.encode(text) for text in texts]
+    np.testing.assert_array_equal(together, alone)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder) -> None:

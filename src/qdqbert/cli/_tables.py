@@ -170,6 +170,12 @@ def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
     cells["SQNR to PyTorch's INT8, worst layer"] = (
         f"{lowering.worst_layer_db:.1f} dB{'' if lowering.is_exact else ' (too low!)'}"
     )
+    invariance = each.batch_invariance
+    cells[f"result depends on the batch, {_counted(invariance.texts, 'text')}"] = (
+        "never"
+        if invariance.is_exact
+        else f"{invariance.differing}, by up to {invariance.largest_difference:.1g}"
+    )
     for latency in each.latency:
         cells[f"latency {latency.batch} x {latency.sequence}, float -> INT8"] = (
             f"{latency.float_ms:.1f} -> {latency.int8_ms:.1f} ms ({latency.speedup:.2f} x)"

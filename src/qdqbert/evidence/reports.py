@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing
 from qdqbert.evidence.lowering import LoweringCheck
@@ -42,6 +43,7 @@ class TargetReport:
         model: Path of the graph in the folder.
         fidelity: How close it is to the float model, on held-out texts.
         lowering: How close it is to PyTorch's fake quantization, layer by layer.
+        batch_invariance: Whether results depend on the other texts of a batch.
         size_bytes: Size of the graph.
         size_ratio: Size divided by that of the float graph.
         latency: Latency next to the float graph's, one entry for each shape.
@@ -53,6 +55,7 @@ class TargetReport:
     model: str
     fidelity: Fidelity
     lowering: LoweringCheck
+    batch_invariance: BatchInvariance
     size_bytes: int
     size_ratio: float
     latency: tuple[LatencyReport, ...]
@@ -70,6 +73,9 @@ class QuantizeReport:
         heldout_texts: Number of other texts, on which fidelity was measured.
         float_size_bytes: Size of the float graph.
         targets: One report for each target and engine.
+        cpu: Name of the CPU that everything was measured on.
+        cpu_features: Its features that matter for INT8, under Linux' names.
+        cores: Number of its cores that were used.
         warnings: Results that make the model doubtful or useless.
         notices: Other messages for the user.
     """
@@ -81,6 +87,9 @@ class QuantizeReport:
     heldout_texts: int
     float_size_bytes: int
     targets: tuple[TargetReport, ...]
+    cpu: str
+    cpu_features: tuple[str, ...]
+    cores: int
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
 

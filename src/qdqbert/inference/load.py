@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ def load(
     provider: ProviderName | None = None,
     threads: int | None = None,
     target: TargetName | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Load a folder that `quantize` wrote, ready to run on texts.
 
@@ -72,6 +74,9 @@ def load(
         threads: Number of threads in all. By default one for each core that this process may use.
         target: Graph to run, if the folder has several. By default the one that was made for the
             engine.
+        batch_invariant: Run each input alone and without padding, so that its result does not
+            depend on other inputs. It is slower, most for short inputs. The report of `quantize`
+            says how much results depend on the batch without it.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
@@ -94,6 +99,12 @@ def load(
     name = artifact.target_for(chosen, target)
     _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
     config = _read_config(artifact)
+    schedule = _SCHEDULES[chosen]
+    if batch_invariant:
+        alone = BatchPlan(tokens=1, multiple=1)
+        # The graph for many inputs runs single ones, too: another number of threads may round
+        # differently.
+        schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
     runners = _runners(artifact, chosen, name, provider, threads)
     tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
     loaded = Loaded(
@@ -103,7 +114,7 @@ def load(
         reason=reason,
         runners=runners,
         scheduler=Scheduler(
-            runners, _SCHEDULES[chosen], limit=artifact.max_length, padding=tokenizer.padding
+            runners, schedule, limit=artifact.max_length, padding=tokenizer.padding
         ),
         tokenizer=tokenizer,
         config=config,

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from qdqbert.encoding import Batch, make_batches
+from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Runner
+from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
 from qdqbert.evidence.fidelity import Fidelity, compare
 from qdqbert.graph.export import GraphBody, to_numpy
 from qdqbert.tasks.task import Features, Prediction, Predictions, Task, TaskOptions
@@ -119,3 +121,35 @@ def fidelity_of(
         decisions=None if ours is None or theirs is None else (theirs, ours),
         signal=task.signal,
     )
+
+
+def batch_invariance_of(
+    task: Task,
+    runner: Runner,
+    encoded: EncodedExamples,
+    together: Predictions,
+    options: TaskOptions,
+    *,
+    texts: int,
+) -> BatchInvariance:
+    """Run some features alone, without padding, and compare them with those of the batches.
+
+    Args:
+        task: Task of the model.
+        runner: The model.
+        encoded: Its inputs.
+        together: Its predictions for them, in batches.
+        options: Settings of the task.
+        texts: Number of features to run alone, at most.
+    """
+    features = encoded.features
+    chosen = np.unique(np.linspace(0, encoded.texts - 1, texts).round().astype(int)).tolist()
+    alone: dict[int, Prediction] = {}
+    for index in chosen:
+        batch = make_batch(features.encoded, [index])
+        inputs = {name: batch.inputs[name] for name in runner.input_names}
+        [alone[index]] = task.predictions(runner.run(inputs), batch, features)
+    replaced = [alone.get(index, each) for index, each in enumerate(together)]
+    before, after = (task.decisions(each, features, options) for each in (together, replaced))
+    decisions = None if before is None or after is None else (before, after)
+    return compare_alone(together, alone, decisions)

@@ -14,6 +14,7 @@ from qdqbert import resources
 from qdqbert.engines.runner import is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.latency import Timing
+from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -63,6 +64,25 @@ def test_each_target_is_measured_on_each_engine_that_runs_it(quantized) -> None:
         assert each.size_bytes == (Path(report.directory) / each.model).stat().st_size
         assert each.size_ratio == each.size_bytes / report.float_size_bytes
         assert each.latency == ()
+
+
+def test_dynamic_scales_make_results_depend_on_the_batch(quantized) -> None:
+    report = quantized("sentence").report
+    for each in report.targets:
+        found = each.batch_invariance
+        assert found.texts == 24
+        # Pooling in float32 adds up the padding, too, which moves the last bit.
+        is_dynamic = each.target == "onnxruntime-dynamic"
+        assert (found.largest_difference > 1e-3) is is_dynamic or each.engine == "openvino"
+    [notice] = [each for each in report.notices if "depends on the other texts" in each]
+    assert notice.startswith("With onnxruntime-dynamic on onnxruntime")
+    assert "use the target onnxruntime, whose scales are fixed" in notice
+
+
+def test_the_report_names_the_cpu(quantized) -> None:
+    report = quantized("sentence").report
+    assert report.cpu_features == cpu_features()
+    assert report.cores == usable_cores()
 
 
 def test_calibration_and_held_out_texts_differ(quantized) -> None:

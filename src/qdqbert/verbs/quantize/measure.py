@@ -19,7 +19,12 @@ from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan, Target
 from qdqbert.tasks import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
-from qdqbert.verbs.inference import EncodedExamples, fidelity_of, predict
+from qdqbert.verbs.inference import (
+    EncodedExamples,
+    batch_invariance_of,
+    fidelity_of,
+    predict,
+)
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
@@ -29,6 +34,8 @@ _ROUNDS = 3
 # The layer check keeps the states of all layers in memory, for this number of tokens in a batch.
 _CHECKED_BATCHES = 2
 _CHECKED_TOKENS = 1024
+# Texts that run alone, to see whether their results depend on their batch.
+_TEXTS_ALONE = 64
 # Below this SQNR, or above this percentage of changed predictions, a model is hardly usable.
 _LOW_SQNR_DB = 10.0
 _HIGH_CHANGED_PERCENT = 5.0
@@ -106,12 +113,18 @@ def measure(
         with progress.stage(title, len(evidence.heldout.batches)) as advance:
             references = _references(each.plan, evidence, known)
             task = task_for(evidence.source.task, evidence.source.config)
-            predictions = predict(
+            runner = open_runner(engine, each.path, low_memory=True)
+            predictions = predict(task, runner, evidence.heldout, advance)
+            invariance = batch_invariance_of(
                 task,
-                open_runner(engine, each.path, low_memory=True),
+                runner,
                 evidence.heldout,
-                advance,
+                predictions,
+                evidence.options,
+                texts=_TEXTS_ALONE,
             )
+            # It holds the weights, of which the layer check loads two more copies.
+            del runner
             report = TargetReport(
                 target=target,
                 engine=engine,
@@ -125,6 +138,7 @@ def measure(
                     evidence.options,
                 ),
                 lowering=check_lowering(each.model, each.path, references, engine),
+                batch_invariance=invariance,
                 size_bytes=each.size_bytes,
                 size_ratio=each.size_bytes / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
@@ -269,6 +283,7 @@ def _notices(report: TargetReport) -> list[str]:
             f"On this CPU the int8 sums of {report.engine} saturate: {lowering.native_db:.1f} dB, "
             f"where exact arithmetic gives {lowering.worst_layer_db:.1f} dB."
         )
+    notices += _batch_notice(report)
     slower = [each for each in report.latency if each.speedup < 1]
     if slower:
         shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
@@ -277,3 +292,21 @@ def _notices(report: TargetReport) -> list[str]:
             "kernels are faster on CPUs with VNNI or AMX instructions."
         )
     return notices
+
+
+def _batch_notice(report: TargetReport) -> list[str]:
+    """Warn about results that depend on the batch, if decisions do or scales are dynamic."""
+    found = report.batch_invariance
+    is_dynamic = report.target == "onnxruntime-dynamic"
+    if found.is_exact or not (found.changed_decisions or is_dynamic):
+        return []
+    changed = ""
+    if found.changed_decisions is not None:
+        changed = f", and {found.changed_decisions} decisions change"
+    other = "use the target onnxruntime, whose scales are fixed, or " if is_dynamic else ""
+    return [
+        f"With {report.target} on {report.engine}, the result for a text depends on the other "
+        f"texts of its batch: {found.differing} of {found.texts} texts differ from their results "
+        f"alone, by up to {found.largest_difference:.2g}{changed}. For results that never depend "
+        f"on a batch, {other}load the folder with `batch_invariant=True`."
+    ]

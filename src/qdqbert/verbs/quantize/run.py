@@ -31,6 +31,7 @@ from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.files import write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
+from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
 from qdqbert.recipes import build_recipe
@@ -170,6 +171,9 @@ def make_report(
         heldout_texts=inputs.heldout.texts,
         float_size_bytes=size_bytes(evidence.float_model),
         targets=measured.reports,
+        cpu=cpu_name(),
+        cpu_features=cpu_features(),
+        cores=usable_cores(),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*notices, *measured.notices])),
     )
