@@ -133,6 +133,11 @@ class MaskFiller(Model):
         Raises:
             UserInputError: A text has no mask token, or an option has a wrong value.
             CheckpointError: The tokenizer has no mask token.
+
+        Example:
+            >>> model("The [MASK] sat on the mat.", top_k=1)
+            [{'score': 0.31, 'token': 4937, 'token_str': 'cat',
+              'sequence': 'the cat sat on the mat.'}]
         """
         texts = check_texts(inputs, "inputs")
         answers = self._all(self.job(top_k=top_k, targets=targets), texts)

@@ -102,6 +102,10 @@ class ChoiceSelector(Model):
 
         Raises:
             UserInputError: A question is not as described.
+
+        Example:
+            >>> model(context="The cat is tired.", choices=["It sleeps.", "It is a river."])
+            {'label': 0, 'score': 0.97, 'scores': [0.97, 0.03]}
         """
         if inputs is None:
             inputs = {"context": context, "choices": choices, "prompt": prompt}

@@ -43,6 +43,10 @@ class NextSentencePredictor(Model):
 
         Raises:
             UserInputError: An input is not a pair of texts.
+
+        Example:
+            >>> model(("The cat is tired.", "It sleeps."))
+            {'label': 'is_next', 'score': 0.99}
         """
         is_one = isinstance(inputs, Mapping) or (
             len(inputs) == 2 and all(isinstance(each, str) for each in inputs)

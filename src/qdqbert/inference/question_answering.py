@@ -168,6 +168,10 @@ class QuestionAnswerer(Model):
         Raises:
             UserInputError: A question or a context is not a text, an option has a wrong value, or
                 `doc_stride` is too long for the window.
+
+        Example:
+            >>> model(question="Who sat on the mat?", context="A cat sat on the mat.")
+            {'score': 0.91, 'start': 0, 'end': 5, 'answer': 'A cat'}
         """
         items, is_one = _items(inputs, question, context)
         job = self.job(

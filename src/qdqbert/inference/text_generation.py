@@ -136,6 +136,10 @@ class TextGenerator(Model):
 
         Raises:
             UserInputError: An input is not a text, or `max_new_tokens` is below 1.
+
+        Example:
+            >>> model("The cat", max_new_tokens=3)
+            [{'generated_text': 'The cat sat on the'}]
         """
         is_one = isinstance(inputs, str)
         job = self.job(max_new_tokens=max_new_tokens, return_full_text=return_full_text)

@@ -242,6 +242,11 @@ class TokenClassifier(Model):
         Raises:
             UserInputError: An input is not a text or a list of words, or an option has a wrong
                 value.
+
+        Example:
+            >>> model("Ada lived in London", aggregation_strategy="simple")
+            [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada', 'start': 0, 'end': 3},
+             {'entity_group': 'LOC', 'score': 0.98, 'word': 'London', 'start': 13, 'end': 19}]
         """
         is_text = isinstance(inputs, str)
         is_one_list = is_split_into_words and not all(isinstance(each, list) for each in inputs)
