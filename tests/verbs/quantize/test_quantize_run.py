@@ -12,8 +12,9 @@ import transformers
 import qdqbert
 from qdqbert import resources
 from qdqbert.engines.runner import is_installed
-from qdqbert.errors import UserInputError
+from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.latency import Timing
+from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
@@ -274,3 +275,42 @@ def test_one_calibration_serves_all_targets(save_tiny, tmp_path) -> None:
     of_output = "encoder.layer.0.attention.self.softmax_input_quantizer"
     assert of_output in sites["qordered"]
     assert of_output not in sites["tensorrt"]
+
+
+@pytest.fixture
+def with_vocabulary(checkpoint_copy):
+    """Make a checkpoint whose tokenizer is a list of words; return it and the ids of SENTENCE."""
+
+    def make(tokenizer_class: str, **settings) -> tuple[Path, list[int]]:
+        folder = checkpoint_copy("bert")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        (folder / "tokenizer.json").unlink()
+        (folder / "vocab.txt").write_text("".join(f"{word}\n" for word, _ in words))
+        config = {"tokenizer_class": tokenizer_class, **settings}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        return folder, tokenizer(SENTENCE)["input_ids"]
+
+    return make
+
+
+def test_a_tokenizer_that_is_a_vocabulary_becomes_a_tokenizer_json(
+    with_vocabulary, quantized, tmp_path
+) -> None:
+    folder, ids = with_vocabulary("BertTokenizer", do_lower_case=True)
+    qdqbert.quantize(
+        str(folder),
+        tmp_path / "int8",
+        calibration_data=str(quantized("sentence").data),
+        calibration_samples=4,
+        targets=["onnxruntime"],
+        benchmark=False,
+    )
+    assert FolderTokenizer(tmp_path / "int8", max_length=64).encode(SENTENCE).ids == ids
+
+
+def test_a_tokenizer_in_python_is_refused(with_vocabulary, tmp_path) -> None:
+    folder, _ = with_vocabulary("BertJapaneseTokenizer", word_tokenizer_type="basic")
+    with pytest.raises(CheckpointError, match=r"BertJapaneseTokenizer, exists only in Python"):
+        qdqbert.quantize(str(folder), tmp_path / "int8")
+    assert not (tmp_path / "int8").exists()

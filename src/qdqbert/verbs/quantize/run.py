@@ -196,7 +196,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
     """
     if options.is_onnx:
         with progress.stage("Reading the graph"), naming("model"):
-            return OnnxSource(
+            source: ModelSource = OnnxSource(
                 Path(options.model or ""),
                 task=options.task,
                 tokenizer=options.tokenizer,
@@ -204,9 +204,28 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
                 output_names=options.output_names or {},
                 scratch=scratch,
             )
-    with progress.stage("Loading the checkpoint"), naming("model"):
-        name = str(demo_checkpoint()) if options.model is None else options.model
-        return CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
+    else:
+        with progress.stage("Loading the checkpoint"), naming("model"):
+            name = str(demo_checkpoint()) if options.model is None else options.model
+            source = CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
+    check_tokenizer(source)
+    return source
+
+
+def check_tokenizer(source: ModelSource) -> None:
+    """Refuse a tokenizer that cannot be stored in `tokenizer.json`, which running the folder needs.
+
+    transformers converts most tokenizers that have only a vocabulary. Others run Python code.
+
+    Raises:
+        CheckpointError: It is one of these.
+    """
+    if not getattr(source.tokenizer, "is_fast", False):
+        raise CheckpointError(
+            f"The tokenizer of {source.name!r}, {type(source.tokenizer).__name__}, exists only in "
+            "Python, and cannot be written to tokenizer.json. Save the checkpoint with a fast "
+            "tokenizer."
+        )
 
 
 def encode_inputs(
