@@ -29,37 +29,30 @@ Entity = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Token:
-    """A token of a text that is not a special one.
-
-    Attributes:
-        index: Position among all tokens of the text, special ones included.
-        word: The token as it is in the vocabulary.
-        start: Position of its first character in the text.
-        end: Position of the character after its last one.
-        is_subword: Whether it continues the word of the token before it.
-        margin: Number of tokens between it and the nearer end of its window.
-    """
-
-    index: int
-    word: str
-    start: int
-    end: int
-    is_subword: bool
-    margin: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Window:
-    """The part of a text that one feature shows.
+    """The part of a text that one feature shows, without special tokens.
 
     Attributes:
-        places: Positions in the feature of the tokens that are not special ones.
-        tokens: These tokens.
+        places: Positions of the tokens in the feature. Shape `(tokens,)`.
+        first: Number of tokens of the text before those of the window.
+        words: The tokens as they are in the vocabulary.
+        offsets: Positions in the text of the first character of each token and of the character
+            after its last one. Shape `(tokens, 2)`.
+        unknown: Whether each token is the one for unknown words. Shape `(tokens,)`.
     """
 
-    places: Sequence[int]
-    tokens: Sequence[_Token]
+    places: NDArray[np.int64]
+    first: int
+    words: Sequence[str]
+    offsets: NDArray[np.int64]
+    unknown: NDArray[np.bool_]
+
+    def word(self, token: int, text: str) -> str:
+        """Return a token, or the unknown word that it stands for."""
+        if not self.unknown[token]:
+            return self.words[token]
+        start, end = self.offsets[token].tolist()
+        return text[start:end]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,97 +102,133 @@ class _Tag:
 
     def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> list[Entity]:
         """Return the tagged tokens, or the entities."""
-        del item
+        text = " ".join(item) if self.words else item
         windows: list[_Window] = encoded.context
-        pairs = list(zip(windows, values, strict=True))
+        pairs = [
+            (window, scores[window.places]) for window, scores in zip(windows, values, strict=True)
+        ]
         if self.strategy == "none":
-            return self._kept(self._tagged(*each) for each in _of_best_window(pairs))
-        found = [self._kept(self._entities(*each)) for each in pairs]
+            return list(self._tagged(text, pairs))
+        found = [list(self._entities(text, *each)) for each in pairs]
         return found[0] if len(found) == 1 else _without_overlaps(itertools.chain(*found))
 
     def _windows(self, item: Any, parts: Sequence[tokenizers.Encoding]) -> Iterator[_Window]:
         """Yield the windows of one text."""
-        text, starts = (" ".join(item), _starts(item)) if self.words else (item, None)
+        unknown = self.tokenizer.special_id("unk_token")
+        starts = np.array(_starts(item)) if self.words else None
         first = 0
         for part in parts:
-            places = [place for place, flag in enumerate(part.special_tokens_mask) if not flag]
-            tokens = []
-            for order, place in enumerate(places):
-                start, end = part.offsets[place]
-                word = part.word_ids[place]
-                if starts is not None and word is not None:
-                    start, end = start + starts[word], end + starts[word]
-                name = part.tokens[place]
-                is_subword = self._is_subword(name, text, start, end)
-                if part.ids[place] == self.tokenizer.special_id("unk_token"):
-                    name, is_subword = text[start:end], False
-                tokens.append(
-                    _Token(
-                        index=first + place,
-                        word=name,
-                        start=start,
-                        end=end,
-                        is_subword=is_subword,
-                        margin=min(order, len(places) - 1 - order),
-                    )
-                )
-            yield _Window(places=places, tokens=tokens)
+            places = np.flatnonzero(np.array(part.special_tokens_mask) == 0)
+            offsets = np.array(part.offsets, dtype=np.int64)[places].reshape(-1, 2)
+            names = part.tokens
+            if starts is not None:
+                word_ids = part.word_ids
+                offsets += starts[[word_ids[place] or 0 for place in places], None]
+            yield _Window(
+                places=places,
+                first=first,
+                words=[names[place] for place in places],
+                offsets=offsets,
+                unknown=np.array(part.ids)[places] == unknown,
+            )
             first += len(places) - self.stride
 
-    def _is_subword(self, word: str, text: str, start: int, end: int) -> bool:
-        if getattr(self.tokenizer.backend.model, "continuing_subword_prefix", None):
-            return len(word) != end - start
-        # Byte-level and similar tokenizers do not mark the tokens that continue a word.
-        return start > 0 and " " not in text[start - 1 : start + 1]
-
-    def _kept(self, entities: Iterator[Entity]) -> list[Entity]:
-        name = "entity" if self.strategy == "none" else "entity_group"
-        return [each for each in entities if each[name] not in self.ignore_labels]
-
-    def _tagged(self, token: _Token, scores: Scores) -> Entity:
-        best = int(scores.argmax())
-        return {
-            "entity": self.id2label[best],
-            "score": float(scores[best]),
-            "index": token.index,
-            "word": token.word,
-            "start": token.start,
-            "end": token.end,
-        }
-
-    def _entities(self, window: _Window, scores: Scores) -> Iterator[Entity]:
-        """Yield the groups of neighboring tokens or words with the same tag."""
-        tokens = list(zip(window.tokens, scores[list(window.places)], strict=True))
-        if self.strategy == "simple":
-            tagged = [self._tagged(*each) for each in tokens]
-        else:
-            tagged = [self._word(group) for group in _words(tokens)]
-        for group in _groups(tagged):
+    def _tagged(self, text: str, pairs: Sequence[tuple[_Window, Scores]]) -> Iterator[Entity]:
+        """Yield each token once, as it is in the window where it is farthest from the ends."""
+        indices = np.concatenate([window.first + window.places for window, _ in pairs])
+        margins = np.concatenate([_margins(len(scores)) for _, scores in pairs])
+        owners = np.repeat(np.arange(len(pairs)), [len(scores) for _, scores in pairs])
+        own = np.concatenate([np.arange(len(scores)) for _, scores in pairs])
+        scores = np.concatenate([scores for _, scores in pairs])
+        order = np.lexsort((-margins, indices))
+        chosen = order[np.unique(indices[order], return_index=True)[1]]
+        classes = scores.argmax(axis=1)
+        for row in chosen.tolist():
+            name = self.id2label[int(classes[row])]
+            if name in self.ignore_labels:
+                continue
+            window, token = pairs[owners[row]][0], int(own[row])
+            start, end = window.offsets[token].tolist()
             yield {
-                "entity_group": group[0]["entity"].split("-", 1)[-1],
-                "score": float(np.mean([each["score"] for each in group])),
-                "word": self.tokenizer.join([each["word"] for each in group]),
-                "start": group[0]["start"],
-                "end": group[-1]["end"],
+                "entity": name,
+                "score": float(scores[row, classes[row]]),
+                "index": int(indices[row]),
+                "word": window.word(token, text),
+                "start": start,
+                "end": end,
             }
 
-    def _word(self, tokens: Sequence[tuple[_Token, Scores]]) -> Entity:
-        """Return the tag of a word, from the scores of its tokens."""
-        scores = np.stack([each for _, each in tokens])
-        if self.strategy == "first":
-            chosen = scores[0]
-        elif self.strategy == "max":
-            chosen = scores[scores.max(axis=1).argmax()]
+    def _entities(self, text: str, window: _Window, scores: Scores) -> Iterator[Entity]:
+        """Yield the groups of neighboring tokens, or words, with the same tag."""
+        if not len(scores):
+            return
+        # A unit is a token, or a word.
+        starts = np.arange(len(scores))
+        if self.strategy != "simple":
+            starts = np.flatnonzero(~self._are_subwords(text, window))
+            scores = self._of_words(scores, starts)
+        ends = [*starts[1:].tolist(), len(window.places)]
+        classes, best = scores.argmax(axis=1), scores.max(axis=1)
+        groups = np.flatnonzero(self._begin(classes)).tolist()
+        for first, end in zip(groups, [*groups[1:], len(classes)], strict=True):
+            name = self.id2label[int(classes[first])].split("-", 1)[-1]
+            if name in self.ignore_labels:
+                continue
+            words = [
+                [window.word(token, text) for token in range(int(starts[unit]), ends[unit])]
+                for unit in range(first, end)
+            ]
+            is_simple = self.strategy == "simple"
+            yield {
+                "entity_group": name,
+                "score": float(best[first:end].mean()),
+                "word": self.tokenizer.join(
+                    [each[0] if is_simple else self.tokenizer.join(each) for each in words]
+                ),
+                "start": int(window.offsets[starts[first], 0]),
+                "end": int(window.offsets[ends[end - 1] - 1, 1]),
+            }
+
+    def _are_subwords(self, text: str, window: _Window) -> NDArray[np.bool_]:
+        """Return whether each token continues the word before it. Shape `(tokens,)`."""
+        are_subwords: NDArray[np.bool_]
+        if getattr(self.tokenizer.backend.model, "continuing_subword_prefix", None):
+            lengths = np.array([len(word) for word in window.words])
+            are_subwords = lengths != window.offsets[:, 1] - window.offsets[:, 0]
         else:
-            chosen = scores.mean(axis=0)
-        best = int(chosen.argmax())
-        return {
-            "entity": self.id2label[best],
-            "score": float(chosen[best]),
-            "word": self.tokenizer.join([token.word for token, _ in tokens]),
-            "start": tokens[0][0].start,
-            "end": tokens[-1][0].end,
-        }
+            # Byte-level and similar tokenizers do not mark the tokens that continue a word.
+            are_subwords = np.array(
+                [
+                    start > 0 and " " not in text[start - 1 : start + 1]
+                    for start in window.offsets[:, 0].tolist()
+                ]
+            )
+        are_subwords &= ~window.unknown
+        # A window can begin within a word.
+        are_subwords[0] = False
+        return are_subwords
+
+    def _of_words(self, scores: Scores, starts: NDArray[np.int64]) -> Scores:
+        """Return the scores of words, `(words, classes)`, from those of tokens."""
+        if self.strategy == "first":
+            return scores[starts]
+        lengths = np.diff(np.append(starts, len(scores)))
+        if self.strategy == "average":
+            sums = np.add.reduceat(scores, starts, axis=0)
+            return np.asarray(sums / lengths[:, None], dtype=np.float32)
+        # Sorted within each word, the most confident token first.
+        order = np.lexsort((-scores.max(axis=1), np.repeat(np.arange(len(starts)), lengths)))
+        return scores[order[starts]]
+
+    def _begin(self, classes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether a group begins at each class: at a "B-" tag, and at another name."""
+        tags = [_split(self.id2label[index]) for index in sorted(self.id2label)]
+        names = list(dict.fromkeys(name for _, name in tags))
+        begins: NDArray[np.bool_] = np.array([is_first for is_first, _ in tags])[classes]
+        numbers = np.array([names.index(name) for _, name in tags])[classes]
+        begins[0] = True
+        begins[1:] |= numbers[1:] != numbers[:-1]
+        return begins
 
 
 class TokenClassifier(Model):
@@ -306,43 +335,10 @@ def _starts(words: Sequence[str]) -> list[int]:
     return [0, *itertools.accumulate(len(word) + 1 for word in words)]
 
 
-def _of_best_window(
-    pairs: Sequence[tuple[_Window, Scores]],
-) -> list[tuple[_Token, Scores]]:
-    """Return each token once, with its scores in the window where it is farthest from the ends."""
-    best: dict[int, tuple[_Token, Scores]] = {}
-    for window, scores in pairs:
-        for place, token in zip(window.places, window.tokens, strict=True):
-            if token.index not in best or best[token.index][0].margin < token.margin:
-                best[token.index] = token, scores[place]
-    return [best[index] for index in sorted(best)]
-
-
-def _words(
-    tokens: Sequence[tuple[_Token, Scores]],
-) -> Iterator[list[tuple[_Token, Scores]]]:
-    """Yield the tokens of each word."""
-    group: list[tuple[_Token, Scores]] = []
-    for each in tokens:
-        if group and not each[0].is_subword:
-            yield group
-            group = []
-        group.append(each)
-    if group:
-        yield group
-
-
-def _groups(tagged: Sequence[Entity]) -> Iterator[list[Entity]]:
-    """Yield neighbors with the same tag. A tag that starts with "B-" begins a group."""
-    group: list[Entity] = []
-    for each in tagged:
-        begins, name = _split(each["entity"])
-        if group and (begins or name != _split(group[-1]["entity"])[1]):
-            yield group
-            group = []
-        group.append(each)
-    if group:
-        yield group
+def _margins(count: int) -> NDArray[np.int64]:
+    """Return the number of tokens between each token and the nearer end. Shape `(count,)`."""
+    places = np.arange(count)
+    return np.minimum(places, places[::-1])
 
 
 def _split(tag: str) -> tuple[bool, str]:
