@@ -101,6 +101,7 @@ def test_answers_are_those_that_evaluate_scores(
 
 def test_no_answer_is_possible_by_default_if_examples_had_none(model, rows) -> None:
     assert model(rows) == model(rows, handle_impossible_answer=True)
+    assert model(rows) != model(rows, handle_impossible_answer=False)
 
 
 def test_several_answers_begin_with_the_chosen_one(model, rows) -> None:

@@ -55,6 +55,7 @@ def test_lines_before_one_that_is_not_utf8_are_read(tmp_path: Path) -> None:
 
 
 def test_messages_count_and_name_rows(write_file) -> None:
+    assert counted(2, "query") == "2 queries"
     assert (counted(0, "row"), counted(1, "row"), counted(2, "batch")) == (
         "0 rows",
         "1 row",
