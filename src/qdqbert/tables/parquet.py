@@ -121,7 +121,7 @@ def write_block(
     table = _kept(rows)
     for column in columns:
         values = [answer[column.name] for answer in answers]
-        table = table.append_column(column.name, _array(column, values))
+        table = table.append_column(column.name, answer_array(column, values))
     buffer = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -156,10 +156,13 @@ def _json_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else to_json(value)
 
 
-def _array(column: Column, values: Sequence[Any]) -> Any:
+def answer_array(column: Column, values: Sequence[Any]) -> Any:
+    """Return the values of a column of answers as an array of Arrow."""
     pyarrow = import_pyarrow()
     if column.kind == "numbers":
-        flat = np.concatenate([np.asarray(value, dtype=np.float32) for value in values])
+        # `concatenate` needs at least one array.
+        parts = [np.zeros(0, np.float32), *(np.asarray(each, np.float32) for each in values)]
+        flat = np.concatenate(parts)
         ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
         return pyarrow.ListArray.from_arrays(ends, flat)
     return pyarrow.array(values, _type(column.kind, column.fields))

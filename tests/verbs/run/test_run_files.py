@@ -15,11 +15,11 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.inference.answers import TASKS
 from qdqbert.inference.load import _MODELS
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline
-from qdqbert.verbs.run.tasks import TASKS
 
 
 def texts_of(path: Path) -> list[str]:

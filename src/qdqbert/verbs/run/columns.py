@@ -9,19 +9,14 @@ from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.inference.answers import TaskEntry, answer_columns, read_item, text_columns
 from qdqbert.inference.model import Model
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
-from qdqbert.tasks.columns import Columns as Requested
-from qdqbert.tasks.columns import Table, quoted, resolve_columns
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.tasks import TaskEntry, read_item
 from qdqbert.verbs.run.windows import Reason, refuse
 
 _LOGGER = logging.getLogger("qdqbert")
-
-# Put before the name of an answer's column that the input has, too.
-_PREFIX = "predicted_"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,53 +94,17 @@ def find_columns(
             f"`model={options.model!r}` is {entry.name}. Write .parquet or .jsonl.",
             argument="output",
         )
-    read_names = _read_names(source, rows, names, entry, options) if rows else ()
-    answers = tuple(
-        dataclasses.replace(each, name=_PREFIX + each.name) if each.name in names else each
-        for each in answers
-    )
-    clash = next((each.name for each in answers if each.name in names), None)
-    if clash is not None:
-        raise UserInputError(
-            f"`input={options.input!r}` has the columns {clash.removeprefix(_PREFIX)!r} and "
-            f"{clash!r}, which are the names of an answer. Rename one of them.",
-            argument="input",
-        )
+    read_names: tuple[str, ...] = ()
+    if rows:
+        first = (rows[0].number, dict(rows[0].values))
+        read_names = text_columns(entry, options, path=rows[0].file, names=names, head=[first])
+        if read_names and len(names) > 1:
+            found = " and ".join(f"column {name!r}" for name in read_names)
+            _LOGGER.info("Reading %s.", found)
+    answers = answer_columns(entry, options, path=f"`input={options.input!r}`", names=names)
     return Columns(
         entry=entry,
         read_names=read_names,
         layout=Layout(kept=names, answers=answers),
         is_fixed=format in ("csv", "tsv"),
     )
-
-
-def _read_names(
-    source: Source,
-    rows: Sequence[Row],
-    names: Sequence[str],
-    entry: TaskEntry,
-    options: RunOptions,
-) -> tuple[str, ...]:
-    if entry.read is not None:
-        return ()
-    table = Table(
-        path=rows[0].file,
-        rows=iter(()),
-        names=list(names),
-        head=[(row.number, dict(row.values)) for row in rows[:1]],
-    )
-    requested = Requested(text=options.text_column, text_pair=options.text_pair_column)
-    found, _ = resolve_columns(table, requested)
-    assert found.text is not None, "resolved or refused"
-    if entry.pair == "required" and found.text_pair is None:
-        raise UserInputError(
-            f"`model={options.model!r}` is {entry.name}, which reads two texts per row, and "
-            f"`{rows[0].file}` has no column whose name is known to hold the second one, got "
-            f"columns {quoted(names)}. Pass `text_pair_column`.",
-            argument="text_pair_column",
-        )
-    has_pair = entry.pair != "never" and found.text_pair is not None
-    read_names = (found.text, found.text_pair) if has_pair else (found.text,)
-    if len(names) > 1:
-        _LOGGER.info("Reading %s.", " and ".join(f"column {name!r}" for name in read_names))
-    return read_names  # type: ignore[return-value]

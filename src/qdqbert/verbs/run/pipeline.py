@@ -16,6 +16,7 @@ from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
 from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.inference.answers import TaskEntry, entry_of
 from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
 from qdqbert.progress import Progress
@@ -26,7 +27,6 @@ from qdqbert.verbs.run.columns import Columns, find_columns
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.parts import PartsFolder, errors_path, open_parts, parts_path
 from qdqbert.verbs.run.report import RunReport
-from qdqbert.verbs.run.tasks import TaskEntry, entry_of
 from qdqbert.verbs.run.windows import RowTask, Window, WindowedRun, refuse
 
 _LOGGER = logging.getLogger("qdqbert")

@@ -1,9 +1,9 @@
-"""What `run` reads and writes for each kind of model: one entry of a table each."""
+"""What each kind of model reads from a row and adds to it: one entry of a table each."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from qdqbert.errors import DataFileError, UserInputError
@@ -13,17 +13,22 @@ from qdqbert.inference.fill_mask import MaskFiller
 from qdqbert.inference.model import Model
 from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
+from qdqbert.inference.options import AnswerOptions, RowOptions
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.scheduler import Job
 from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.tables.rows import Column, Kind
+from qdqbert.tasks.columns import Columns as Requested
+from qdqbert.tasks.columns import Table, quoted, resolve_columns
 from qdqbert.tasks.multiple_choice import choice_example
-from qdqbert.verbs.run.options import AnswerOptions, RunOptions
 
 Texts = tuple[str, ...]
-Columns = Callable[[RunOptions], tuple[Column, ...]]
+Columns = Callable[[AnswerOptions], tuple[Column, ...]]
+
+# Put before the name of an answer's column that the rows have, too.
+_PREFIX = "predicted_"
 
 
 def _text_or_pair(texts: Texts) -> Any:
@@ -49,8 +54,8 @@ class TaskEntry:
 
     name: str
     columns: Columns
-    job: Callable[[Any, RunOptions], Job[Any, Any]]
-    values: Callable[[Any, RunOptions], tuple[Any, ...]]
+    job: Callable[[Any, AnswerOptions], Job[Any, Any]]
+    values: Callable[[Any, AnswerOptions], tuple[Any, ...]]
     pair: Literal["never", "optional", "required"] = "never"
     options: tuple[str, ...] = ()
     item: Callable[[Texts], Any] = _text_or_pair
@@ -62,11 +67,11 @@ def _always(*columns: Column) -> Columns:
     return lambda _: columns
 
 
-def _is_one(options: RunOptions) -> bool:
+def _is_one(options: AnswerOptions) -> bool:
     return options.top_k in (None, 1)
 
 
-def _embed(model: Embedder, options: RunOptions) -> Job[Any, Any]:
+def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
     return model.job(
         prompt_name=options.prompt_name,
         prompt=options.prompt,
@@ -79,13 +84,13 @@ _LABEL = Column(name="label", kind="text")
 _SCORE = Column(name="score", kind="number")
 
 
-def _class_columns(options: RunOptions) -> tuple[Column, ...]:
+def _class_columns(options: AnswerOptions) -> tuple[Column, ...]:
     if _is_one(options):
         return _LABEL, _SCORE
     return Column(name="labels", kind="texts"), Column(name="scores", kind="numbers")
 
 
-def _classes(answer: Any, options: RunOptions) -> tuple[Any, ...]:
+def _classes(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
     labels = [each["label"] for each in answer]
     scores = [each["score"] for each in answer]
     return (labels[0], scores[0]) if _is_one(options) else (labels, scores)
@@ -99,19 +104,19 @@ _ANSWER_FIELDS: tuple[tuple[str, Kind], ...] = (
 )
 
 
-def _answer_columns(options: RunOptions) -> tuple[Column, ...]:
+def _answer_columns(options: AnswerOptions) -> tuple[Column, ...]:
     if _is_one(options):
         return tuple(Column(name=name, kind=kind) for name, kind in _ANSWER_FIELDS)
     return (Column(name="answers", kind="records", fields=_ANSWER_FIELDS),)
 
 
-def _answers(found: Any, options: RunOptions) -> tuple[Any, ...]:
+def _answers(found: Any, options: AnswerOptions) -> tuple[Any, ...]:
     if _is_one(options):
         return tuple(found[0][name] for name, _ in _ANSWER_FIELDS)
     return (found,)
 
 
-def _entity_columns(options: RunOptions) -> tuple[Column, ...]:
+def _entity_columns(options: AnswerOptions) -> tuple[Column, ...]:
     is_token = options.aggregation_strategy == "none"
     place: tuple[tuple[str, Kind], ...] = (("start", "integer"), ("end", "integer"))
     fields: tuple[tuple[str, Kind], ...] = (
@@ -131,7 +136,7 @@ _FILLS = Column(
 )
 
 
-def _fills(answer: Any, options: RunOptions) -> tuple[Any, ...]:
+def _fills(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
     del options
     # A text with one mask has one list, without a list around it.
     return ([answer] if isinstance(answer[0], dict) else answer,)
@@ -257,16 +262,16 @@ def _texts(fields: Mapping[str, Any], names: tuple[str, ...]) -> Texts:
     return tuple(texts)
 
 
-def entry_of(model: Model, options: RunOptions) -> TaskEntry:
+def entry_of(model: Model, options: RowOptions) -> TaskEntry:
     """Return the entry of a model.
 
     Raises:
-        UserInputError: `run` does not support the task, or an option does not apply to it.
+        UserInputError: The task has no entry, or an option does not apply to it.
     """
     entry = TASKS.get(type(model))
     if entry is None:
         raise UserInputError(
-            f"`model={options.model!r}`: `run` does not support task {model.task!r}. Use "
+            f"`model={options.model!r}`: rows cannot be run through task {model.task!r}. Use "
             "qdqbert.load.",
             argument="model",
         )
@@ -286,3 +291,69 @@ def entry_of(model: Model, options: RunOptions) -> TaskEntry:
             argument=name,
         )
     return entry
+
+
+def text_columns(
+    entry: TaskEntry,
+    options: RowOptions,
+    *,
+    path: str,
+    names: Sequence[str],
+    head: Sequence[tuple[int, dict[str, Any]]] = (),
+) -> tuple[str, ...]:
+    """Find the columns of the texts; none for tasks whose columns have fixed names.
+
+    Args:
+        entry: The entry of the model.
+        options: Options of the call.
+        path: What has the columns, for messages.
+        names: Names of the columns.
+        head: Numbers and fields of the first rows.
+
+    Raises:
+        UserInputError: A column does not exist or cannot be inferred.
+    """
+    if entry.read is not None:
+        return ()
+    table = Table(path=path, rows=iter(()), names=list(names), head=list(head))
+    requested = Requested(text=options.text_column, text_pair=options.text_pair_column)
+    found, _ = resolve_columns(table, requested)
+    assert found.text is not None, "resolved or refused"
+    if entry.pair == "required" and found.text_pair is None:
+        raise UserInputError(
+            f"`model={options.model!r}` is {entry.name}, which reads two texts per row, and "
+            f"`{path}` has no column whose name is known to hold the second one, got "
+            f"columns {quoted(names)}. Pass `text_pair_column`.",
+            argument="text_pair_column",
+        )
+    if entry.pair == "never" or found.text_pair is None:
+        return (found.text,)
+    return found.text, found.text_pair
+
+
+def answer_columns(
+    entry: TaskEntry, options: RowOptions, *, path: str, names: Collection[str]
+) -> tuple[Column, ...]:
+    """Return the columns of the answers, called `predicted_NAME` if the rows have a column `NAME`.
+
+    Args:
+        entry: The entry of the model.
+        options: Options of the call.
+        path: What has the columns, for messages.
+        names: Names of the columns of the rows.
+
+    Raises:
+        DataFileError: The rows have columns of both names.
+    """
+    columns = tuple(
+        dataclasses.replace(each, name=_PREFIX + each.name) if each.name in names else each
+        for each in entry.columns(options)
+    )
+    clash = next((each.name for each in columns if each.name in names), None)
+    if clash is not None:
+        raise DataFileError(
+            f"{path} has the columns {clash.removeprefix(_PREFIX)!r} and {clash!r}, which are the "
+            "names of an answer. Rename one of them.",
+            argument="input",
+        )
+    return columns

@@ -1,0 +1,78 @@
+"""Options of what runs a model on rows: which columns, on what, and which answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.choices import AggregationStrategy, EngineName, ProviderName, TargetName
+from qdqbert.options import check_options, normalize_options, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextColumnOptions:
+    """Columns of the data.
+
+    Attributes:
+        text_column: Column of the text or question: a name, or a number that counts from 0. Guessed
+            from the names of the columns by default.
+        text_pair_column: Column of the second text of a pair, or of the context of a question.
+    """
+
+    text_column: str | None = None
+    text_pair_column: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """Answers.
+
+    Attributes:
+        normalize: Scale embeddings to length 1.
+        truncate_dim: Number of leading dimensions of embeddings to keep, for models trained for
+            it. The folder's setting by default.
+        prompt: Text that is put before each text to embed.
+        prompt_name: Name of the prompt of the folder that is put before each text to embed. The
+            folder's default prompt, if it has one, by default.
+        top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
+            mask. By default 1, and 5 tokens.
+        aggregation_strategy: How tokens are joined to entities; "simple" by default. See
+            `TokenClassifier`.
+        max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
+    """
+
+    normalize: bool = False
+    truncate_dim: int | None = option(None, at_least=1)
+    prompt: str | None = None
+    prompt_name: str | None = None
+    top_k: int | None = option(None, at_least=1)
+    aggregation_strategy: AggregationStrategy | None = None
+    max_new_tokens: int | None = option(None, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowOptions(TextColumnOptions, AnswerOptions):
+    """Common options.
+
+    Attributes:
+        model: Folder that `quantize` wrote.
+        engine: Library that runs the graph. By default the fastest one that is installed.
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
+        target: Graph to run, if the folder has several for one engine. By default the one that was
+            made for the engine.
+        threads: Number of threads in all. By default one for each core.
+    """
+
+    model: str
+    engine: EngineName | None = None
+    provider: ProviderName | None = None
+    target: TargetName | None = None
+    threads: int | None = option(None, at_least=1)
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UserInputError: A value is not allowed.
+        """
+        normalize_options(self)
+        check_options(self)

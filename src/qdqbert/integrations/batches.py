@@ -1,0 +1,117 @@
+"""Read columns of batches of Ray Data, pandas and Arrow, and add columns to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.errors import UserInputError
+from qdqbert.tables.parquet import answer_array
+from qdqbert.tables.rows import Column
+
+_DTYPES = {"number": np.float64, "integer": np.int64}
+
+Answers = Sequence[tuple[Column, list[Any]]]
+"""Columns of answers with their values, one for each row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchKind:
+    """How batches of a kind are read and extended.
+
+    Attributes:
+        names: Returns the names of the columns.
+        size: Returns the number of rows.
+        values: Returns the values of a column as Python's objects, with `None` for missing ones.
+        extended: Returns the batch with more columns.
+    """
+
+    names: Callable[[Any], list[str]]
+    size: Callable[[Any], int]
+    values: Callable[[Any, str], list[Any]]
+    extended: Callable[[Any, Answers], Any]
+
+
+def _object_array(values: Sequence[Any]) -> NDArray[Any]:
+    array = np.empty(len(values), dtype=object)
+    # `array[:] = values` would look into lists.
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def _array(column: Column, values: Sequence[Any]) -> NDArray[Any]:
+    """Return values as an array with one dimension."""
+    if column.kind in _DTYPES:
+        return np.array(values, dtype=_DTYPES[column.kind])
+    if column.kind == "numbers":
+        values = [np.asarray(value, dtype=np.float32) for value in values]
+    return _object_array(values)
+
+
+def _extend_arrays(batch: Mapping[str, NDArray[Any]], answers: Answers) -> dict[str, NDArray[Any]]:
+    arrays = {column.name: _array(column, values) for column, values in answers}
+    for column, _ in answers:
+        vectors = arrays[column.name]
+        if column.kind == "numbers" and len({len(vector) for vector in vectors}) == 1:
+            arrays[column.name] = np.stack(list(vectors))
+    return {**batch, **arrays}
+
+
+def _pandas_values(batch: Any, name: str) -> list[Any]:
+    column = batch[name]
+    values: list[Any] = column.astype(object).where(column.notna(), None).tolist()
+    return values
+
+
+def _extend_frame(batch: Any, answers: Answers) -> Any:
+    return batch.assign(**{column.name: _array(column, values) for column, values in answers})
+
+
+def _extend_table(batch: Any, answers: Answers) -> Any:
+    for column, values in answers:
+        batch = batch.append_column(column.name, answer_array(column, values))
+    return batch
+
+
+_NUMPY = BatchKind(
+    names=list,
+    size=lambda batch: len(next(iter(batch.values()), ())),
+    values=lambda batch, name: np.asarray(batch[name]).tolist(),
+    extended=_extend_arrays,
+)
+_KINDS: Mapping[str, BatchKind] = {
+    "pandas": BatchKind(
+        names=lambda batch: list(batch.columns),
+        size=len,
+        values=_pandas_values,
+        extended=_extend_frame,
+    ),
+    "pyarrow": BatchKind(
+        names=lambda batch: batch.column_names,
+        size=lambda batch: batch.num_rows,
+        values=lambda batch, name: batch.column(name).to_pylist(),
+        extended=_extend_table,
+    ),
+}
+
+
+def kind_of(batch: Any) -> BatchKind:
+    """Return how a batch is read and extended.
+
+    Raises:
+        UserInputError: It is neither a dictionary of arrays, a DataFrame nor a Table.
+    """
+    if isinstance(batch, Mapping):
+        return _NUMPY
+    library = type(batch).__module__.partition(".")[0]
+    if library not in _KINDS or not hasattr(batch, "columns"):
+        raise UserInputError(
+            "A batch has to be a dictionary of numpy arrays, a pandas DataFrame or a pyarrow "
+            f"Table, got {type(batch).__name__}."
+        )
+    return _KINDS[library]

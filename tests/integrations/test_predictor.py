@@ -1,0 +1,137 @@
+"""Batches of numpy arrays, DataFrames and Tables get the columns of the model's answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import qdqbert
+from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.inference.options import RowOptions
+from qdqbert.integrations.ray import Predictor
+
+TEXTS = [
+    f"{'music and the river was good at night ' * (index % 3)}dog {index}" for index in range(9)
+]
+MAKE = {
+    "numpy": lambda columns: {name: np.array(each, object) for name, each in columns.items()},
+    "pandas": lambda columns: pd.DataFrame(columns, index=range(5, 5 + len(columns["id"]))),
+    "pyarrow": pa.table,
+}
+
+
+def column(batch: Any, name: str) -> list[Any]:
+    values = batch[name]
+    return values.to_pylist() if isinstance(batch, pa.Table) else list(values)
+
+
+@pytest.fixture(scope="module")
+def classifier(quantized) -> Path:
+    return Path(quantized("classifier").directory)
+
+
+@pytest.fixture(scope="module")
+def predict(classifier) -> Predictor:
+    return Predictor(classifier, engine="onnxruntime", threads=2)
+
+
+@pytest.fixture(scope="module")
+def embed(quantized) -> Predictor:
+    folder = quantized("sentence").directory
+    return Predictor(folder, engine="onnxruntime", threads=2, normalize=True)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_answers_are_those_of_the_model_in_order(predict, classifier, kind) -> None:
+    batch = MAKE[kind]({"id": list(range(9)), "text": TEXTS, "score": [0.5] * 9})
+    answered = predict(batch)
+    assert type(answered) is type(batch)
+    assert column(answered, "id") == list(range(9))
+    assert column(answered, "text") == TEXTS
+    # The batch has a column of that name.
+    assert column(answered, "score") == [0.5] * 9
+    with qdqbert.load(classifier, engine="onnxruntime", threads=2) as model:
+        expected = model(TEXTS)
+    assert column(answered, "label") == [each["label"] for each in expected]
+    assert column(answered, "predicted_score") == [each["score"] for each in expected]
+    if kind == "pandas":
+        assert list(answered.index) == list(batch.index)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_embeddings_are_float32_vectors(embed, kind) -> None:
+    answered = embed(MAKE[kind]({"id": [1, 2], "text": TEXTS[:2]}))
+    vectors = column(answered, "embedding")
+    assert np.linalg.norm(np.array(vectors), axis=1) == pytest.approx([1, 1])
+    if kind == "numpy":
+        assert (answered["embedding"].shape, answered["embedding"].dtype) == ((2, 32), np.float32)
+    elif kind == "pandas":
+        assert [vector.dtype for vector in vectors] == [np.float32] * 2
+    else:
+        assert answered.schema.field("embedding").type == pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_an_empty_batch_gets_the_columns(embed, predict, kind) -> None:
+    batch = MAKE[kind]({"id": [], "text": []})
+    assert len(column(embed(batch), "embedding")) == 0
+    assert len(column(predict(batch), "label")) == 0
+
+
+def test_lists_of_answers(classifier) -> None:
+    predict = Predictor(classifier, engine="onnxruntime", top_k=2)
+    answered = predict({"text": np.array(TEXTS[:2], object)})
+    assert [len(each) for each in answered["labels"]] == [2, 2]
+    assert answered["scores"].shape == (2, 2)
+
+
+def test_a_pickled_predictor_loads_the_model_again(predict) -> None:
+    frame = pd.DataFrame({"text": TEXTS})
+    expected = predict(frame)
+    again = pickle.loads(pickle.dumps(predict))
+    first, second = again.map_in_pandas(iter([frame[:4], frame[4:]]))
+    pd.testing.assert_frame_equal(pd.concat([first, second]), expected)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_row_without_a_text_is_refused(predict, kind) -> None:
+    batch = MAKE[kind]({"id": [0, 1], "text": ["a", None]})
+    with pytest.raises(DataFileError, match="Row 2 of the batch: it has no value in column"):
+        predict(batch)
+
+
+def test_arguments_that_cannot_be_used_are_refused(predict, classifier) -> None:
+    with pytest.raises(UserInputError, match=r"pyarrow Table, got list"):
+        predict(TEXTS)
+    with pytest.raises(DataFileError, match="`batch` has no column whose name is known"):
+        predict({"x": np.array(TEXTS)})
+    with pytest.raises(UserInputError, match="`threads` must be at least 1"):
+        Predictor(classifier, threads=0)
+    with pytest.raises(UserInputError, match="`normalize=True` does not apply to a classifier"):
+        Predictor(classifier, normalize=True)({"text": np.array(TEXTS)})
+
+
+def test_parameters_are_the_options() -> None:
+    parameters = inspect.signature(Predictor).parameters
+    fields = {field.name: field.default for field in dataclasses.fields(RowOptions)}
+    found = {
+        name: dataclasses.MISSING if each.default is each.empty else each.default
+        for name, each in parameters.items()
+    }
+    assert found == fields
+
+
+def test_ray_is_not_imported() -> None:
+    code = "import sys, qdqbert.integrations.ray; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
