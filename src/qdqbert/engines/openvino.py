@@ -17,6 +17,12 @@ from qdqbert.engines.telemetry import openvino_telemetry_disabled
 with openvino_telemetry_disabled():
     import openvino
 
+# The first `Tensor.data` of a process initializes OpenVINO's bindings to numpy. Two streams that do
+# so at the same time can wait for each other forever: one has the interpreter's lock and waits for
+# the initialization, the other one initializes and waits for the lock (seen with OpenVINO 2026.4).
+# An import runs in one thread only.
+openvino.Tensor(openvino.Type.f32, [1]).data  # noqa: B018
+
 
 class OpenVinoRunner:
     """A compiled model; see `Runner`."""
