@@ -32,6 +32,7 @@ def run(
     provider: ProviderName | None = None,
     target: TargetName | None = None,
     threads: int | None = None,
+    batch_invariant: bool = False,
     on_error: OnError = "stop",
     resume: bool = False,
     overwrite: bool = False,
@@ -69,6 +70,8 @@ def run(
             made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
             "openvino", "tensorrt", "qordered".
         threads: Number of threads in all. By default one for each core.
+        batch_invariant: Run each row alone and without padding, so that its answer does not depend
+            on the other rows. This is slower.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
             next to the output, `OUTPUT.errors.jsonl`. One of "stop", "skip".
         resume: Continue a run that was interrupted, if there is one.

@@ -24,6 +24,8 @@ class RunOptions(RowOptions):
         input_format: Format of the input. By the suffix by default; "jsonl" for stdin.
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
             "jsonl" for stdout.
+        batch_invariant: Run each row alone and without padding, so that its answer does not depend
+            on the other rows. This is slower.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
             next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
@@ -34,6 +36,7 @@ class RunOptions(RowOptions):
     output: str = option(short="o", takes_dash=True)
     input_format: InputFormat | None = None
     output_format: OutputFormat | None = None
+    batch_invariant: bool = False
     on_error: OnError = "stop"
     resume: bool = False
     overwrite: bool = False

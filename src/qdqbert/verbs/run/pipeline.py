@@ -145,6 +145,7 @@ def run_pipeline(
         provider=options.provider,
         target=options.target,
         threads=options.threads,
+        batch_invariant=options.batch_invariant,
     ) as model:
         entry = entry_of(model, options)
         rows = source.rows()
