@@ -218,6 +218,6 @@ def test_the_error_for_a_missing_engine_names_the_package_to_install(
     quantized, write_file, monkeypatch
 ) -> None:
     directory, data = quantized("sentence").directory, write_file("sts.csv", PAIRS)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("qdqbert.engines.runner.is_installed", lambda engine: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
         qdqbert.evaluate(directory, data, engine="openvino")
