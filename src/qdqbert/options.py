@@ -12,7 +12,9 @@ panel of the help. Imports nothing heavier than the standard library.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import operator
 import shlex
 import types
 import typing
@@ -342,13 +344,15 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "True or False"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
+    bool | str: ((bool, str), "True, False or a string"),
     Mapping: ((Mapping,), "a dictionary of names"),
 }
 
 
 def _check_type(option: Declared, value: Any) -> None:
     kind = get_args(option.type)[0] if get_origin(option.type) is tuple else option.type
-    accepted, words = _KINDS.get(get_origin(kind) or kind, ((object,), ""))
+    origin = None if isinstance(kind, types.UnionType) else get_origin(kind)
+    accepted, words = _KINDS.get(origin or kind, ((object,), ""))
     is_odd_bool = isinstance(value, bool) and kind in (int, float)
     if is_odd_bool or not isinstance(value, accepted):
         raise UserInputError(
@@ -384,7 +388,8 @@ def _declaring_class(options: type, name: str) -> type:
 def _without_none(hint: Any) -> tuple[Any, bool]:
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         kinds = [each for each in get_args(hint) if each is not types.NoneType]
-        return kinds[0], len(kinds) < len(get_args(hint))
+        kind = functools.reduce(operator.or_, kinds)
+        return kind, len(kinds) < len(get_args(hint))
     return hint, False
 
 

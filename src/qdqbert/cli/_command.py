@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
@@ -30,6 +31,8 @@ class Command:
         example: A command line for `--help`.
         after_interrupt: What is left when the command is interrupted.
         runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
+        rewrite: Returns the words of a command line as they are parsed. It adds values to options
+            that may have none.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Command:
     example: str
     after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
     runs_artifacts: bool = False
+    rewrite: Callable[[list[str]], list[str]] = lambda words: words
 
 
 def add_command(app: App, command: Command) -> None:
@@ -113,6 +117,9 @@ def _parameter(
         converter, tokens = _word, 1
     elif is_mapping:
         kind = tuple[str, ...]
+    elif isinstance(option.type, types.UnionType):
+        # True or a word; see `Command.rewrite`.
+        kind = str
     if option.is_optional:
         kind = kind | None
     names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]

@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     signal.signal(signal.SIGTERM, _terminate)
     words = sys.argv[1:] if arguments is None else list(arguments)
+    for command in _COMMANDS:
+        if words[:1] == [command.name]:
+            words = command.rewrite(words)
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:

@@ -60,6 +60,8 @@ class RowOptions(TextColumnOptions, AnswerOptions):
         target: Graph to run, if the folder has several for one engine. By default the one that was
             made for the engine.
         threads: Number of threads in all. By default one for each core.
+        batch_invariant: Run each row alone and without padding, so that its answer does not depend
+            on the other rows. This is slower.
     """
 
     model: str
@@ -67,6 +69,7 @@ class RowOptions(TextColumnOptions, AnswerOptions):
     provider: ProviderName | None = None
     target: TargetName | None = None
     threads: int | None = option(None, at_least=1)
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         """Check the options.

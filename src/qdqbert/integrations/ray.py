@@ -54,6 +54,7 @@ class Predictor:
         provider: ProviderName | None = None,
         target: TargetName | None = None,
         threads: int | None = None,
+        batch_invariant: bool = False,
         text_column: str | None = None,
         text_pair_column: str | None = None,
         normalize: bool = False,
@@ -73,6 +74,7 @@ class Predictor:
             target: Graph to run.
             threads: Number of threads in all. By default one for each core that the process may
                 use. Pass the number of CPUs that an actor or task has.
+            batch_invariant: Run each row alone and without padding.
             text_column: Column of the text or question.
             text_pair_column: Column of the second text of a pair, or of the context of a question.
             normalize: Scale embeddings to length 1.
@@ -102,6 +104,7 @@ class Predictor:
             provider=self._options.provider,
             target=self._options.target,
             threads=self._options.threads,
+            batch_invariant=self._options.batch_invariant,
         )
 
     def __call__(self, batch: Any) -> Any:

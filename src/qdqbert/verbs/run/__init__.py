@@ -36,6 +36,7 @@ def run(
     on_error: OnError = "stop",
     resume: bool = False,
     overwrite: bool = False,
+    ray: bool | str | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     normalize: bool = False,
@@ -76,6 +77,8 @@ def run(
             next to the output, `OUTPUT.errors.jsonl`. One of "stop", "skip".
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
+        ray: Run on a Ray cluster, or on the one with this address. Ray is started on this machine
+            if there is none.
         text_column: Column of the text or question: a name, or a number that counts from 0. Guessed
             from the names of the columns by default.
         text_pair_column: Column of the second text of a pair, or of the context of a question.
@@ -97,7 +100,7 @@ def run(
 
     Raises:
         UserInputError: An argument or a file cannot be used, or a row of the input.
-        MissingExtraError: pyarrow or the engine is not installed.
+        MissingExtraError: pyarrow, the engine or Ray is not installed.
 
     Example:
         >>> report = qdqbert.run("./my-embedder-int8", "texts.parquet", "vectors.parquet")

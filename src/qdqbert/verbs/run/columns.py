@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qdqbert.choices import OutputFormat
@@ -14,7 +14,7 @@ from qdqbert.inference.model import Model
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.windows import Reason, refuse
+from qdqbert.verbs.run.windows import Reason, RowTask, refuse
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -59,6 +59,30 @@ class Columns:
                 "columns"
             )
         return None
+
+
+def row_task(
+    model: Model,
+    columns: Columns,
+    options: RunOptions,
+    reject: Callable[[BadRow], None],
+) -> RowTask:
+    """Return what happens to a row.
+
+    Args:
+        model: The model.
+        columns: Columns that are read and written.
+        options: Options of the call.
+        reject: Called with a row that cannot be used; raises an error unless it can be skipped.
+    """
+    entry = columns.entry
+    names = [each.name for each in columns.layout.answers]
+    return RowTask(
+        read=lambda row: columns.read(row, model),
+        job=entry.job(model, options),
+        answer=lambda value: dict(zip(names, entry.values(value, options), strict=True)),
+        reject=reject,
+    )
 
 
 def find_columns(

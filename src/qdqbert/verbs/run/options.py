@@ -24,22 +24,22 @@ class RunOptions(RowOptions):
         input_format: Format of the input. By the suffix by default; "jsonl" for stdin.
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
             "jsonl" for stdout.
-        batch_invariant: Run each row alone and without padding, so that its answer does not depend
-            on the other rows. This is slower.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
             next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
+        ray: Run on a Ray cluster, or on the one with this address. Ray is started on this machine
+            if there is none.
     """
 
     input: str = option(short="i", takes_dash=True)
     output: str = option(short="o", takes_dash=True)
     input_format: InputFormat | None = None
     output_format: OutputFormat | None = None
-    batch_invariant: bool = False
     on_error: OnError = "stop"
     resume: bool = False
     overwrite: bool = False
+    ray: bool | str | None = None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -48,6 +48,13 @@ class RunOptions(RowOptions):
             UserInputError: A value is not allowed, or two options contradict each other.
         """
         super().__post_init__()
+        if self.ray is False:
+            object.__setattr__(self, "ray", None)
+        if self.ray is not None and self.input == STDIN:
+            raise UserInputError(
+                f"`ray={self.ray!r}`: the nodes of a cluster cannot read stdin. Pass files.",
+                argument="ray",
+            )
         if self.resume and self.overwrite:
             raise UserInputError(
                 "`resume=True` continues an interrupted run, and `overwrite=True` discards it. "

@@ -10,24 +10,26 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
 from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.inference.answers import TaskEntry, entry_of
+from qdqbert.inference.answers import entry_of
 from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
-from qdqbert.progress import Progress
+from qdqbert.integrations.ray_cluster import import_ray
+from qdqbert.progress import Advance, Progress
 from qdqbert.tables.inputs import STDIN, Source, open_source
 from qdqbert.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.tables.rows import BadRow, Row, to_json
-from qdqbert.verbs.run.columns import Columns, find_columns
+from qdqbert.verbs.run.cluster import cluster_blocks
+from qdqbert.verbs.run.columns import Columns, find_columns, row_task
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.parts import PartsFolder, errors_path, open_parts, parts_path
 from qdqbert.verbs.run.report import RunReport
-from qdqbert.verbs.run.windows import RowTask, Window, WindowedRun, refuse
+from qdqbert.verbs.run.windows import Block, WindowedRun, refuse
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -78,7 +80,6 @@ class Pipeline:
         columns: Columns that are read and written.
         writer: How rows are written.
         model: The model.
-        entry: The model's entry in the table of tasks.
         progress: What is shown.
         clock: Returns the time in seconds.
     """
@@ -89,34 +90,40 @@ class Pipeline:
     columns: Columns
     writer: Writer
     model: Model
-    entry: TaskEntry
     progress: Progress
     clock: Callable[[], float]
 
-    def windows(self, start: int) -> Generator[Window]:
-        """Yield the windows after the first `start` rows."""
-        names = [each.name for each in self.columns.layout.answers]
-
-        def answer(value: Any) -> Mapping[str, Any]:
-            return dict(zip(names, self.entry.values(value, self.options), strict=True))
-
-        def reject(row: BadRow) -> None:
-            if self.options.on_error == "stop":
-                raise refuse(self.source.place(row), row.reason)
-            if self.options.output == STDOUT:
-                _LOGGER.warning("Skipped %s: %s.", self.source.place(row), row.reason)
-
-        task = RowTask(
-            read=lambda row: self.columns.read(row, self.model),
-            job=self.entry.job(self.model, self.options),
-            answer=answer,
-            reject=reject,
-        )
-        for _ in itertools.islice(self.rows, start):
-            pass
+    def blocks(self, start: int) -> Generator[Block]:
+        """Yield the answered rows after the first `start` rows."""
         title = f"Running on {self.model.engine}"
         with self.progress.throughput(title, self.source.size) as advance:
-            yield from WindowedRun(self.model, task, advance).windows(self.rows, start)
+            if self.options.ray is None:
+                yield from self._local_blocks(start, advance)
+            else:
+                yield from self._cluster_blocks(start, advance)
+
+    def _local_blocks(self, start: int, advance: Advance) -> Iterator[Block]:
+        task = row_task(self.model, self.columns, self.options, self._reject)
+        for _ in itertools.islice(self.rows, start):
+            pass
+        for window in WindowedRun(self.model, task, advance).windows(self.rows, start):
+            yield Block.of(window, self.writer)
+
+    def _cluster_blocks(self, start: int, advance: Advance) -> Iterator[Block]:
+        found = cluster_blocks(
+            self.options, self.source, self.columns, self.writer, self.model, start
+        )
+        for block in found:
+            for row in block.bad:
+                self._reject(row)
+            advance(rows=block.rows, tokens=block.tokens, position=block.position)
+            yield block
+
+    def _reject(self, row: BadRow) -> None:
+        if self.options.on_error == "stop":
+            raise refuse(self.source.place(row), row.reason)
+        if self.options.output == STDOUT:
+            _LOGGER.warning("Skipped %s: %s.", self.source.place(row), row.reason)
 
 
 def run_pipeline(
@@ -132,6 +139,8 @@ def run_pipeline(
     Raises:
         UserInputError: An argument or a file cannot be used, or a row of the input.
     """
+    if options.ray is not None:
+        import_ray()
     source = open_source(options.input, options.input_format)
     format, is_compressed = format_of(options.output, options.output_format)
     if Path(options.output).absolute() in [path.absolute() for path in source.files]:
@@ -159,7 +168,6 @@ def run_pipeline(
             columns=columns,
             writer=writer,
             model=model,
-            entry=entry,
             progress=progress,
             clock=clock,
         )
@@ -175,11 +183,10 @@ def _print(pipeline: Pipeline) -> RunReport:
     totals = Totals()
     with _reporting(pipeline):
         stream.write(pipeline.writer.header())
-        for window in pipeline.windows(0):
-            if window.rows:
-                stream.write(pipeline.writer.block(window.rows, window.answers))
-                stream.flush()
-            totals.add(_numbers(window))
+        for block in pipeline.blocks(0):
+            stream.write(block.data)
+            stream.flush()
+            totals.add(_numbers(block))
         stream.flush()
     return _report(pipeline, totals, Totals(), 0, pipeline.clock() - started)
 
@@ -229,24 +236,21 @@ def _write(pipeline: Pipeline) -> RunReport:
 
 
 def _write_parts(pipeline: Pipeline, parts: PartsFolder) -> None:
-    windows = pipeline.windows(parts.next_row)
-    with contextlib.closing(windows):
-        window = next(windows, None)
-        while window is not None:
+    blocks = pipeline.blocks(parts.next_row)
+    with contextlib.closing(blocks):
+        block = next(blocks, None)
+        while block is not None:
             started = pipeline.clock()
             with parts.new_part() as part:
-                while window is not None:
-                    last = window.last
-                    block = b""
-                    if window.rows:
-                        block = pipeline.writer.block(window.rows, window.answers)
-                    part.add(block, _error_lines(window), **dataclasses.asdict(_numbers(window)))
+                while block is not None:
+                    last = block.last
+                    part.add(block.data, _error_lines(block), **dataclasses.asdict(_numbers(block)))
                     if _is_full(pipeline, part.rows + part.skipped, pipeline.clock() - started):
                         break
-                    window = next(windows, None)
+                    block = next(blocks, None)
                 parts.parts.append(part.finish(last))
-            if window is not None:
-                window = next(windows, None)
+            if block is not None:
+                block = next(blocks, None)
 
 
 def _is_full(pipeline: Pipeline, rows: int, seconds: float) -> bool:
@@ -273,18 +277,18 @@ def _join(pipeline: Pipeline, parts: PartsFolder) -> None:
     parts.join_errors()
 
 
-def _numbers(window: Window) -> Totals:
+def _numbers(block: Block) -> Totals:
     return Totals(
-        rows=len(window.rows),
-        skipped=len(window.bad),
-        truncated=window.truncated,
-        tokens=window.tokens,
+        rows=block.rows,
+        skipped=len(block.bad),
+        truncated=block.truncated,
+        tokens=block.tokens,
     )
 
 
-def _error_lines(window: Window) -> bytes:
+def _error_lines(block: Block) -> bytes:
     lines = (
-        to_json({"file": row.file, "row": row.number, "reason": row.reason}) for row in window.bad
+        to_json({"file": row.file, "row": row.number, "reason": row.reason}) for row in block.bad
     )
     return "".join(f"{line}\n" for line in lines).encode()
 
@@ -327,6 +331,8 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
         for name, value in dataclasses.asdict(options).items()
         if name not in _FREE_OPTIONS
     }
+    # Windows end with files on Ray, wherever it runs.
+    chosen["ray"] = options.ray is not None
     identity = {
         "input": pipeline.source.identity(),
         "model": digest.hexdigest(),

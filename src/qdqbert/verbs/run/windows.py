@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qdqbert.errors import DataFileError
 from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Done, Job
 from qdqbert.progress import Advance
+from qdqbert.tables.outputs import Writer
 from qdqbert.tables.rows import BadRow, Row
 
 Numbered = tuple[int, Row | BadRow]
@@ -37,6 +38,53 @@ class Window:
     bad: list[BadRow]
     tokens: int
     truncated: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """A window, with its rows and answers as they are written.
+
+    Attributes:
+        last: Index of the last row in the whole input, from 0.
+        data: The rows and their answers, as `Writer.block` returns them; empty without rows.
+        rows: Number of rows with answers.
+        bad: The other rows.
+        tokens: Number of tokens.
+        truncated: Number of rows that were cut.
+        position: How much of the input was read; see `Row`.
+    """
+
+    last: int
+    data: bytes
+    rows: int
+    bad: list[BadRow]
+    tokens: int
+    truncated: int
+    position: int = 0
+
+    @classmethod
+    def of(cls, window: Window, writer: Writer) -> Block:
+        """Write the rows of a window."""
+        return cls(
+            last=window.last,
+            data=writer.block(window.rows, window.answers) if window.rows else b"",
+            rows=len(window.rows),
+            bad=window.bad,
+            tokens=window.tokens,
+            truncated=window.truncated,
+        )
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Block]) -> Block:
+        """Join consecutive blocks."""
+        return cls(
+            last=blocks[-1].last,
+            data=b"".join(block.data for block in blocks),
+            rows=sum(block.rows for block in blocks),
+            bad=[row for block in blocks for row in block.bad],
+            tokens=sum(block.tokens for block in blocks),
+            truncated=sum(block.truncated for block in blocks),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,168 @@
+"""Connect to Ray, or start it, and divide its CPUs among actors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.machine import usable_cores
+
+# Address of the cluster that Ray finds by itself.
+ANY_CLUSTER = "auto"
+# Address of a cluster of this machine only, which is started.
+_LOCAL = "local"
+
+_LOGGER = logging.getLogger("qdqbert")
+
+# Most CPUs of an actor, unless the caller chooses. More of them share one copy of the model, and
+# fewer lose less when one dies.
+_GROUP = 4
+
+# What the processes that Ray starts inherit, unless it is set: no usage statistics, and no messages
+# about restarts, which are expected.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorGroups:
+    """How the CPUs or GPUs of a cluster are divided.
+
+    Attributes:
+        actors: Number of actors.
+        threads: Number of CPUs of each actor.
+        gpus: Number of GPUs of each actor.
+    """
+
+    actors: int
+    threads: int
+    gpus: int = 0
+
+
+def import_ray() -> Any:
+    """Return the module `ray`, with `ray.data`.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        importlib.import_module("ray.data")
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingExtraError(
+            "`ray` requires Ray Data: pip install 'qdqbert[ray]'", argument="ray"
+        ) from error
+
+
+@contextlib.contextmanager
+def open_ray(address: str | None) -> Iterator[Any]:
+    """Yield the module `ray`, connected to a cluster.
+
+    A Ray that this process is connected to is used, and stays connected. Ray's messages below
+    errors are turned off, and what it prints goes to stderr. A Ray that is started here reports no
+    usage statistics.
+
+    Args:
+        address: Address of the cluster. If `None`, the one that `RAY_ADDRESS` or a running Ray on
+            this machine names. If there is none, or for "local", Ray is started on this machine.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        UserInputError: There is no cluster at the address.
+    """
+    ray = import_ray()
+    with _quiet(), contextlib.redirect_stdout(sys.stderr):
+        if ray.is_initialized():
+            yield ray
+            return
+        _connect(ray, address)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    quiet = {"configure_logging": False, "log_to_driver": False}
+    with _environment():
+        if address != _LOCAL:
+            try:
+                ray.init(address=address or ANY_CLUSTER, **quiet)
+                return
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                if address is not None or not isinstance(error, ConnectionError):
+                    raise UserInputError(
+                        f"`ray={address or True!r}`: Ray cannot connect to a cluster: {error}. "
+                        "Check the address, and that Ray runs there.",
+                        argument="ray",
+                    ) from error
+        _LOGGER.info("Starting Ray on this machine.")
+        ray.init(address=_LOCAL, num_cpus=usable_cores(), include_dashboard=False, **quiet)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Set the variables that are not set, for the processes that are started in the block."""
+    added = [name for name in _ENVIRONMENT if name not in os.environ]
+    os.environ.update({name: _ENVIRONMENT[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("ray", "ray.data")]
+    before = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, before, strict=True):
+            each.setLevel(level)
+
+
+def divide(
+    nodes: Sequence[Mapping[str, float]], threads: int | None, *, on_gpu: bool = False
+) -> ActorGroups:
+    """Divide the CPUs of a cluster among actors; the GPUs, one for each, for a model on GPUs.
+
+    Args:
+        nodes: Resources of each node, by Ray's names.
+        threads: Number of CPUs of each actor. By default the largest number up to 4 by which the
+            CPUs of all nodes can be divided; 1 on GPUs.
+        on_gpu: Whether the model runs on GPUs.
+
+    Raises:
+        UserInputError: No node has enough CPUs, or a GPU.
+    """
+    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    if on_gpu:
+        gpus = sum(int(node.get("GPU", 0)) for node in nodes)
+        if not gpus:
+            raise UserInputError(
+                "`provider` needs a GPU, and no node of the Ray cluster has one.",
+                argument="provider",
+            )
+        return ActorGroups(actors=gpus, threads=threads or 1, gpus=1)
+    if threads is None:
+        threads = next(
+            size for size in range(_GROUP, 0, -1) if all(each % size == 0 for each in cores)
+        )
+    actors = sum(each // threads for each in cores)
+    if not actors:
+        raise UserInputError(
+            f"`threads={threads}`: no node of the Ray cluster has so many CPUs; the largest one "
+            f"has {max(cores, default=0)}. Pass a smaller number.",
+            argument="threads",
+        )
+    return ActorGroups(actors=actors, threads=threads)

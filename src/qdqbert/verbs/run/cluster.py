@@ -1,0 +1,229 @@
+"""Run windows of rows in actors of a Ray cluster.
+
+    files ─► tasks that read windows of rows ─► actors that answer them ─► blocks, in order
+
+Each window is a row of a data set of Ray, whose value is pickled. Thus the rows, the answers and
+the order are those of a run without Ray. If an actor dies, Ray starts another one and repeats its
+windows. What goes wrong with the input travels as a value, too, because the first error in the
+order of the rows has to be reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.errors import UserInputError
+from qdqbert.inference.batches import chunks
+from qdqbert.inference.load import load
+from qdqbert.inference.model import Model
+from qdqbert.integrations.ray_cluster import ANY_CLUSTER, divide, open_ray
+from qdqbert.tables.inputs import Source
+from qdqbert.tables.outputs import Writer
+from qdqbert.tables.rows import BadRow, Row
+from qdqbert.verbs.run.columns import Columns, row_task
+from qdqbert.verbs.run.options import RunOptions
+from qdqbert.verbs.run.windows import Block, WindowedRun
+
+# Bytes after which Ray Data ends a block of a data set: each window is one, so that any actor can
+# take it.
+_BLOCK_BYTES = 1
+
+_VALUE = "value"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileSlice:
+    """The rows of a file after the first ones.
+
+    Attributes:
+        source: An input of this file only, with its absolute path.
+        name: The file, as messages name it.
+        skipped: Number of rows to leave out.
+        offset: Size of the files before it.
+        window: Number of rows that are read together.
+    """
+
+    source: Source
+    name: str
+    skipped: int
+    offset: int
+    window: int
+
+    def windows(self) -> Iterator[list[Row | BadRow]]:
+        """Yield the rows in windows."""
+        rows = itertools.islice(self.source.rows(), self.skipped, None)
+        placed = (
+            dataclasses.replace(row, file=self.name, position=row.position + self.offset)
+            for row in rows
+        )
+        yield from chunks(placed, self.window)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An error of the user in a task or an actor.
+
+    Attributes:
+        error: The error.
+    """
+
+    error: UserInputError
+
+
+def slices(source: Source, start: int, window: int) -> list[FileSlice]:
+    """Return the files of an input, without its first rows.
+
+    Args:
+        source: The input.
+        start: Number of rows to leave out.
+        window: Number of rows that are read together.
+    """
+    found = []
+    offset = 0
+    for path, size in zip(source.files, source.sizes, strict=True):
+        alone = dataclasses.replace(source, files=(path.absolute(),), sizes=(size,))
+        # Without rows to leave out no file has to be read here.
+        rows = sum(1 for _ in itertools.islice(alone.rows(), start)) if start else 0
+        start -= rows
+        found.append(
+            FileSlice(source=alone, name=str(path), skipped=rows, offset=offset, window=window)
+        )
+        offset += size
+    return found
+
+
+def read_windows(batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
+    """Yield the windows of a pickled `FileSlice`, one row of Ray's data set for each."""
+    for value in batch[_VALUE]:
+        try:
+            for window in pickle.loads(value).windows():
+                yield _packed(window)
+        except UserInputError as error:
+            yield _packed(Failure(error=error))
+
+
+class WindowWorker:
+    """The actor: answers windows of rows."""
+
+    def __init__(self, options: RunOptions, columns: Columns, writer: Writer) -> None:
+        """Keep the options.
+
+        Args:
+            options: Options of the call, with the engine, the target and the number of threads.
+            columns: Columns that are read and written.
+            writer: How rows are written.
+        """
+        self._options = options
+        self._columns = columns
+        self._writer = writer
+        self._model: Model | None = None
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
+        """Return a pickled `Block` or `Failure` for each pickled window."""
+        return _packed(*(self._answer(pickle.loads(value)) for value in batch[_VALUE]))
+
+    def _answer(self, rows: list[Row | BadRow] | Failure) -> Block | Failure:
+        if isinstance(rows, Failure):
+            return rows
+        try:
+            if self._model is None:
+                self._model = load(
+                    self._options.model,
+                    engine=self._options.engine,
+                    provider=self._options.provider,
+                    target=self._options.target,
+                    threads=self._options.threads,
+                    batch_invariant=self._options.batch_invariant,
+                )
+            task = row_task(self._model, self._columns, self._options, reject=lambda row: None)
+            run = WindowedRun(self._model, task, lambda **done: None)
+            # Not the first row: few rows are run as those of any other window.
+            windows = [Block.of(each, self._writer) for each in run.windows(rows, 1)]
+        except UserInputError as error:
+            return Failure(error=error)
+        return dataclasses.replace(Block.joined(windows), position=rows[-1].position)
+
+
+def cluster_blocks(
+    options: RunOptions,
+    source: Source,
+    columns: Columns,
+    writer: Writer,
+    model: Model,
+    start: int,
+) -> Iterator[Block]:
+    """Yield the answered rows of an input in blocks, in order.
+
+    Args:
+        options: Options of the call.
+        source: The input.
+        columns: Columns that are read and written.
+        writer: How rows are written.
+        model: The model on this machine, whose engine and target the actors use.
+        start: Number of rows of the input to leave out.
+
+    Raises:
+        UserInputError: A file or a row of the input cannot be used, or Ray cannot run.
+    """
+    address = None if options.ray in (True, ANY_CLUSTER) else str(options.ray)
+    last = start - 1
+    with open_ray(address) as ray, _reporting(ray):
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        on_gpu = options.provider not in (None, "cpu", "openvino")
+        groups = divide(nodes, options.threads, on_gpu=on_gpu)
+        changes: dict[str, Any] = {
+            "model": str(Path(options.model).absolute()),
+            "engine": model.engine,
+            "target": model.target,
+            "threads": groups.threads,
+        }
+        worker_options = dataclasses.replace(options, **changes)
+        files = [pickle.dumps(each) for each in slices(source, start, model.window)]
+        context = ray.data.DataContext.get_current().copy()
+        context.execution_options.preserve_order = True
+        context.target_max_block_size = _BLOCK_BYTES
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        with ray.data.DataContext.current(context):
+            data = ray.data.from_items(
+                [{_VALUE: each} for each in files], override_num_blocks=len(files)
+            )
+            # Reading needs little, and all CPUs belong to actors.
+            data = data.map_batches(read_windows, batch_size=None, num_cpus=0)
+            data = data.map_batches(
+                WindowWorker,
+                fn_constructor_args=(worker_options, columns, writer),
+                batch_size=None,
+                num_cpus=groups.threads,
+                num_gpus=groups.gpus or None,
+                compute=ray.data.ActorPoolStrategy(size=groups.actors),
+            )
+            for batch in data.iter_batches(batch_size=None, batch_format="numpy"):
+                for value in batch[_VALUE]:
+                    block = pickle.loads(value)
+                    if isinstance(block, Failure):
+                        raise block.error
+                    last += block.rows + len(block.bad)
+                    yield dataclasses.replace(block, last=last)
+
+
+def _packed(*values: Any) -> dict[str, list[bytes]]:
+    return {_VALUE: [pickle.dumps(value) for value in values]}
+
+
+@contextlib.contextmanager
+def _reporting(ray: Any) -> Iterator[None]:
+    """Turn errors of Ray into messages."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()
+        raise UserInputError(
+            f"`ray`: Ray stopped the run: {reason[-1] if reason else type(error).__name__}"
+        ) from error

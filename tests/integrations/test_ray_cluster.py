@@ -1,0 +1,120 @@
+"""Connecting to Ray, and dividing its CPUs among actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.integrations import ray_cluster
+from qdqbert.integrations.ray_cluster import ActorGroups, divide, open_ray
+
+
+class FakeRay:
+    """Has no cluster at "auto"."""
+
+    def __init__(self, *, is_initialized: bool = False) -> None:
+        self.calls: list[Any] = []
+        self.environment: dict[str, str] = {}
+        self._is_initialized = is_initialized
+
+    def is_initialized(self) -> bool:
+        return self._is_initialized
+
+    def init(self, address: str, **options: Any) -> None:
+        self.calls.append(address)
+        self.environment = dict(os.environ)
+        if address != "local":
+            raise ConnectionError("nothing runs there")
+        assert options["num_cpus"] >= 1
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+@pytest.fixture
+def install(monkeypatch):
+    def use(ray: FakeRay) -> FakeRay:
+        monkeypatch.setattr(ray_cluster, "import_ray", lambda: ray)
+        return ray
+
+    return use
+
+
+def test_ray_is_started_and_stopped_without_usage_statistics(install, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    ray = install(FakeRay())
+    with open_ray(None):
+        assert logging.getLogger("ray.data").level == logging.ERROR
+        sys.stdout.write("from a node\n")
+    assert ray.calls == ["auto", "local", "shutdown"]
+    assert ray.environment["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert "RAY_USAGE_STATS_ENABLED" not in os.environ
+    assert logging.getLogger("ray.data").level != logging.ERROR
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "from a node" in printed.err
+
+
+def test_a_local_ray_is_started_without_looking_for_another(install) -> None:
+    ray = install(FakeRay())
+    with open_ray("local"):
+        pass
+    assert ray.calls == ["local", "shutdown"]
+
+
+def test_a_ray_that_is_connected_stays(install) -> None:
+    ray = install(FakeRay(is_initialized=True))
+    with open_ray(None):
+        pass
+    assert ray.calls == []
+
+
+def test_an_address_without_a_cluster_is_refused(install) -> None:
+    install(FakeRay())
+    with (
+        pytest.raises(UserInputError, match=r"`ray='10.0.0.1:6379'`: .* nothing runs there\."),
+        open_ray("10.0.0.1:6379"),
+    ):
+        pass
+
+
+def test_a_missing_ray_names_the_extra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    with (
+        pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[ray\]'"),
+        open_ray(None),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads", "expected"),
+    [
+        ([2], None, (1, 2)),
+        ([8, 8], None, (4, 4)),
+        ([0, 6, 6], None, (4, 3)),
+        ([7, 4], None, (11, 1)),
+        ([16, 8], 8, (3, 8)),
+        ([7, 4], 2, (5, 2)),
+    ],
+)
+def test_cpus_are_divided_by_node(cpus, threads, expected) -> None:
+    groups = divide([{"CPU": float(count)} for count in cpus], threads)
+    assert (groups.actors, groups.threads, groups.gpus) == (*expected, 0)
+
+
+def test_a_gpu_is_an_actor() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0}]
+    assert divide(nodes, None, on_gpu=True) == ActorGroups(actors=2, threads=1, gpus=1)
+    with pytest.raises(UserInputError, match="no node of the Ray cluster has one"):
+        divide(nodes[1:], None, on_gpu=True)
+
+
+def test_more_threads_than_a_node_has_are_refused() -> None:
+    with pytest.raises(UserInputError, match=r"`threads=16`: .* has 8"):
+        divide([{"CPU": 8.0}], 16)

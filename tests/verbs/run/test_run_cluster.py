@@ -1,0 +1,247 @@
+"""`run` on Ray: windows of rows in workers, and a real cluster of which a worker is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qdqbert
+from qdqbert.cli.run import COMMAND
+from qdqbert.errors import UserInputError
+from qdqbert.tables.inputs import open_source
+from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run.cluster import Failure, WindowWorker, read_windows, slices
+from qdqbert.verbs.run.windows import Block
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Two files with 11 rows in all, of which two are bad."""
+    path = tmp_path / "rows"
+    path.mkdir()
+    lines = [json.dumps({"id": index, "text": f"the cat {index}"}) for index in range(11)]
+    lines[2], lines[9] = "{", json.dumps({"id": 9, "text": " "})
+    (path / "a.jsonl").write_text("\n".join(lines[:6]))
+    (path / "b.jsonl").write_text("\n".join(lines[6:]))
+    return path
+
+
+@pytest.fixture
+def in_process(monkeypatch) -> list[Any]:
+    """Run the windows in this process instead of a cluster; return what the worker got."""
+    seen = []
+
+    def blocks(options, source, columns, writer, model, start):
+        worker = WindowWorker(
+            dataclasses.replace(options, engine="onnxruntime", threads=1), columns, writer
+        )
+        last = start - 1
+        for each in slices(source, start, model.window):
+            for window in read_windows({"value": [pickle.dumps(each)]}):
+                seen.append(pickle.loads(window["value"][0]))
+                (value,) = worker(window)["value"]
+                block = pickle.loads(value)
+                if isinstance(block, Failure):
+                    raise block.error
+                assert isinstance(block, Block)
+                last += block.rows + len(block.bad)
+                yield dataclasses.replace(block, last=last)
+
+    monkeypatch.setattr(pipeline, "cluster_blocks", blocks)
+    return seen
+
+
+def rows_of(path: Path) -> list[Any]:
+    return [dict(row.values) for row in open_source(str(path)).rows()]
+
+
+def test_answers_are_those_of_a_run_without_ray(classifier, folder, tmp_path, in_process) -> None:
+    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime"}
+    expected = qdqbert.run(classifier, folder, tmp_path / "a.parquet", **options)
+    report = qdqbert.run(classifier, folder, tmp_path / "b.parquet", ray=True, **options)
+    assert [row["id"] for row in rows_of(tmp_path / "b.parquet")] == [0, 1, 3, 4, 5, 6, 7, 8, 10]
+    assert rows_of(tmp_path / "b.parquet") == [
+        {**row, "score": pytest.approx(row["score"], abs=1e-6)}
+        for row in rows_of(tmp_path / "a.parquet")
+    ]
+    for name in ("rows", "skipped", "truncated", "tokens"):
+        assert getattr(report, name) == getattr(expected, name)
+    errors = [(tmp_path / f"{name}.parquet.errors.jsonl").read_text() for name in "ab"]
+    assert errors[0] == errors[1]
+    # Windows end with files.
+    assert [len(window) for window in in_process] == [4, 2, 4, 1]
+    assert in_process[-1][0].position == sum(open_source(str(folder)).sizes)
+
+
+def test_the_first_bad_row_stops_the_run(classifier, folder, tmp_path, in_process) -> None:
+    (folder / "a.jsonl").write_text("\n".join(['"the cat"'] * 200 + ["{"]))
+    with pytest.raises(UserInputError, match=r"Line 201 of `.*/a\.jsonl`: .* Correct the row"):
+        qdqbert.run(classifier, folder, tmp_path / "a.csv", ray=True)
+
+
+def test_a_run_continues_in_the_middle_of_a_file(
+    classifier, folder, tmp_path, in_process, monkeypatch
+) -> None:
+    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": True}
+    qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options)
+    (tmp_path / "a.jsonl").rename(tmp_path / "expected")
+    answer = WindowWorker._answer
+
+    def fail(worker, rows):
+        if rows[0].number == 5:
+            raise KeyboardInterrupt
+        return answer(worker, rows)
+
+    monkeypatch.setattr(WindowWorker, "_answer", fail)
+    with pytest.raises(KeyboardInterrupt):
+        qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options)
+    monkeypatch.setattr(WindowWorker, "_answer", answer)
+    with pytest.raises(UserInputError, match="`ray` was True and is False"):
+        qdqbert.run(
+            classifier, folder, tmp_path / "a.jsonl", **{**options, "ray": None}, resume=True
+        )
+    report = qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options, resume=True)
+    assert report.resumed_rows == 4
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
+    (source,) = slices(open_source(str(folder / "a.jsonl")), 0, 4)
+    (folder / "a.jsonl").unlink()
+    (packed,) = read_windows({"value": [pickle.dumps(source)]})
+    failure = pickle.loads(packed["value"][0])
+    assert "does not exist any more" in str(failure.error)
+    worker = WindowWorker(None, None, None)  # type: ignore[arg-type]
+    assert pickle.loads(worker(packed)["value"][0]).error.args == failure.error.args
+
+
+def test_stdin_is_refused(classifier) -> None:
+    with pytest.raises(UserInputError, match="nodes of a cluster cannot read stdin") as caught:
+        qdqbert.run(classifier, "-", "a.jsonl", ray=True)
+    assert caught.value.argument == "ray"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--ray"], ["--ray=auto"]),
+        (["--ray", "model"], ["--ray=auto", "model"]),
+        (["--ray", "-i", "a"], ["--ray=auto", "-i", "a"]),
+        (["--ray", "10.0.0.1:6379", "model"], ["--ray", "10.0.0.1:6379", "model"]),
+        (["--ray", "ray://head:10001"], ["--ray", "ray://head:10001"]),
+        (["--ray=head:6379"], ["--ray=head:6379"]),
+    ],
+)
+def test_the_address_can_be_left_out(words, expected) -> None:
+    assert COMMAND.rewrite(words) == expected
+
+
+# Kills a worker when the first answers are there, and hundreds of windows are not.
+KILL_A_WORKER = """
+import dataclasses, contextlib, json, os, signal, sys
+from pathlib import Path
+
+import ray
+
+import qdqbert
+from qdqbert.inference import load
+
+model, rows, output = sys.argv[1:]
+for engine, schedule in load._SCHEDULES.items():
+    load._SCHEDULES[engine] = dataclasses.replace(schedule, window=16)
+ray.init(address="local", num_cpus=2, include_dashboard=False)
+killed, seen = [], set()
+
+
+def workers():
+    # Workers of other clusters on this machine have other parents.
+    parents, found = {}, []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if (path / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
+                found.append(int(path.name))
+    for pid in found:
+        parent = pid
+        while parent and parent != os.getpid():
+            parent = parents.get(parent, 0)
+        if parent:
+            yield pid
+
+
+class KillOne:
+    @contextlib.contextmanager
+    def stage(self, title, total=None):
+        yield lambda: None
+
+    @contextlib.contextmanager
+    def throughput(self, title, total=None):
+        def advance(**done):
+            pids = set(workers())
+            seen.update(pids)
+            if not killed:
+                killed.append(min(pids))
+                os.kill(killed[0], signal.SIGKILL)
+
+        yield advance
+
+
+report = qdqbert.run(
+    model, rows, output, ray=True, threads=1, engine="onnxruntime", on_error="skip",
+    progress=KillOne(),
+)
+assert killed and len(seen) > 1
+assert ray.is_initialized()
+print(json.dumps([report.rows, report.skipped]))
+"""
+
+
+def run_python(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_and_repeats_no_row(quantized, tmp_path) -> None:
+    pytest.importorskip("ray")
+    model = quantized("classifier").directory
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name, start in (("a", 0), ("b", 3000)):
+        rows = [{"id": start + index, "text": f"the cat {index}"} for index in range(3000)]
+        rows[7]["text"] = ""
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = run_python("-c", KILL_A_WORKER, model, folder, f"{tmp_path}/answers/")
+    assert done.returncode == 0, done.stderr
+    # Ray prints lines about the worker, too.
+    assert "[5998, 2]" in done.stdout.splitlines()
+    answered = rows_of(tmp_path / "answers")
+    assert [row["id"] for row in answered] == [
+        each for each in range(6000) if each not in (7, 3007)
+    ]
+    qdqbert.run(model, folder, tmp_path / "local.jsonl", engine="onnxruntime", on_error="skip")
+    assert [row["label"] for row in answered] == [
+        row["label"] for row in rows_of(tmp_path / "local.jsonl")
+    ]
+
+
+@pytest.mark.slow
+def test_the_command_starts_ray_and_prints_only_its_report(quantized, reviews, tmp_path) -> None:
+    pytest.importorskip("ray")
+    output = tmp_path / "a.parquet"
+    done = run_python(
+        *("-m", "qdqbert", "run", quantized("classifier").directory),
+        *("-i", reviews, "-o", output, "--ray", "local", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 11
+    assert "core_worker" not in done.stderr
+    assert [row["id"] for row in rows_of(output)] == list(range(11))
