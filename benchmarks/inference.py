@@ -15,7 +15,8 @@ in turn; the table has medians. Loading and the first 64 texts are not timed.
   left out on CPUs without it.
 - "CTranslate2": int8, sorted, batches of 4096 tokens. Left out if it is not installed.
 
-`--sweep` varies one choice of the schedule at a time. `--single` compares `model([text])` with the
+`--sweep` varies one choice of the schedule at a time. Texts per CPU second, which the comparison
+is based on, depend less on what else the machine does. `--single` compares `model([text])` with the
 engine's bare call.
 """
 
@@ -106,10 +107,7 @@ def compare(arguments: argparse.Namespace) -> None:
     print(f"{arguments.count} texts, {arguments.threads} threads, {arguments.rounds} rounds\n")
     print("| way | texts/s | relative to the first | peak memory, MB |")
     print("|---|---|---|---|")
-    rates = {
-        name: statistics.median(each["texts"] / each["seconds"] for each in rounds)
-        for name, rounds in results.items()
-    }
+    rates = {name: rate_of(rounds, "seconds") for name, rounds in results.items()}
     first = next(iter(rates.values()))
     for name, rate in rates.items():
         memory = max(each["peak_mb"] for each in results[name])
@@ -117,20 +115,27 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    print("| engine | choice | value | texts/s | relative to the default |")
-    print("|---|---|---|---|---|")
+    print("| engine | choice | value | texts/s | texts per CPU second | relative to the default |")
+    print("|---|---|---|---|---|---|")
     for engine in ENGINES:
-        runs: dict[tuple[str, int], list[float]] = {("default", 0): []}
+        runs: dict[tuple[str, int], list[dict[str, float]]] = {("default", 0): []}
         runs |= {(name, value): [] for name, values in SWEEPS.items() for value in values}
         for _ in range(arguments.rounds):
-            for (name, value), rates in runs.items():
+            for (name, value), found in runs.items():
                 schedule = {name: value} if value else {}
-                found = in_process(arguments, f"{engine}, qdqbert", schedule)
-                rates.append(found["texts"] / found["seconds"])
-        default = statistics.median(runs["default", 0])
-        for (name, value), rates in runs.items():
-            rate = statistics.median(rates)
-            print(f"| {engine} | {name} | {value} | {rate:.0f} | {rate / default:.2f} |")
+                found.append(in_process(arguments, f"{engine}, qdqbert", schedule))
+        default = rate_of(runs["default", 0], "cpu_seconds")
+        for (name, value), found in runs.items():
+            rates = [rate_of(found, each) for each in ("seconds", "cpu_seconds")]
+            print(
+                f"| {engine} | {name} | {value} | {rates[0]:.0f} | {rates[1]:.0f} | "
+                f"{rates[1] / default:.2f} |",
+                flush=True,
+            )
+
+
+def rate_of(rounds: list[dict[str, float]], unit: str) -> float:
+    return statistics.median(each["texts"] / each[unit] for each in rounds)
 
 
 def in_process(
@@ -154,12 +159,12 @@ def run_one(arguments: argparse.Namespace) -> dict[str, float]:
     texts = read_texts(arguments.texts, arguments.count)
     for _ in embed(iter(texts[:WARM_UP])):
         pass
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     count = sum(1 for _ in embed(iter(texts)))
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     assert count == len(texts)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"texts": count, "seconds": seconds, "peak_mb": peak}
+    return {"texts": count, "seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak}
 
 
 def read_texts(path: Path, count: int) -> list[str]:

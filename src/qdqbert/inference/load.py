@@ -33,9 +33,7 @@ from qdqbert.machine import usable_cores
 _LOGGER = logging.getLogger("qdqbert")
 
 _SCHEDULES: dict[str, Schedule] = {
-    "onnxruntime": Schedule(
-        plan=BatchPlan(tokens=2048, multiple=1), window=2048, single_tokens=512
-    ),
+    "onnxruntime": Schedule(plan=BatchPlan(tokens=384, multiple=1), window=2048, single_tokens=512),
     "openvino": Schedule(plan=BatchPlan(tokens=2048, multiple=8), window=2048, single_tokens=512),
 }
 _MODELS: dict[str, type[Model]] = {
