@@ -23,14 +23,14 @@ from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_
 from qdqbert.calibration.statistics import (
     CombinedObserver,
     HistogramObserver,
-    Observer,
+    MergeableObserver,
     choose_ranges,
 )
 from qdqbert.numerics.ranges import Calibrator
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Range, Site, Smoothing, weight_site_of
 
-Run = Callable[[Observer, Mapping[str, Tensor]], None]
+Run = Callable[[MergeableObserver, Mapping[str, Tensor]], None]
 """Runs a model once over all batches. Passes each batch's mask `(batch, seq)` to the observer, then
 each activation, multiplied by its scale if the mapping has one for its site."""
 

@@ -49,6 +49,8 @@ class ResidualErrorObserver:
         self._mask = torch.ones(())
         self._left = dict.fromkeys(self.errors, _TOKENS_IN_ALL)
         self._waiting: dict[str, tuple[str, Tensor]] = {}
+        # Errors of each batch, by which another observer knows how much of them still counts.
+        self._batches: list[tuple[str, Tensor, int]] = []
 
     def start_batch(self, attention_mask: Tensor) -> None:
         """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
@@ -71,8 +73,18 @@ class ResidualErrorObserver:
         local, residual = local[self._mask], residual[self._mask]
         step = max(1, math.ceil(len(local) / _TOKENS))
         local, residual = local[::step].float(), residual[::step].float()
-        self.errors[add + LOCAL] += self._errors(local, residual)
-        self._left[add + LOCAL] -= len(local)
+        self._add(add + LOCAL, self._errors(local, residual), len(local))
+
+    def absorb_(self, other: ResidualErrorObserver) -> None:
+        """See `MergeableObserver`. Batches count until the tokens of this observer are used up."""
+        for name, errors, tokens in other._batches:
+            if self._left[name] > 0:
+                self._add(name, errors, tokens)
+
+    def _add(self, name: str, errors: Tensor, tokens: int) -> None:
+        self.errors[name] += errors
+        self._left[name] -= tokens
+        self._batches.append((name, errors, tokens))
 
     def _errors(self, local: Tensor, residual: Tensor) -> Tensor:
         wanted = _normalized(local + residual)

@@ -56,6 +56,15 @@ class ChannelAmaxObserver:
         torch.maximum(before, seen, out=before)
         self._last = (x, site.name)
 
+    def absorb_(self, other: ChannelAmaxObserver) -> None:
+        """See `MergeableObserver`."""
+        for leader, members in other.groups.items():
+            seen = other.amax[leader]
+            before = self.amax.setdefault(leader, seen)
+            torch.maximum(before, seen, out=before)
+            self.amax.update(dict.fromkeys(members, before))
+        self._leader.update(other._leader)
+
     @property
     def groups(self) -> dict[str, list[str]]:
         """Sites that read the same tensor, by the first of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,10 +31,17 @@ class Observer(Protocol):
         """See the value at a site."""
 
 
+class MergeableObserver(Observer, Protocol):
+    """An observer that can continue with what another one saw."""
+
+    def absorb_(self, other: Any) -> None:
+        """Add what an observer of the same kind saw in later batches, as if this one had."""
+
+
 class CombinedObserver:
     """Pass everything on to several observers, in order."""
 
-    def __init__(self, *observers: Observer) -> None:
+    def __init__(self, *observers: MergeableObserver) -> None:
         self._observers = observers
 
     def start_batch(self, attention_mask: Tensor) -> None:
@@ -46,6 +53,11 @@ class CombinedObserver:
         """See `Observer`."""
         for observer in self._observers:
             observer.observe(site, x)
+
+    def absorb_(self, other: CombinedObserver) -> None:
+        """See `MergeableObserver`."""
+        for mine, theirs in zip(self._observers, other._observers, strict=True):
+            mine.absorb_(theirs)
 
 
 class HistogramObserver:
@@ -89,6 +101,11 @@ class HistogramObserver:
                 ) from error
             self._last = (x, site.sequence_axes, seen)
         self.statistics[site.name] = _absorb_(self.statistics[site.name], seen)
+
+    def absorb_(self, other: HistogramObserver) -> None:
+        """See `MergeableObserver`."""
+        for name, seen in other.statistics.items():
+            self.statistics[name] = _absorb_(self.statistics[name], seen)
 
     def _without_padding(self, site: Site, x: Tensor) -> Tensor:
         if self._mask is None:

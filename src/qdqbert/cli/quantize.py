@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.cli._command import Command
+from qdqbert.cli._ray_address import with_ray_address
 from qdqbert.cli._tables import quantize_table
 from qdqbert.verbs.quantize import quantize
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -13,6 +14,7 @@ COMMAND = Command(
     options=QuantizeOptions,
     positional=("model",),
     render=quantize_table,
+    rewrite=with_ray_address,
     example=(
         "qdqbert quantize ./my-classifier -o ./my-classifier-int8 --calibration-data train.csv "
         "--target onnxruntime --target openvino"

@@ -131,6 +131,28 @@ def _quiet() -> Iterator[None]:
             each.setLevel(level)
 
 
+@contextlib.contextmanager
+def reporting(ray: Any) -> Iterator[None]:
+    """Turn errors of Ray into messages."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()
+        raise UserInputError(
+            f"`ray`: Ray stopped the run: {reason[-1] if reason else type(error).__name__}"
+        ) from error
+
+
+def address_of(option: bool | str | None) -> str | None:
+    """Return the address that an option `ray` names; `None` for the cluster that Ray finds."""
+    return None if option in (True, ANY_CLUSTER) else str(option)
+
+
+def alive_nodes(ray: Any) -> list[Mapping[str, float]]:
+    """Return the resources of each node of the cluster, by Ray's names."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def divide(
     nodes: Sequence[Mapping[str, float]], threads: int | None, *, on_gpu: bool = False
 ) -> ActorGroups:

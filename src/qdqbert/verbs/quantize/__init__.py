@@ -40,6 +40,7 @@ def quantize(
     recalibrate_weights: bool = False,
     ranges_from: str | Path | None = None,
     seed: int = 0,
+    ray: bool | str | None = None,
     calibrator: CalibratorName | None = None,
     percentile: float | None = None,
     calibration_samples: int = 300,
@@ -102,6 +103,8 @@ def quantize(
         ranges_from: Folder that an earlier call wrote for the same model. Its ranges are used
             again, for other targets or settings.
         seed: Seed that draws the calibration examples.
+        ray: Calibrate on a Ray cluster, or on the one with this address. Ray is started on this
+            machine if there is none.
         calibrator: Rule that turns statistics into ranges. The default is "percentile" when
             quantizing and "mse" when training. One of "max", "percentile", "mse", "entropy".
         percentile: Percentage of magnitudes that a range covers, for the calibrator "percentile";

@@ -40,12 +40,15 @@ class CalibrationOptions(CalibratorOptions):
         ranges_from: Folder that an earlier call wrote for the same model. Its ranges are used
             again, for other targets or settings.
         seed: Seed that draws the calibration examples.
+        ray: Calibrate on a Ray cluster, or on the one with this address. Ray is started on this
+            machine if there is none.
     """
 
     recalibrate: bool = False
     recalibrate_weights: bool = False
     ranges_from: str | None = None
     seed: int = 0
+    ray: bool | str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,13 +131,15 @@ class QuantizeOptions(
                 f"`model={self.model!r}` are fixed. Leave `pooling` out.",
                 argument="pooling",
             )
+        if self.ray is False:
+            object.__setattr__(self, "ray", None)
         check_percentile(self, self.calibrator_used)
         if self.ranges_from is not None:
             self._check_reuse()
 
     def _check_reuse(self) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ("calibrator", "percentile", "calibration_samples", "recalibrate"):
+        for name in ("calibrator", "percentile", "calibration_samples", "recalibrate", "ray"):
             if getattr(self, name) != defaults[name]:
                 raise UserInputError(
                     f"`{name}` applies to a new calibration, and "

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from qdqbert.artifact import RANGES, Artifact, open_artifact, read_training
+from qdqbert.calibration.calibrate import run_passes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.ranges_file import read_ranges
@@ -20,6 +21,7 @@ from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, is_weight
 from qdqbert.targets.target import Plan
+from qdqbert.verbs.quantize.cluster import cluster_run
 from qdqbert.verbs.quantize.graphs import digest_weights
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource, StoredQuantizers
@@ -183,7 +185,12 @@ def _calibrate(
     )
     total = len(calibration_plan.passes) * len(batches)
     with progress.stage("Calibrating", total) as advance:
-        return sited.calibrate(calibration_plan, batches, advance)
+        names = [site.name for site in calibration_plan.sites]
+        if options.ray is None:
+            return run_passes(sited.observed_run(names, batches, advance), calibration_plan)
+        groups = {site.group for site in sited.sites}
+        with cluster_run(options, groups, names, batches, advance) as run:
+            return run_passes(run, calibration_plan)
 
 
 def _has_all_ranges(stored: StoredQuantizers) -> bool:

@@ -10,7 +10,6 @@ order of the rows has to be reported.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import pickle
@@ -22,7 +21,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import chunks
 from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
-from qdqbert.integrations.ray_cluster import ANY_CLUSTER, divide, open_ray
+from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.outputs import Writer
 from qdqbert.tables.rows import BadRow, Row
@@ -171,12 +170,10 @@ def cluster_blocks(
     Raises:
         UserInputError: A file or a row of the input cannot be used, or Ray cannot run.
     """
-    address = None if options.ray in (True, ANY_CLUSTER) else str(options.ray)
     last = start - 1
-    with open_ray(address) as ray, _reporting(ray):
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    with open_ray(address_of(options.ray)) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
-        groups = divide(nodes, options.threads, on_gpu=on_gpu)
+        groups = divide(alive_nodes(ray), options.threads, on_gpu=on_gpu)
         changes: dict[str, Any] = {
             "model": str(Path(options.model).absolute()),
             "engine": model.engine,
@@ -215,15 +212,3 @@ def cluster_blocks(
 
 def _packed(*values: Any) -> dict[str, list[bytes]]:
     return {_VALUE: [pickle.dumps(value) for value in values]}
-
-
-@contextlib.contextmanager
-def _reporting(ray: Any) -> Iterator[None]:
-    """Turn errors of Ray into messages."""
-    try:
-        yield
-    except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()
-        raise UserInputError(
-            f"`ray`: Ray stopped the run: {reason[-1] if reason else type(error).__name__}"
-        ) from error

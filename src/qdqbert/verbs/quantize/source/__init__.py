@@ -14,7 +14,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import CalibrationPlan
+from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
@@ -95,13 +95,16 @@ class SitedSource(Protocol):
 
     sites: tuple[Site, ...]
 
-    def calibrate(
-        self,
-        plan: CalibrationPlan,
-        batches: Sequence[Batch],
-        advance: Advance,
-    ) -> Calibration:
-        """Choose ranges. Calls `advance` after each batch of each pass."""
+    def observed_run(
+        self, names: Collection[str], batches: Sequence[Batch], advance: Advance
+    ) -> Run:
+        """Return what runs the model over all batches and shows its activations.
+
+        Args:
+            names: Sites that are observed.
+            batches: The inputs.
+            advance: Called after each batch.
+        """
         ...
 
     def graph(self) -> ir.Model:

@@ -11,9 +11,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibrate import as_tensors, run_observed, run_passes
+from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import CalibrationPlan
+from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
@@ -78,14 +78,14 @@ class SitedCheckpoint:
         self._graph: ir.Model | None = None
         self.sites = self._sited.sites
 
-    def calibrate(
-        self, plan: CalibrationPlan, batches: Sequence[Batch], advance: Advance
-    ) -> Calibration:
-        """Choose ranges; see `SitedSource`."""
-        run = functools.partial(
+    def observed_run(
+        self, names: Collection[str], batches: Sequence[Batch], advance: Advance
+    ) -> Run:
+        """Return what runs the model and shows its activations; see `SitedSource`."""
+        del names
+        return functools.partial(
             run_observed, self._sited, self._forward, as_tensors(batches), advance=advance
         )
-        return run_passes(run, plan)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight of each linear layer; see `SitedSource`."""

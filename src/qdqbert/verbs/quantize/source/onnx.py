@@ -9,9 +9,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibrate import run_passes
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import CalibrationPlan
+from qdqbert.calibration.passes import Run
 from qdqbert.calibration.statistics import Observer
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
@@ -131,12 +130,12 @@ class SitedOnnx:
         self._path, self._scratch = path, scratch
         self.sites = sited.sites
 
-    def calibrate(
-        self, plan: CalibrationPlan, batches: Sequence[Batch], advance: Advance
-    ) -> Calibration:
-        """Choose ranges; see `SitedSource`."""
+    def observed_run(
+        self, names: Collection[str], batches: Sequence[Batch], advance: Advance
+    ) -> Run:
+        """Return what runs the model and shows its activations; see `SitedSource`."""
         path = self._scratch / "observed.onnx"
-        observed = ObservedGraph(self._sited, path, sites={site.name for site in plan.sites})
+        observed = ObservedGraph(self._sited, path, sites=set(names))
         for batch in batches:
             check_token_ids(batch.inputs, self._path, self._vocabulary_size)
 
@@ -144,7 +143,7 @@ class SitedOnnx:
             with engine_errors(self._path):
                 observed.run(batches, observer, scales, advance)
 
-        return run_passes(run, plan)
+        return run
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight of each linear layer; see `SitedSource`."""
