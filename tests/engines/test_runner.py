@@ -55,6 +55,23 @@ def test_a_float_precision_can_be_asked_for(model, engine) -> None:
     assert runner.precision in ("float32", "f32")
 
 
+@pytest.mark.openvino
+def test_threads_are_bound_to_cores_only_if_all_are_used(model, monkeypatch) -> None:
+    module = pytest.importorskip("qdqbert.engines.openvino")
+    seen = []
+    compile_model = module.openvino.Core.compile_model
+
+    def record(core, model, device, settings):
+        seen.append(settings["ENABLE_CPU_PINNING"])
+        return compile_model(core, model, device, settings)
+
+    monkeypatch.setattr(module.openvino.Core, "compile_model", record)
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    for threads in (1, 2):
+        open_runner("openvino", model, threads=threads)
+    assert seen == [False, True]
+
+
 def test_an_unknown_engine_lists_the_known_ones(model) -> None:
     with pytest.raises(UserInputError, match=r"Engine 'tpu' is unknown\. Known: onnxruntime, o"):
         open_runner("tpu", model)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
+from qdqbert.machine import usable_cores
 
 with openvino_telemetry_disabled():
     import openvino
@@ -54,6 +55,8 @@ class OpenVinoRunner:
             settings["NUM_STREAMS"] = streams
         if threads:
             settings["INFERENCE_NUM_THREADS"] = threads * streams
+            # OpenVINO binds threads to the first cores, which several processes would then share.
+            settings["ENABLE_CPU_PINNING"] = threads * streams >= usable_cores()
         compiled = openvino.Core().compile_model(model, "CPU", settings)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         # A tensor has several names where a Cast was removed. Prefer the name in the file.

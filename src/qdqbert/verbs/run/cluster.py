@@ -33,6 +33,10 @@ from qdqbert.verbs.run.windows import Block, WindowedRun
 # take it.
 _BLOCK_BYTES = 1
 
+# Windows that an actor has, the running one included. More of them would leave other actors idle at
+# the end of the input.
+_WINDOWS_OF_ACTOR = 2
+
 _VALUE = "value"
 
 
@@ -199,7 +203,9 @@ def cluster_blocks(
                 batch_size=None,
                 num_cpus=groups.threads,
                 num_gpus=groups.gpus or None,
-                compute=ray.data.ActorPoolStrategy(size=groups.actors),
+                compute=ray.data.ActorPoolStrategy(
+                    size=groups.actors, max_tasks_in_flight_per_actor=_WINDOWS_OF_ACTOR
+                ),
             )
             for batch in data.iter_batches(batch_size=None, batch_format="numpy"):
                 for value in batch[_VALUE]:
