@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from training_files import Files, Interrupted, stop_before_batch
 
 import qdqbert
 from qdqbert.verbs.train import run as train_run
 from task_files import HEADS
+from training_files import Files, Interrupted, stop_before_batch
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
-from training_files import QUICK, files_left
 from transformers import AutoModelForSequenceClassification
 
 import qdqbert
 from qdqbert.errors import UserInputError
 from qdqbert.models.loading import load_model
 from task_files import SENTIMENT, plain
+from training_files import QUICK, files_left
 
 
 def log_probabilities(folder: Path, texts: list[str]) -> torch.Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from training_files import Interrupted, assert_same_weights, before_batch, files_left
 
 import qdqbert
 from qdqbert.errors import (
@@ -25,6 +24,7 @@ from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs.train import run as train_run
 from task_files import labeled
+from training_files import Interrupted, assert_same_weights, before_batch, files_left
 
 # Size in bytes. The weights have 200 kB, and every other file less.
 SMALL = 50_000

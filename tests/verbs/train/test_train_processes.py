@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from training_files import files_left
 
 import qdqbert
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
+from training_files import files_left
 
 KILLED = """
 import os, signal

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.training.checkpoints import last_checkpoint
 from training_files import (
     QUICK,
     Interrupted,
@@ -17,10 +21,6 @@ from training_files import (
     record_of,
     stop_before_batch,
 )
-
-import qdqbert
-from qdqbert.errors import UserInputError
-from qdqbert.training.checkpoints import last_checkpoint
 
 # 16 examples make 4 steps an epoch, 8 in all. Checkpoints are written after 3 and 6 steps, the
 # second one in the second epoch.

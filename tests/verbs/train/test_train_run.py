@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_files import QUICK, Files, before_batch, record_of, recording, weights_of
 from transformers import AutoModelForSequenceClassification
 
 import qdqbert
@@ -35,6 +34,7 @@ from qdqbert.verbs.train import scorer
 from qdqbert.verbs.train.run import set_dropout_
 from qdqbert.verbs.train.scorer import Scorer
 from task_files import DOC_STRIDE, HEADS, WORDS, plain
+from training_files import QUICK, Files, before_batch, record_of, recording, weights_of
 
 CLASSIFICATION = "text-classification"
 # Quantizers of a layer. Heads have none.
