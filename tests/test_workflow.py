@@ -349,6 +349,7 @@ def run_example(monkeypatch, capsys) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.slow
 def test_the_imdb_example_goes_from_reviews_to_a_graph(trained, run_example, tmp_path) -> None:
     made = trained("text-classification")
     for split, path in (("train", made.train), ("test", made.dev)):

@@ -236,7 +236,7 @@ def test_a_failure_during_calibration_leaves_nothing(checkpoints, tmp_path, monk
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqbert.verbs.quantize.source.checkpoint.run_passes", stop)
+    monkeypatch.setattr("qdqbert.verbs.quantize.ranges.run_passes", stop)
     with pytest.raises(KeyboardInterrupt):
         qdqbert.quantize(checkpoints("bert"), tmp_path / "out", benchmark=False)
     assert list(tmp_path.iterdir()) == []
