@@ -278,6 +278,7 @@ def test_calibration_alone_keeps_the_score_on_each_engine(
     assert score == pytest.approx(trained(task).score, abs=1)
 
 
+@pytest.mark.slow
 def test_the_full_recipe_keeps_the_score_calibrated_trained_and_as_a_graph(
     trained, tmp_path
 ) -> None:

@@ -488,7 +488,12 @@ def test_a_signal_stops_a_command_and_its_partial_folder_is_removed(
         signal.raise_signal(number)
 
     monkeypatch.setattr("qdqbert.verbs.quantize.run.open_source", interrupt)
-    assert message in fails(quantize, status=status)
+    # A shell that starts the tests in the background turns SIGINT off.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert message in fails(quantize, status=status)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not list(out.parent.glob("*out*"))
 
 

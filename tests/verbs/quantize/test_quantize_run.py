@@ -26,6 +26,7 @@ DENSE = "dense._weight_quantizer"
 FLOAT_MS = {"onnxruntime": 2.0, "openvino": 4.0}
 
 
+@pytest.mark.slow
 @pytest.mark.demo
 def test_the_demo_is_accurate_small_and_exact_on_each_engine(
     demo_package, tmp_path, monkeypatch
