@@ -74,8 +74,9 @@ def encode(
     columns = [texts] if pairs is None else [texts, pairs]
     for chunk in zip(*map(in_chunks, columns), strict=True):
         uncut = tokenizer(*chunk, verbose=False)
-        truncated += sum(len(ids) > max_length for ids in uncut["input_ids"])
-        cut = tokenizer(*chunk, truncation=True, max_length=max_length)
+        longer = sum(len(ids) > max_length for ids in uncut["input_ids"])
+        truncated += longer
+        cut = tokenizer(*chunk, truncation=True, max_length=max_length) if longer else uncut
         inputs += [
             {name: np.array(cut[name][index], dtype=np.int32) for name in input_names}
             for index in range(len(chunk[0]))
@@ -130,10 +131,16 @@ def make_batch(encoded: Encoded, indices: Sequence[int]) -> Batch:
     return Batch(indices=tuple(indices), inputs=inputs)
 
 
-def stack_padded(arrays: Sequence[NDArray[Any]], filler: int) -> NDArray[np.int64]:
-    """Stack arrays `(..., tokens)` to `(batch, ..., longest)`, int64, padded with `filler`."""
-    longest = max(array.shape[-1] for array in arrays)
-    padded = np.full((len(arrays), *arrays[0].shape[:-1], longest), filler, dtype=np.int64)
+def stack_padded(
+    arrays: Sequence[NDArray[Any]], filler: int, *, length: int | None = None
+) -> NDArray[np.int64]:
+    """Stack arrays `(..., tokens)` to `(batch, ..., length)`, int64, padded with `filler`.
+
+    The length is that of the longest array by default.
+    """
+    if length is None:
+        length = max(array.shape[-1] for array in arrays)
+    padded = np.full((len(arrays), *arrays[0].shape[:-1], length), filler, dtype=np.int64)
     for target, array in zip(padded, arrays, strict=True):
         target[..., : array.shape[-1]] = array
     return padded

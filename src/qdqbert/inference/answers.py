@@ -10,6 +10,7 @@ from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.fill_mask import MaskFiller
+from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
 from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
@@ -225,6 +226,19 @@ TASKS: Mapping[type[Model], TaskEntry] = {
         values=lambda answer, _: (answer["label"], answer["score"], answer["scores"]),
     ),
 }
+
+
+def load_model(options: RowOptions) -> Model:
+    """Load the model that options name; see `load`."""
+    model: Model = load(
+        options.model,
+        engine=options.engine,
+        provider=options.provider,
+        target=options.target,
+        threads=options.threads,
+        batch_invariant=options.batch_invariant,
+    )
+    return model
 
 
 def read_item(

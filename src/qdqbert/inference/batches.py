@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoding import stack_padded
+
 Feature = Mapping[str, NDArray[Any]]
 """One model input by name. Arrays `(tokens,)`, or `(choices, tokens)` for multiple choice."""
 
@@ -66,15 +68,10 @@ def stack(
     Returns:
         int64 arrays by name, `(batch, ..., length)`.
     """
-    stacked = {}
-    for name in features[0]:
-        first = features[0][name]
-        array = np.full((len(features), *first.shape[:-1], length), padding[name], dtype=np.int64)
-        for row, feature in zip(array, features, strict=True):
-            values = feature[name]
-            row[..., : values.shape[-1]] = values
-        stacked[name] = array
-    return stacked
+    return {
+        name: stack_padded([feature[name] for feature in features], padding[name], length=length)
+        for name in features[0]
+    }
 
 
 def chunks(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -15,6 +15,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.model import Loaded, Model, TextEncoder, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
+from qdqbert.tasks.feature_extraction import sentence_vectors
 
 Embedding = NDArray[np.float32]
 
@@ -53,12 +54,7 @@ class _Embed(_Prompted):
         self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
     ) -> Sequence[Embedding]:
         del features
-        if "sentence_embedding" in outputs:
-            vectors = outputs["sentence_embedding"]
-        else:
-            mask = inputs["attention_mask"][..., None].astype(np.float32)
-            vectors = (outputs["last_hidden_state"] * mask).sum(axis=1) / mask.sum(axis=1)
-        vectors = vectors[:, : self.dimensions]
+        vectors = sentence_vectors(outputs, inputs["attention_mask"])[:, : self.dimensions]
         if self.normalize:
             norms = np.linalg.norm(vectors, axis=1, keepdims=True)
             # As torch.nn.functional.normalize, which returns zeros for zeros.

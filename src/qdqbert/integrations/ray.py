@@ -14,10 +14,10 @@ from qdqbert.inference.answers import (
     TaskEntry,
     answer_columns,
     entry_of,
+    load_model,
     read_item,
     text_columns,
 )
-from qdqbert.inference.load import load
 from qdqbert.inference.options import RowOptions
 from qdqbert.integrations.batches import BatchKind, kind_of
 
@@ -98,14 +98,7 @@ class Predictor:
 
     @functools.cached_property
     def _model(self) -> Any:
-        return load(
-            self._options.model,
-            engine=self._options.engine,
-            provider=self._options.provider,
-            target=self._options.target,
-            threads=self._options.threads,
-            batch_invariant=self._options.batch_invariant,
-        )
+        return load_model(self._options)
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch with the columns of the answers.

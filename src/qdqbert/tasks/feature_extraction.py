@@ -48,15 +48,31 @@ def _encode(
     )
 
 
+def sentence_vectors(
+    outputs: Mapping[str, NDArray[np.float32]], attention_mask: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return the sentence embeddings or, for a plain encoder, the mean of the token states.
+
+    Args:
+        outputs: Outputs of the graph by name.
+        attention_mask: 1 for tokens, 0 for padding. Shape `(batch, tokens)`.
+
+    Returns:
+        Shape `(batch, hidden)`.
+    """
+    if "sentence_embedding" in outputs:
+        return outputs["sentence_embedding"]
+    mask = attention_mask[..., None].astype(np.float32)
+    sums = (outputs["last_hidden_state"] * mask).sum(axis=1)
+    means: NDArray[np.float32] = sums / mask.sum(axis=1)
+    return means
+
+
 def _predictions(
     outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
 ) -> list[Prediction]:
-    """Return the sentence embeddings or, for a plain encoder, the mean of the token states."""
     del features
-    if "sentence_embedding" in outputs:
-        return list(outputs["sentence_embedding"])
-    mask = batch.inputs["attention_mask"][..., None].astype(np.float32)
-    return list((outputs["last_hidden_state"] * mask).sum(axis=1) / mask.sum(axis=1))
+    return list(sentence_vectors(outputs, batch.inputs["attention_mask"]))
 
 
 def _metrics(

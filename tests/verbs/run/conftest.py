@@ -14,6 +14,7 @@ import pytest
 import qdqbert
 from qdqbert.inference import load
 from qdqbert.inference.model import Model
+from qdqbert.inference.options import RowOptions
 from qdqbert.verbs.run import pipeline
 
 WINDOW = 4
@@ -34,11 +35,20 @@ def load_once(monkeypatch, small_windows) -> None:
     """Keep models of the test loaded."""
 
     @functools.cache
-    def loaded(path: str, **options: Any) -> Any:
-        options["engine"] = options["engine"] or "onnxruntime"
-        return qdqbert.load(path, **{**options, "threads": options["threads"] or 2})
+    def load(path: str, **options: Any) -> Any:
+        return qdqbert.load(path, **options)
 
-    monkeypatch.setattr(pipeline, "load", loaded)
+    def loaded(options: RowOptions) -> Any:
+        return load(
+            options.model,
+            engine=options.engine or "onnxruntime",
+            provider=options.provider,
+            target=options.target,
+            threads=options.threads or 2,
+            batch_invariant=options.batch_invariant,
+        )
+
+    monkeypatch.setattr(pipeline, "load_model", loaded)
     monkeypatch.setattr(Model, "close", lambda model: None)
 
 

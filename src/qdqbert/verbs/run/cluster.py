@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import UserInputError
+from qdqbert.inference.answers import load_model
 from qdqbert.inference.batches import chunks
-from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
 from qdqbert.tables.inputs import Source
@@ -136,14 +136,7 @@ class WindowWorker:
             return rows
         try:
             if self._model is None:
-                self._model = load(
-                    self._options.model,
-                    engine=self._options.engine,
-                    provider=self._options.provider,
-                    target=self._options.target,
-                    threads=self._options.threads,
-                    batch_invariant=self._options.batch_invariant,
-                )
+                self._model = load_model(self._options)
             task = row_task(self._model, self._columns, self._options, reject=lambda row: None)
             run = WindowedRun(self._model, task, lambda **done: None)
             # Not the first row: few rows are run as those of any other window.

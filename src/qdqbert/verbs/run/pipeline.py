@@ -16,8 +16,7 @@ from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
 from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.inference.answers import entry_of
-from qdqbert.inference.load import load
+from qdqbert.inference.answers import entry_of, load_model
 from qdqbert.inference.model import Model
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.progress import Advance, Progress
@@ -148,14 +147,7 @@ def run_pipeline(
             f"`output={options.output!r}` is a file of the input. Pass another `output`.",
             argument="output",
         )
-    with load(
-        options.model,
-        engine=options.engine,
-        provider=options.provider,
-        target=options.target,
-        threads=options.threads,
-        batch_invariant=options.batch_invariant,
-    ) as model:
+    with load_model(options) as model:
         entry = entry_of(model, options)
         rows = source.rows()
         head = list(itertools.islice(rows, _HEAD_ROWS))
