@@ -52,6 +52,49 @@ def test_options_normalize_truncate_and_add_a_prompt(plain) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def chunks_of(tokenizer, prompt, text, overlap, limit):
+    """Return the token ids of the chunks of a text, without special tokens, by slicing."""
+    first, ids = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (prompt, text))
+    room = limit - 2 - len(first)
+    if len(ids) <= room:
+        return [ids]
+    return [ids[at : at + room] for at in range(0, len(ids) - overlap, room - overlap)]
+
+
+@pytest.mark.parametrize(("overlap", "prompt"), [(0, ""), (7, ""), (0, "the cat "), (50, "a ")])
+def test_long_texts_are_embedded_in_chunks(plain, overlap, prompt, caplog) -> None:
+    checkpoint, model = plain
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    texts = [*TEXTS, "in the night and the dog " * 30, "music of the river " * 16]
+    expected = []
+    for text in texts:
+        chunks = chunks_of(tokenizer, prompt, text, overlap, model.max_length)
+        embedded = [
+            states_of(checkpoint, prompt + tokenizer.decode(chunk)).mean(axis=0) for chunk in chunks
+        ]
+        weights = [len(chunk) for chunk in chunks] if len(chunks) > 1 else None
+        expected.append(np.average(embedded, axis=0, weights=weights))
+    found = model.encode(texts, chunk_overlap=overlap, prompt=prompt)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found[: len(TEXTS)], model.encode(TEXTS, prompt=prompt), atol=1e-6)
+    assert "were cut" not in caplog.text
+    model.encode(texts)
+    assert "2 of 7 inputs were longer than 64 tokens and were cut." in caplog.text
+
+
+def test_chunks_of_models_that_normalize_give_normalized_embeddings(quantized) -> None:
+    long = "in the night and the dog " * 30
+    with qdqbert.load(quantized("sentence").directory, engine="onnxruntime") as model:
+        whole = model.encode([long], chunk_overlap=0)[0]
+        assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-5)
+        # Dimensions are cut last, as for short texts.
+        cut = model.encode(long, chunk_overlap=0, truncate_dim=8)
+        np.testing.assert_allclose(cut, whole[:8], atol=1e-6)
+        scaled = model.encode(long, chunk_overlap=0, truncate_dim=8, normalize_embeddings=True)
+        np.testing.assert_allclose(scaled, cut / np.linalg.norm(cut), atol=1e-6)
+
+
 def test_token_embeddings_have_no_padding(plain) -> None:
     checkpoint, model = plain
     found = model.encode(TEXTS, output_value="token_embeddings")
@@ -69,6 +112,15 @@ def test_no_texts_give_no_embeddings(plain) -> None:
         ({"sentences": ["a", 3]}, "`sentences` has to be a text or a list of texts; item 1 is int"),
         ({"sentences": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
         ({"sentences": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
+        ({"sentences": "a", "chunk_overlap": 62}, "`chunk_overlap` must be .* below 62, .*got 62"),
+        (
+            {"sentences": "a", "chunk_overlap": 60, "prompt": "the cat "},
+            "below 60, .* 2 special ones and 2 tokens of the prompt; got 60",
+        ),
+        (
+            {"sentences": "a", "chunk_overlap": 0, "output_value": "token_embeddings"},
+            "applies to sentence embeddings only",
+        ),
     ],
 )
 def test_unusable_arguments_are_refused(plain, options, message) -> None:

@@ -69,7 +69,7 @@ def _always(*columns: Column) -> Columns:
 
 
 def _is_one(options: AnswerOptions) -> bool:
-    return options.top_k in (None, 1)
+    return options.top_k in (None, 1) and options.threshold is None
 
 
 def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
@@ -78,6 +78,7 @@ def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
         prompt=options.prompt,
         normalize_embeddings=options.normalize,
         truncate_dim=options.truncate_dim,
+        chunk_overlap=options.chunk_overlap,
     )
 
 
@@ -156,7 +157,7 @@ def _read_choices(fields: Mapping[str, Any]) -> dict[str, Any]:
 TASKS: Mapping[type[Model], TaskEntry] = {
     Embedder: TaskEntry(
         name="an embedder",
-        options=("normalize", "truncate_dim", "prompt", "prompt_name"),
+        options=("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
         columns=_always(Column(name="embedding", kind="numbers")),
         job=_embed,
         values=lambda answer, _: (answer,),
@@ -164,9 +165,9 @@ TASKS: Mapping[type[Model], TaskEntry] = {
     TextClassifier: TaskEntry(
         name="a classifier",
         pair="optional",
-        options=("top_k",),
+        options=("top_k", "threshold"),
         columns=_class_columns,
-        job=lambda model, options: model.job(top_k=options.top_k or 1),
+        job=lambda model, options: model.job(top_k=options.top_k or 1, threshold=options.threshold),
         values=_classes,
     ),
     Reranker: TaskEntry(

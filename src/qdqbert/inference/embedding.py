@@ -8,19 +8,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
-from qdqbert.inference.model import Loaded, Model, TextEncoder, rows_of
+from qdqbert.inference.model import Loaded, Model, TextEncoder, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
 from qdqbert.tasks.feature_extraction import sentence_vectors
+from qdqbert.tasks.lines import counted
 
 Embedding = NDArray[np.float32]
 
 # Prompts, the default prompt, and the number of dimensions to keep.
 _SETTINGS = "config_sentence_transformers.json"
+
+# Largest difference from 1 of the length of a vector that the graph normalized, in bfloat16 too.
+_LENGTH_TOLERANCE = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,16 +59,97 @@ class _Embed(_Prompted):
         self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
     ) -> Sequence[Embedding]:
         del features
-        vectors = sentence_vectors(outputs, inputs["attention_mask"])[:, : self.dimensions]
-        if self.normalize:
-            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-            # As torch.nn.functional.normalize, which returns zeros for zeros.
-            vectors = vectors / np.maximum(norms, 1e-12)
-        return list(vectors)
+        return list(self._finished(sentence_vectors(outputs, inputs["attention_mask"])))
 
     def answer(self, item: str, encoded: Encoded, values: Sequence[Embedding]) -> Embedding:
         del item, encoded
         return values[0]
+
+    def _finished(self, vectors: Embedding) -> Embedding:
+        """Return vectors `(..., dimensions)`, cut and scaled as requested."""
+        cut = vectors[..., : self.dimensions]
+        return _scaled(cut) if self.normalize else cut
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _EmbedInChunks(_Embed):
+    """The job of `encode` with `chunk_overlap`; see `Job`.
+
+    A long text makes a feature for each chunk: the special tokens, the prompt, and a part of the
+    text.
+
+    Attributes:
+        overlap: Number of tokens of a text that neighboring chunks share.
+        prompt_tokens: Number of tokens of the prompt alone.
+    """
+
+    overlap: int
+    prompt_tokens: int
+
+    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+        """Return the model inputs of each chunk of each text."""
+        encodings = self.tokenizer.cutting(None).encode_batch(
+            [self.prompt + item for item in items], offsets=bool(self.prompt)
+        )
+        return [self._chunks(each) for each in encodings]
+
+    def split(
+        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+    ) -> Sequence[Embedding]:
+        """Return the embedding of each feature as the graph computes it."""
+        del features
+        return list(sentence_vectors(outputs, inputs["attention_mask"]))
+
+    def answer(self, item: str, encoded: Encoded, values: Sequence[Embedding]) -> Embedding:
+        """Return the embedding of a text from those of its chunks."""
+        del item
+        if len(values) == 1:
+            return self._finished(values[0])
+        stacked = np.stack(values)
+        vector = np.average(stacked, axis=0, weights=encoded.context).astype(np.float32)
+        lengths = np.linalg.norm(stacked, axis=1)
+        if np.abs(lengths - 1).max() < _LENGTH_TOLERANCE:
+            vector = _scaled(vector)
+        return self._finished(vector)
+
+    def _chunks(self, encoding: tokenizers.Encoding) -> Encoded:
+        feature = feature_of(encoding, self.input_names)
+        count, limit = len(encoding.ids), self.tokenizer.max_length
+        if limit is None or count <= limit:
+            return Encoded(features=(feature,))
+        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        end = int(own[-1]) + 1
+        start = int(own[0]) + self._prompt_part(encoding, own)
+        room = limit - start - (count - end)
+        places = [
+            (first, min(first + room, end))
+            for first in range(start, end - self.overlap, room - self.overlap)
+        ]
+        return Encoded(
+            features=tuple(
+                {
+                    name: np.concatenate([values[:start], values[first:last], values[end:]])
+                    for name, values in feature.items()
+                }
+                for first, last in places
+            ),
+            context=[last - first for first, last in places],
+        )
+
+    def _prompt_part(self, encoding: tokenizers.Encoding, own: NDArray[np.int64]) -> int:
+        """Return the number of tokens that are in the prompt only."""
+        if not self.prompt:
+            return 0
+        ends = np.array([end for _, end in encoding.offsets])[own]
+        # The first token of the text can contain the last character of the prompt, a space.
+        return min(int((ends <= len(self.prompt)).sum()), self.prompt_tokens)
+
+
+def _scaled(vectors: Embedding) -> Embedding:
+    """Return vectors `(..., dimensions)`, scaled to length 1."""
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    # As torch.nn.functional.normalize, which returns zeros for zeros.
+    return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +188,7 @@ class Embedder(Model):
         output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        chunk_overlap: int | None = None,
     ) -> Any:
         """Compute embeddings, as `SentenceTransformer.encode` of sentence-transformers does.
 
@@ -118,6 +205,10 @@ class Embedder(Model):
                 end with normalization are, in any case.
             truncate_dim: Number of leading dimensions to keep, for models trained for it. The
                 folder's setting by default.
+            chunk_overlap: If given, texts that are longer than `max_length` are embedded in chunks
+                that share this number of tokens, 0 or more, instead of being cut. Each chunk has
+                the prompt. The embedding of the text is the mean of those of its chunks, weighted
+                by their numbers of tokens of the text, and scaled to length 1 if theirs are.
 
         Returns:
             float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
@@ -125,7 +216,8 @@ class Embedder(Model):
 
         Raises:
             UserInputError: `prompt_name` is unknown, or `sentences` is not a text or a list of
-                texts, or the graph has no token states.
+                texts, or the graph has no token states, or `chunk_overlap` is too large or used
+                with token states.
         """
         is_one = isinstance(sentences, str)
         job = self.job(
@@ -134,6 +226,7 @@ class Embedder(Model):
             output_value=output_value,
             normalize_embeddings=normalize_embeddings,
             truncate_dim=truncate_dim,
+            chunk_overlap=chunk_overlap,
         )
         vectors = self._all(job, check_texts(sentences, "sentences"))
         if is_one:
@@ -179,6 +272,7 @@ class Embedder(Model):
         output_value: str = "sentence_embedding",
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        chunk_overlap: int | None = None,
     ) -> Job[str, Embedding]:
         """Return the job of `encode` with these options, for `stream`."""
         loaded = self._loaded
@@ -188,16 +282,23 @@ class Embedder(Model):
             "prompt": self._prompt(prompt_name, prompt),
         }
         if output_value == "sentence_embedding":
-            return _Embed(
-                **shared,
-                normalize=normalize_embeddings,
-                dimensions=truncate_dim or self._truncate_dim,
-            )
+            shared["normalize"] = normalize_embeddings
+            shared["dimensions"] = truncate_dim or self._truncate_dim
+            if chunk_overlap is None:
+                return _Embed(**shared)
+            prompt_tokens = self._prompt_tokens(shared["prompt"], chunk_overlap)
+            return _EmbedInChunks(**shared, overlap=chunk_overlap, prompt_tokens=prompt_tokens)
         if output_value != "token_embeddings":
             raise UserInputError(
                 f"`output_value={output_value!r}` is unknown. Known: sentence_embedding, "
                 "token_embeddings.",
                 argument="output_value",
+            )
+        if chunk_overlap is not None:
+            raise UserInputError(
+                f"`chunk_overlap={chunk_overlap}` applies to sentence embeddings only. Leave it "
+                "out.",
+                argument="chunk_overlap",
             )
         if "last_hidden_state" not in loaded.runners.single.output_names:
             raise UserInputError(
@@ -219,6 +320,22 @@ class Embedder(Model):
                 argument="prompt_name",
             )
         return self.prompts[name]
+
+    def _prompt_tokens(self, prompt: str, overlap: int) -> int:
+        """Return the number of tokens of a prompt; refuse chunks that share all of their text."""
+        tokenizer = self._loaded.tokenizer.cutting(None)
+        special = len(tokenizer.encode("").ids)
+        tokens = len(tokenizer.encode(prompt).ids) - special
+        room = self.max_length - special - tokens
+        if not 0 <= overlap < room:
+            prompts = f" and {counted(tokens, 'token')} of the prompt" if tokens else ""
+            raise UserInputError(
+                f"`chunk_overlap` must be at least 0 and below {max(room, 0)}, the number of "
+                f"tokens of a text that fit into {self.max_length} next to {special} special "
+                f"ones{prompts}; got {overlap}.",
+                argument="chunk_overlap",
+            )
+        return tokens
 
     def _with_prompt(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get("prompt") is not None or options.get("prompt_name") is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.choices import AggregationStrategy, EngineName, ProviderName, TargetName
+from qdqbert.errors import UserInputError
 from qdqbert.options import check_options, normalize_options, option
 
 
@@ -33,8 +34,13 @@ class AnswerOptions:
         prompt: Text that is put before each text to embed.
         prompt_name: Name of the prompt of the folder that is put before each text to embed. The
             folder's default prompt, if it has one, by default.
+        chunk_overlap: If given, texts to embed that are longer than the model's limit are embedded
+            in chunks that share this number of tokens, and the embeddings of the chunks are
+            averaged. By default such texts are cut.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
             mask. By default 1, and 5 tokens.
+        threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
+            for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`.
         max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
@@ -44,7 +50,9 @@ class AnswerOptions:
     truncate_dim: int | None = option(None, at_least=1)
     prompt: str | None = None
     prompt_name: str | None = None
+    chunk_overlap: int | None = option(None, at_least=0)
     top_k: int | None = option(None, at_least=1)
+    threshold: float | None = option(None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None
     max_new_tokens: int | None = option(None, at_least=1)
 
@@ -75,7 +83,13 @@ class RowOptions(TextColumnOptions, AnswerOptions):
         """Check the options.
 
         Raises:
-            UserInputError: A value is not allowed.
+            UserInputError: A value is not allowed, or two options contradict each other.
         """
         normalize_options(self)
         check_options(self)
+        if self.threshold is not None and self.top_k is not None:
+            raise UserInputError(
+                f"`threshold={self.threshold}` writes all classes above it, and "
+                f"`top_k={self.top_k}` a fixed number of them. Pass one of them.",
+                argument="threshold",
+            )

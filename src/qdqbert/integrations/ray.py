@@ -61,7 +61,9 @@ class Predictor:
         truncate_dim: int | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        chunk_overlap: int | None = None,
         top_k: int | None = None,
+        threshold: float | None = None,
         aggregation_strategy: AggregationStrategy | None = None,
         max_new_tokens: int | None = None,
     ) -> None:
@@ -81,7 +83,10 @@ class Predictor:
             truncate_dim: Number of leading dimensions of embeddings to keep.
             prompt: Text that is put before each text to embed.
             prompt_name: Name of the prompt of the folder that is put before each text to embed.
+            chunk_overlap: Number of tokens that the chunks of a long text to embed share. By
+                default long texts are cut.
             top_k: Number of answers for each row, best first.
+            threshold: Score above which classes are answers, instead of the best ones.
             aggregation_strategy: How tokens are joined to entities.
             max_new_tokens: Number of tokens that a text is continued by at most.
 

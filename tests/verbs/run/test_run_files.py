@@ -64,6 +64,21 @@ def test_all_classes_of_pairs(classifier, write_objects, tmp_path, read_objects)
         assert is_close(row["scores"], [each["score"] for each in answer])
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_all_classes_above_a_threshold(classifier, reviews, tmp_path, name) -> None:
+    answers = qdqbert.load(classifier, engine="onnxruntime")(texts_of(reviews), top_k=None)
+    scores = sorted(each["score"] for answer in answers for each in answer)
+    # Between two scores, so that some texts have no class.
+    threshold = (scores[-4] + scores[-5]) / 2
+    qdqbert.run(classifier, reviews, tmp_path / name, threshold=threshold)
+    rows = [row.values for row in open_source(str(tmp_path / name)).rows()]
+    found = [row["labels"] if name != "a.csv" else json.loads(row["labels"]) for row in rows]
+    expected = [[each for each in answer if each["score"] > threshold] for answer in answers]
+    assert found == [[each["label"] for each in answer] for answer in expected]
+    assert [] in found
+    assert sum(map(len, found)) == 4
+
+
 @pytest.mark.parametrize("name", ["a.npy", "a.parquet", "a.jsonl"])
 def test_embeddings(embedder, reviews, tmp_path, name) -> None:
     options = {"normalize": True, "truncate_dim": 4, "prompt": "query "}
@@ -78,6 +93,15 @@ def test_embeddings(embedder, reviews, tmp_path, name) -> None:
         else [row.values["embedding"] for row in open_source(str(path)).rows()]
     )
     np.testing.assert_allclose(np.array(found, dtype=np.float32), expected, atol=1e-5)
+
+
+def test_long_texts_can_be_embedded_in_chunks(embedder, write_objects, tmp_path) -> None:
+    texts = ["the cat", "in the night and the dog " * 30]
+    path = write_objects(texts)
+    report = qdqbert.run(embedder, path, tmp_path / "a.npy", chunk_overlap=4)
+    expected = qdqbert.load(embedder, engine="onnxruntime").encode(texts, chunk_overlap=4)
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-5)
+    assert (report.truncated, report.notices) == (0, ())
 
 
 def test_scores_of_a_reranker(quantized, load_once, write_objects, tmp_path, read_objects) -> None:
@@ -182,6 +206,9 @@ def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> No
     [
         ({"normalize": True}, "`normalize=True` does not apply to a classifier"),
         ({"prompt": "a"}, "`prompt='a'` does not apply to a classifier"),
+        ({"chunk_overlap": 0}, "`chunk_overlap=0` does not apply to a classifier"),
+        ({"threshold": 0.5, "top_k": 2}, "`threshold=0.5` writes all classes above it, and"),
+        ({"threshold": 1.0}, "`threshold` must be at least 0 and below 1, got 1.0"),
         ({"output": "a.npy"}, ".npy files are for embeddings"),
         ({"output": "a.txt"}, "which a .txt file has not"),
         ({"output": "rows.jsonl", "overwrite": True}, "is a file of the input"),
@@ -203,7 +230,7 @@ def test_options_that_cannot_be_used_are_refused(
 
 
 def test_options_of_classifiers_do_not_apply_to_embedders(embedder, reviews, tmp_path) -> None:
-    for option in ({"top_k": 2}, {"text_pair_column": "id"}):
+    for option in ({"top_k": 2}, {"threshold": 0.5}, {"text_pair_column": "id"}):
         with pytest.raises(UserInputError, match="does not apply to an embedder"):
             qdqbert.run(embedder, reviews, tmp_path / "a.jsonl", **option)
 

@@ -43,7 +43,9 @@ def run(
     truncate_dim: int | None = None,
     prompt: str | None = None,
     prompt_name: str | None = None,
+    chunk_overlap: int | None = None,
     top_k: int | None = None,
+    threshold: float | None = None,
     aggregation_strategy: AggregationStrategy | None = None,
     max_new_tokens: int | None = None,
     progress: Progress | bool = False,
@@ -88,8 +90,13 @@ def run(
         prompt: Text that is put before each text to embed.
         prompt_name: Name of the prompt of the folder that is put before each text to embed. The
             folder's default prompt, if it has one, by default.
+        chunk_overlap: If given, texts to embed that are longer than the model's limit are embedded
+            in chunks that share this number of tokens, and the embeddings of the chunks are
+            averaged. By default such texts are cut.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
             mask. By default 1, and 5 tokens.
+        threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
+            for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`. One of "none", "simple", "first", "average", "max".
         max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
