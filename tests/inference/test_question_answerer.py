@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 
+import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.integrations.ray import Predictor
 from qdqbert.tables.inputs import open_source
 from task_files import DOC_STRIDE, sentence
 
@@ -172,3 +174,24 @@ def test_run_writes_answers(model, folder, rows, tmp_path, top_k) -> None:
             assert scores == pytest.approx([each["score"] for each in answers[:top_k]], abs=1e-5)
             plain = [{**each} for each in answers[:top_k]]
             assert found == [{k: v for k, v in each.items() if k != "score"} for each in plain]
+
+
+def test_a_question_that_leaves_no_room_concerns_its_row_only(
+    model, folder, rows, tmp_path
+) -> None:
+    asked = [{key: row[key] for key in ("question", "context")} for row in rows[:4]]
+    expected = model([asked[0], *asked[2:]])
+    asked[1]["question"] = "who sat " * 40
+    write(tmp_path / "in.jsonl", asked)
+    reason = r"`max_seq_len=\d+` leaves 0 tokens .* or shorten the question"
+    with pytest.raises(DataFileError, match=f"^Line 2 of `.*in.jsonl`: {reason}. Correct the row"):
+        qdqbert.run(folder, tmp_path / "in.jsonl", tmp_path / "a.jsonl", engine=model.engine)
+    report = qdqbert.run(
+        folder, tmp_path / "in.jsonl", tmp_path / "a.jsonl", engine=model.engine, on_error="skip"
+    )
+    assert (report.rows, report.skipped) == (3, 1)
+    found = [json.loads(line)["answer"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert found == [each["answer"] for each in expected]
+    batch = {key: np.array([row[key] for row in asked], object) for key in asked[0]}
+    with pytest.raises(DataFileError, match=f"^Row 2 of the batch: {reason}. Correct the row"):
+        Predictor(folder, engine=model.engine)(batch)

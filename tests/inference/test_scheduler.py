@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Encoded, Schedule, Scheduler
@@ -34,11 +35,16 @@ class SumRunner:
 
 
 class SumJob:
-    """An item is a list of lists of ids, each a feature. Its answer is their sum."""
+    """An item is a list of lists of ids, each a feature. Its answer is their sum.
+
+    "odd" is an item that cannot be answered.
+    """
 
     def encode(self, items):
         return [
-            Encoded(
+            Encoded(features=(), error=UserInputError("odd"))
+            if item == "odd"
+            else Encoded(
                 features=tuple({"input_ids": np.array(ids, np.int32)} for ids in item),
                 truncated=len(item) > 2,
             )
@@ -127,8 +133,8 @@ def test_progress_counts_items_tokens_and_truncated_items(scheduler) -> None:
     items = make_items(50, most=4)
     done = []
     list(scheduler.run(SumJob(), items, done.append))
-    # Items without any input have nothing that could be counted.
-    assert sum(each.items for each in done) == sum(bool(item) for item in items)
+    assert not all(items)
+    assert sum(each.items for each in done) == len(items)
     assert sum(each.tokens for each in done) == sum(len(ids) for item in items for ids in item)
     assert sum(each.truncated for each in done) == sum(len(item) > 2 for item in items)
 
@@ -149,6 +155,31 @@ def test_an_error_of_the_items_reaches_the_caller(scheduler) -> None:
 
     with pytest.raises(OSError, match="vanished"):
         list(scheduler.run(SumJob(), items()))
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_an_item_that_cannot_be_answered_stops_the_rest(scheduler, count) -> None:
+    items = make_items(count)
+    for wrong in ("odd", UserInputError("odd")):
+        answers = scheduler.run(SumJob(), [*items, wrong, *items])
+        assert [next(answers) for _ in items] == [total(item) for item in items]
+        with pytest.raises(UserInputError, match="odd"):
+            next(answers)
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_errors_can_be_returned_in_the_place_of_answers(scheduler, count) -> None:
+    items = make_items(count)
+    items[::3] = ["odd"] * len(items[::3])
+    items[1::5] = [UserInputError("odd")] * len(items[1::5])
+    done = []
+    found = list(scheduler.run(SumJob(), items, done.append, return_errors=True))
+    assert len(found) == sum(each.items for each in done) == count
+    for item, answer in zip(items, found, strict=True):
+        if isinstance(item, list):
+            assert answer == total(item)
+        else:
+            assert str(answer) == "odd"
 
 
 def test_calls_from_several_threads_do_not_mix(scheduler) -> None:

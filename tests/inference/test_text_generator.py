@@ -76,14 +76,16 @@ def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
 def test_run_writes_texts(both, tmp_path) -> None:
     model, _ = both
     data = tmp_path / "in.txt"
-    data.write_text("\n".join(TEXTS))
-    qdqbert.run(
+    data.write_text("\n".join(["", *TEXTS]))
+    report = qdqbert.run(
         model._loaded.artifact.directory,
         data,
         tmp_path / "a.jsonl",
         engine=model.engine,
         max_new_tokens=3,
+        on_error="skip",
     )
+    assert (report.rows, report.skipped) == (len(TEXTS), 1)
     found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     expected = [each[0] for each in model([row["text"] for row in found], max_new_tokens=3)]
     assert [{"generated_text": row["generated_text"]} for row in found] == expected

@@ -50,7 +50,6 @@ class TaskEntry:
         item: Returns an input of the job from the texts of a row.
         read: Returns an input of the job from the fields of a row, for tasks whose columns have
             fixed names. Raises `DataFileError`.
-        check: Returns what is wrong with an input of the job; `None` if nothing is.
     """
 
     name: str
@@ -61,7 +60,6 @@ class TaskEntry:
     options: tuple[str, ...] = ()
     item: Callable[[Texts], Any] = _text_or_pair
     read: Callable[[Mapping[str, Any]], Any] | None = None
-    check: Callable[[Any, Any], str | None] = lambda model, item: None
 
 
 def _always(*columns: Column) -> Columns:
@@ -144,10 +142,6 @@ def _fills(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
     return ([answer] if isinstance(answer[0], dict) else answer,)
 
 
-def _has_mask(model: MaskFiller, item: str) -> str | None:
-    return None if model.has_mask(item) else "it has no mask token that the model reads"
-
-
 def _read_choices(fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if name != "label"}
     example = choice_example("it", given, 0)
@@ -208,7 +202,6 @@ TASKS: Mapping[type[Model], TaskEntry] = {
         columns=_always(_FILLS),
         job=lambda model, options: model.job(top_k=options.top_k or 5),
         values=_fills,
-        check=_has_mask,
     ),
     TextGenerator: TaskEntry(
         name="a model for text generation",
@@ -242,25 +235,18 @@ def load_model(options: RowOptions) -> Model:
     return model
 
 
-def read_item(
-    entry: TaskEntry, model: Model, fields: Mapping[str, Any], names: tuple[str, ...]
-) -> Any:
+def read_item(entry: TaskEntry, fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the input of the job for a row.
 
     Args:
         entry: The entry of the model.
-        model: The model.
         fields: The fields of the row.
         names: Columns of the texts; ignored by tasks whose columns have fixed names.
 
     Raises:
         DataFileError: The row cannot be used. The message is a phrase about "it".
     """
-    item = entry.read(fields) if entry.read else entry.item(_texts(fields, names))
-    reason = entry.check(model, item)
-    if reason is not None:
-        raise DataFileError(reason)
-    return item
+    return entry.read(fields) if entry.read else entry.item(_texts(fields, names))
 
 
 def _texts(fields: Mapping[str, Any], names: tuple[str, ...]) -> Texts:

@@ -41,14 +41,19 @@ class _Fill(TextEncoder):
     def encode(self, items: Sequence[Any]) -> list[Encoded]:
         """Return the model inputs of each text."""
         made = super().encode(check_texts(items, "inputs"))
-        for item, each in zip(items, made, strict=True):
-            if self.mask_id not in each.features[0]["input_ids"]:
-                mask = self.tokenizer.special_token("mask_token")
-                where = f" in its first {self.tokenizer.max_length} tokens" * each.truncated
-                raise UserInputError(
-                    f"Each text must have a mask token {mask!r}; {item!r:.60} has none{where}."
-                )
-        return made
+        return [
+            each
+            if self.mask_id in each.features[0]["input_ids"]
+            else Encoded(features=(), error=self._error(item, truncated=each.truncated))
+            for item, each in zip(items, made, strict=True)
+        ]
+
+    def _error(self, item: str, *, truncated: bool) -> UserInputError:
+        mask = self.tokenizer.special_token("mask_token")
+        where = f" in its first {self.tokenizer.max_length} tokens" * truncated
+        return UserInputError(
+            f"Each text must have a mask token {mask!r}; {item!r:.60} has none{where}."
+        )
 
     def split(
         self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
@@ -101,14 +106,6 @@ class _Fill(TextEncoder):
 
 class MaskFiller(Model):
     """Fills masked places of texts with tokens."""
-
-    def has_mask(self, text: str) -> bool:
-        """Return whether a text has a mask token in the part that the model reads."""
-        tokenizer = self._loaded.tokenizer
-        is_short = len(text.encode()) + 2 <= self.max_length
-        if is_short:
-            return str(tokenizer.special_token("mask_token")) in text
-        return tokenizer.special_id("mask_token") in tokenizer.encode(text).ids
 
     def __call__(
         self,

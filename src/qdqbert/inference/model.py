@@ -120,6 +120,7 @@ class Model:
         *,
         advance: Callable[[Done], None] = lambda done: None,
         continues: bool = False,
+        return_errors: bool = False,
     ) -> Iterator[_A]:
         """Yield the answer to each input, in order, with bounded memory.
 
@@ -130,11 +131,15 @@ class Model:
             advance: Called after each batch, with what it added.
             continues: Whether a whole number of windows of these inputs ran in an earlier call.
                 Batches are then as if that call had gone on.
+            return_errors: Whether to yield the `UserInputError` about an input in the place of its
+                answer, instead of raising it. An input can be such an error itself.
 
         Raises:
             UserInputError: An input is not what the task needs.
         """
-        return self._loaded.scheduler.run(job, inputs, advance, continues=continues)
+        return self._loaded.scheduler.run(
+            job, inputs, advance, continues=continues, return_errors=return_errors
+        )
 
     def _all(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A]:
         """Return the answers to all items. A log line reports how many items were truncated."""

@@ -69,21 +69,24 @@ class _Ask:
             offsets=True,
             special=False,
         )
-        self._check_room(uncut)
-        cut = [self._cut(question, each) for (question, _), each in zip(pairs, uncut, strict=True)]
-        windows = self.tokenizer.cutting(
-            self.max_length, strategy="only_second", stride=self.options.doc_stride
-        ).encode_batch(
-            [(question, context) for question, (_, context) in zip(cut, pairs, strict=True)],
-            offsets=True,
+        errors = [self._room_error(each) for each in uncut]
+        windows = iter(
+            self.tokenizer.cutting(
+                self.max_length, strategy="only_second", stride=self.options.doc_stride
+            ).encode_batch(
+                [
+                    (self._cut(question, each), context)
+                    for (question, context), each, error in zip(pairs, uncut, errors, strict=True)
+                    if error is None
+                ],
+                offsets=True,
+            )
         )
         return [
-            Encoded(
-                features=tuple(feature_of(each, self.input_names) for each in parts),
-                context=[_context_offsets(each) for each in parts],
-                truncated=len(question.ids) > self.max_question_length,
-            )
-            for parts, question in zip(([w, *w.overflowing] for w in windows), uncut, strict=True)
+            self._encoded(next(windows), each)
+            if error is None
+            else Encoded(features=(), error=error)
+            for each, error in zip(uncut, errors, strict=True)
         ]
 
     def split(
@@ -108,19 +111,30 @@ class _Ask:
             return stripped
         return stripped[: encoding.offsets[self.max_question_length - 1][1]]
 
-    def _check_room(self, questions: Sequence[tokenizers.Encoding]) -> None:
+    def _encoded(self, window: tokenizers.Encoding, question: tokenizers.Encoding) -> Encoded:
+        """Return the features of a context, given its first window."""
+        parts = [window, *window.overflowing]
+        return Encoded(
+            features=tuple(feature_of(each, self.input_names) for each in parts),
+            context=[_context_offsets(each) for each in parts],
+            truncated=len(question.ids) > self.max_question_length,
+        )
+
+    def _room_error(self, question: tokenizers.Encoding) -> UserInputError | None:
         """Refuse windows that share all of their tokens, on which tokenizers panic."""
-        longest = min(max(len(each.ids) for each in questions), self.max_question_length)
+        tokens = min(len(question.ids), self.max_question_length)
         special = self.tokenizer.backend.num_special_tokens_to_add(is_pair=True)
-        room = self.max_length - special - longest
-        if room <= self.options.doc_stride:
-            raise UserInputError(
-                f"`max_seq_len={self.max_length}` leaves {counted(max(room, 0), 'token')} for the "
-                f"context next to {longest} of the question and {special} special ones, but "
-                f"`doc_stride={self.options.doc_stride}`, the number of tokens that windows share, "
-                "must be smaller than that. Lower `doc_stride` or `max_question_len`.",
-                argument="doc_stride",
-            )
+        room = self.max_length - special - tokens
+        if room > self.options.doc_stride:
+            return None
+        return UserInputError(
+            f"`max_seq_len={self.max_length}` leaves {counted(max(room, 0), 'token')} for the "
+            f"context next to {tokens} of the question and {special} special ones, but "
+            f"`doc_stride={self.options.doc_stride}`, the number of tokens that windows share, "
+            "must be smaller than that. Lower `doc_stride` or `max_question_len`, or shorten the "
+            "question.",
+            argument="doc_stride",
+        )
 
 
 class QuestionAnswerer(Model):

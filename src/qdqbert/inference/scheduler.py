@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs, Runner
+from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import BatchPlan, Feature, chunks, stack
 from qdqbert.inference.runners import Runners
 
@@ -39,18 +40,23 @@ class Encoded:
         features: One model input, or several for an item that is run in windows.
         context: What `Job.answer` needs to know about the item.
         truncated: Whether a part of the item was cut off.
+        error: Why the item cannot be answered; it then has no features.
     """
 
     features: tuple[Feature, ...]
     context: Any = None
     truncated: bool = False
+    error: UserInputError | None = None
 
 
 class Job(Protocol[Item, Answer]):
     """What a task does with items and outputs. Its methods are called from several threads."""
 
     def encode(self, items: Sequence[Item]) -> list[Encoded]:
-        """Return the model inputs of each item."""
+        """Return the model inputs of each item.
+
+        What is wrong with a single item is returned as its `Encoded.error`.
+        """
         ...
 
     def split(
@@ -69,7 +75,7 @@ class Done:
     """What a batch adds to the progress of a call.
 
     Attributes:
-        items: Number of items whose last feature was in the batch.
+        items: Number of items whose last feature was in the batch, and of items without features.
         tokens: Number of tokens, without padding.
         truncated: Number of these items of which a part was cut off.
     """
@@ -133,6 +139,7 @@ class Scheduler:
         advance: Callable[[Done], None] = lambda done: None,
         *,
         continues: bool = False,
+        return_errors: bool = False,
     ) -> Iterator[_A]:
         """Yield the answer to each item, in the order of the items.
 
@@ -141,6 +148,11 @@ class Scheduler:
             items: Any number of items. They are read as they are needed.
             advance: Called after each batch, in the thread that reads the answers.
             continues: Whether other items came before these, so that few items are not all.
+            return_errors: Whether to yield the error of an item in the place of its answer, instead
+                of raising it. An item that is a `UserInputError` is such an error.
+
+        Raises:
+            UserInputError: An item cannot be answered.
         """
         source = chunks(iter(items), self._schedule.window)
         first = next(source, None)
@@ -149,7 +161,7 @@ class Scheduler:
         chunk = _encode(job, first)
         is_all = not continues and len(first) < self._schedule.window
         if is_all and self._tokens(chunk.features) <= self._schedule.single_tokens:
-            yield from self._run_here(job, chunk, advance)
+            yield from _results(self._run_here(job, chunk, advance), return_errors)
             return
         tokenizing, streams = self._threads()
         running = collections.deque([self._submit(job, chunk, streams)])
@@ -165,7 +177,8 @@ class Scheduler:
                     running.append(self._submit(job, upcoming.result(), streams))
                     upcoming = tokenize_next()
                 else:
-                    yield from _answers(job, running.popleft(), advance)
+                    found = _answers(job, running.popleft(), advance)
+                    yield from _results(found, return_errors)
         finally:
             for chunk in running:
                 for _, future in chunk.batches:
@@ -196,7 +209,7 @@ class Scheduler:
 
     def _run_here(
         self, job: Job[_I, _A], chunk: _Chunk[_I], advance: Callable[[Done], None]
-    ) -> Iterator[_A]:
+    ) -> Iterator[_A | UserInputError]:
         """Run all items as one batch on all cores, without another thread."""
         values: Sequence[Any] = ()
         if chunk.features:
@@ -236,16 +249,24 @@ def _length(feature: Feature) -> int:
 
 
 def _encode(job: Job[_I, Any], items: Sequence[_I]) -> _Chunk[_I]:
-    encoded = job.encode(items)
+    usable = iter(job.encode([item for item in items if not isinstance(item, UserInputError)]))
+    encoded = [
+        Encoded(features=(), error=item) if isinstance(item, UserInputError) else next(usable)
+        for item in items
+    ]
     features = [feature for each in encoded for feature in each.features]
     return _Chunk(items=items, encoded=encoded, features=features, batches=[])
 
 
-def _answers(job: Job[_I, _A], chunk: _Chunk[_I], advance: Callable[[Done], None]) -> Iterator[_A]:
-    """Wait for the batches of a chunk, and yield the answer to each item."""
+def _answers(
+    job: Job[_I, _A], chunk: _Chunk[_I], advance: Callable[[Done], None]
+) -> Iterator[_A | UserInputError]:
+    """Wait for the batches of a chunk, and yield the answer to each item, or its error."""
     owners = [item for item, each in enumerate(chunk.encoded) for _ in each.features]
     missing = [len(each.features) for each in chunk.encoded]
     values: list[Any] = [None] * len(chunk.features)
+    if without_features := missing.count(0):
+        advance(Done(items=without_features, tokens=0, truncated=0))
     for indices, future in chunk.batches:
         finished = truncated = 0
         for index, value in zip(indices, future.result(), strict=True):
@@ -258,4 +279,14 @@ def _answers(job: Job[_I, _A], chunk: _Chunk[_I], advance: Callable[[Done], None
         advance(Done(items=finished, tokens=tokens, truncated=truncated))
     rest = iter(values)
     for item, each in zip(chunk.items, chunk.encoded, strict=True):
-        yield job.answer(item, each, list(itertools.islice(rest, len(each.features))))
+        own = list(itertools.islice(rest, len(each.features)))
+        yield each.error or job.answer(item, each, own)
+
+
+def _results(found: Iterator[_A | UserInputError], return_errors: bool) -> Iterator[_A]:
+    """Yield answers. Errors are raised, or are yielded like answers."""
+    for each in found:
+        if isinstance(each, UserInputError) and not return_errors:
+            raise each
+        # The caller asked for errors between the answers.
+        yield each  # type: ignore[misc]

@@ -175,12 +175,18 @@ class TextGenerator(Model):
         *,
         advance: Callable[[Done], None] = lambda done: None,
         continues: bool = False,
+        return_errors: bool = False,
     ) -> Iterator[Any]:
         """Yield the answer to each input, in order, with bounded memory; see `Model.stream`."""
         # The batches of a window never depend on other windows.
         del continues
-        for prompts in chunks(iter(inputs), _WINDOW):
-            texts = job.start(prompts)
+        for window in chunks(iter(inputs), _WINDOW):
+            errors = [each for each in window if isinstance(each, UserInputError)]
+            if errors and not return_errors:
+                raise errors[0]
+            if errors:
+                advance(Done(items=len(errors), tokens=0, truncated=0))
+            texts = job.start([each for each in window if not isinstance(each, UserInputError)])
             running = self._running(job, texts, advance)
             while running:
                 # An item is finished by its last token, so that steps report tokens only.
@@ -190,7 +196,9 @@ class TextGenerator(Model):
                 for text, token in zip(running, tokens, strict=True):
                     text.append(token)
                 running = self._running(job, running, advance)
-            yield from map(job.answer, texts)
+            answers = map(job.answer, texts)
+            for each in window:
+                yield each if isinstance(each, UserInputError) else next(answers)
 
     @staticmethod
     def _running(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.choices import AggregationStrategy, EngineName, ProviderName, TargetName
-from qdqbert.errors import DataFileError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import (
     TaskEntry,
     answer_columns,
@@ -129,10 +129,15 @@ class Predictor:
         texts = text_columns(entry, options, path="batch", names=names)
         columns = answer_columns(entry, options, path="The batch", names=names)
         items = self._items(entry, kind, batch, texts)
-        found = [
-            entry.values(answer, options)
-            for answer in model.stream(entry.job(model, options), items)
-        ]
+        found = []
+        answered = model.stream(entry.job(model, options), items, return_errors=True)
+        for number, answer in enumerate(answered, start=1):
+            if isinstance(answer, UserInputError):
+                raise DataFileError(
+                    f"Row {number} of the batch: {str(answer).rstrip('.')}. Correct the row, or "
+                    "leave it out."
+                ) from answer
+            found.append(entry.values(answer, options))
         values = zip(*found, strict=True) if found else ([] for _ in columns)
         answers = [(column, list(each)) for column, each in zip(columns, values, strict=True)]
         return kind.extended(batch, answers)
@@ -141,20 +146,16 @@ class Predictor:
         """Yield each DataFrame with the columns of the answers, for Spark's `mapInPandas`."""
         return map(self, batches)
 
-    def _items(
-        self, entry: TaskEntry, kind: BatchKind, batch: Any, texts: Sequence[str]
-    ) -> list[Any]:
+    @staticmethod
+    def _items(entry: TaskEntry, kind: BatchKind, batch: Any, texts: Sequence[str]) -> list[Any]:
+        """Return the input of the job for each row, or why there is none."""
         # Tasks whose columns have fixed names read all columns.
         read = texts or kind.names(batch)
-        rows = zip(*(kind.values(batch, name) for name in read), strict=True)
-        items = []
-        for number, values in enumerate(rows, start=1):
+        items: list[Any] = []
+        for values in zip(*(kind.values(batch, name) for name in read), strict=True):
             try:
                 fields = dict(zip(read, values, strict=True))
-                items.append(read_item(entry, self._model, fields, tuple(texts)))
+                items.append(read_item(entry, fields, tuple(texts)))
             except DataFileError as error:
-                raise DataFileError(
-                    f"Row {number} of the batch: {str(error).rstrip('.')}. Correct the row, or "
-                    "leave it out."
-                ) from error
+                items.append(error)
         return items

@@ -14,7 +14,7 @@ from qdqbert.inference.model import Model
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.windows import Reason, RowTask, refuse
+from qdqbert.verbs.run.windows import RowTask, refuse
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -35,30 +35,30 @@ class Columns:
     layout: Layout
     is_fixed: bool
 
-    def read(self, row: Row, model: Model) -> Any | Reason:
-        """Return the input of the model's job for a row, or the reason why there is none."""
-        if isinstance(row.values, dict) and (reason := self._odd_field(row.values)) is not None:
-            return reason
-        try:
-            return read_item(self.entry, model, row.values, self.read_names)
-        except DataFileError as error:
-            return Reason(str(error).rstrip("."))
+    def read(self, row: Row) -> Any:
+        """Return the input of the model's job for a row.
 
-    def _odd_field(self, values: dict[str, object]) -> Reason | None:
+        Raises:
+            DataFileError: The row cannot be used. The message is a phrase about "it".
+        """
+        if isinstance(row.values, dict):
+            self._check_fields(row.values)
+        return read_item(self.entry, row.values, self.read_names)
+
+    def _check_fields(self, values: dict[str, object]) -> None:
         """Refuse fields that the first rows do not have, and that cannot be written."""
         for column in self.layout.answers:
             if column.name in values:
-                return Reason(
+                raise DataFileError(
                     f"it has a field {column.name!r}, which is the name of an answer and which the "
                     "first rows do not have"
                 )
         if self.is_fixed and not values.keys() <= set(self.layout.kept):
             odd = next(name for name in values if name not in self.layout.kept)
-            return Reason(
+            raise DataFileError(
                 f"it has a field {odd!r} that the first rows do not have, and the output has fixed "
                 "columns"
             )
-        return None
 
 
 def row_task(
@@ -78,7 +78,7 @@ def row_task(
     entry = columns.entry
     names = [each.name for each in columns.layout.answers]
     return RowTask(
-        read=lambda row: columns.read(row, model),
+        read=columns.read,
         job=entry.job(model, options),
         answer=lambda value: dict(zip(names, entry.values(value, options), strict=True)),
         reject=reject,

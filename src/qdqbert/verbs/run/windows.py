@@ -7,19 +7,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from qdqbert.errors import DataFileError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Done, Job
 from qdqbert.progress import Advance
 from qdqbert.tables.outputs import Writer
 from qdqbert.tables.rows import BadRow, Row
 
-Numbered = tuple[int, Row | BadRow]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """Consecutive rows of the input and their answers.
+    """Consecutive rows of the input, as many as the model runs together, and their answers.
 
     Windows are the same whatever was run before, so that a resumed run gives the same bytes.
 
@@ -92,7 +90,7 @@ class RowTask:
     """What happens to a row.
 
     Attributes:
-        read: Returns the input of the job for a row, or the reason why there is none.
+        read: Returns the input of the job for a row. Raises `DataFileError` if there is none.
         job: The job of the model.
         answer: Returns the answers by the names of columns, from an answer of the job.
         reject: Called with a row that cannot be used; raises an error unless it can be skipped.
@@ -104,32 +102,22 @@ class RowTask:
     reject: Callable[[BadRow], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Reason:
-    """Why a row cannot be used.
-
-    Attributes:
-        text: A phrase that follows "Line 3 of `file`: ".
-    """
-
-    text: str
-
-
 class WindowedRun:
     """Answers rows in windows; what is read ahead of the answers is bounded.
 
+    Rows that cannot be used go through the model's stream, too, so that each window has the same
+    number of rows, however many of them are bad.
+
     Attributes:
-        waiting: Rows that were read and have no answer yet, with their indices.
+        waiting: Rows that were read and have no answer yet.
     """
 
     def __init__(self, model: Model, task: RowTask, advance: Advance) -> None:
         """Keep the model and the task."""
-        self.waiting: collections.deque[tuple[int, Row]] = collections.deque()
-        self._bad: collections.deque[tuple[int, BadRow]] = collections.deque()
+        self.waiting: collections.deque[Row | BadRow] = collections.deque()
         self._model = model
         self._task = task
         self._advance = advance
-        self._last = -1
         self._tokens = self._truncated = self._finished = self._position = 0
 
     def windows(self, rows: Iterable[Row | BadRow], start: int) -> Iterator[Window]:
@@ -142,49 +130,60 @@ class WindowedRun:
         Raises:
             DataFileError: A row cannot be used.
         """
-        self._last = start - 1
         taken: list[Row] = []
         answers: list[Mapping[str, Any]] = []
-        found = self._model.stream(
-            self._task.job, self._items(rows, start), advance=self._count, continues=start > 0
+        bad: list[BadRow] = []
+        last = start - 1
+        found: Iterator[Any] = self._model.stream(
+            self._task.job,
+            map(self._item, rows),
+            advance=self._count,
+            continues=start > 0,
+            return_errors=True,
         )
-        for answer in found:
-            index, row = self.waiting.popleft()
+        for last, answer in enumerate(found, start=start):
+            row = self.waiting.popleft()
             self._finished -= 1
-            taken.append(row)
-            answers.append(self._task.answer(answer))
-            if len(taken) == self._model.window:
-                yield self._window(index, taken, answers)
-                taken, answers = [], []
-        if taken or self._bad:
-            yield self._window(self._last, taken, answers)
-
-    def _items(self, rows: Iterable[Row | BadRow], start: int) -> Iterator[Any]:
-        for index, row in enumerate(rows, start=start):
-            self._last = index
-            item = Reason(row.reason) if isinstance(row, BadRow) else self._task.read(row)
-            if isinstance(item, Reason):
-                bad = BadRow(row.file, row.number, item.text, row.position)
-                self._task.reject(bad)
-                self._bad.append((index, bad))
+            if isinstance(answer, UserInputError):
+                bad.append(self._rejected(row, answer))
             else:
-                # Only rows without an answer are kept.
                 assert isinstance(row, Row)
-                self.waiting.append((index, row))
-                yield item
+                taken.append(row)
+                answers.append(self._task.answer(answer))
+            if len(taken) + len(bad) == self._model.window:
+                yield self._window(last, taken, answers, bad)
+                taken, answers, bad = [], [], []
+        if taken or bad:
+            yield self._window(last, taken, answers, bad)
+
+    def _item(self, row: Row | BadRow) -> Any:
+        """Return the input of the job for a row, or why there is none."""
+        self.waiting.append(row)
+        try:
+            return DataFileError(row.reason) if isinstance(row, BadRow) else self._task.read(row)
+        except DataFileError as error:
+            return error
+
+    def _rejected(self, row: Row | BadRow, error: UserInputError) -> BadRow:
+        bad = BadRow(row.file, row.number, str(error).rstrip("."), row.position)
+        self._task.reject(bad)
+        return bad
 
     def _count(self, done: Done) -> None:
         self._tokens += done.tokens
         self._truncated += done.truncated
         self._finished += done.items
         if self._finished:
-            self._position = self.waiting[self._finished - 1][1].position
+            self._position = self.waiting[self._finished - 1].position
         self._advance(rows=done.items, tokens=done.tokens, position=self._position)
 
-    def _window(self, last: int, rows: list[Row], answers: list[Mapping[str, Any]]) -> Window:
-        bad = []
-        while self._bad and self._bad[0][0] <= last:
-            bad.append(self._bad.popleft()[1])
+    def _window(
+        self,
+        last: int,
+        rows: list[Row],
+        answers: list[Mapping[str, Any]],
+        bad: list[BadRow],
+    ) -> Window:
         window = Window(
             last=last,
             rows=rows,
