@@ -56,6 +56,26 @@ def test_rows_of_each_format(write, name, content, expected) -> None:
     assert [values for _, values in found] == rows
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", b'one,"1"\n\ntwo\nthree,3\n'), ("a.tsv", b"one\t1\n\ntwo\nthree\t3")],
+)
+def test_columns_are_numbered_without_a_header(write, name, content) -> None:
+    path = write(name, content)
+    assert read(path, header=False) == [
+        (1, {"0": "one", "1": "1"}),
+        (3, "it has 1 field, and the first row has 2"),
+        (4, {"0": "three", "1": "3"}),
+    ]
+    assert read(write(name, b""), header=False) == []
+
+
+def test_only_formats_with_a_header_can_be_without_one(write) -> None:
+    with pytest.raises(UserInputError, match="`header=False` applies to csv and tsv only") as found:
+        open_source(str(write("a.txt", b"one\n")), header=False)
+    assert found.value.argument == "header"
+
+
 def test_a_row_has_the_number_of_its_first_line(write) -> None:
     path = write("a.csv", b'text\n"one\ntwo"\n\nthree\n')
     assert read(path) == [(2, {"text": "one\ntwo"}), (5, {"text": "three"})]

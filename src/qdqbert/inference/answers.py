@@ -301,6 +301,7 @@ def text_columns(
     path: str,
     names: Sequence[str],
     head: Sequence[tuple[int, dict[str, Any]]] = (),
+    has_names: bool = True,
 ) -> tuple[str, ...]:
     """Find the columns of the texts; none for tasks whose columns have fixed names.
 
@@ -310,13 +311,17 @@ def text_columns(
         path: What has the columns, for messages.
         names: Names of the columns.
         head: Numbers and fields of the first rows.
+        has_names: Whether columns have names. They are inferred by their places otherwise.
 
     Raises:
         UserInputError: A column does not exist or cannot be inferred.
     """
     if entry.read is not None:
         return ()
-    table = Table(path=path, rows=iter(()), names=list(names), head=list(head))
+    first_cells = None if has_names else [str(cell) for cell in head[0][1].values()]
+    table = Table(
+        path=path, rows=iter(()), names=list(names), head=list(head), first_cells=first_cells
+    )
     requested = Requested(text=options.text_column, text_pair=options.text_pair_column)
     found, _ = resolve_columns(table, requested)
     assert found.text is not None, "resolved or refused"

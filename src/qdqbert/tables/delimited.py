@@ -1,4 +1,4 @@
-"""Read and write .csv and .tsv files, whose first row has the names of the columns."""
+"""Read and write .csv and .tsv files, whose first row usually has the names of the columns."""
 
 from __future__ import annotations
 
@@ -27,22 +27,32 @@ _TSV_SPACES = str.maketrans("\t\r\n", "   ")
 _Record = tuple[int, list[str] | str, int]
 
 
-def read_csv(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+def read_csv(
+    name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
+) -> Iterator[Row | BadRow]:
     """Yield the rows of a .csv file.
 
-    Raises:
-        DataFileError: The header cannot be used.
-    """
-    return _named(name, _csv_records(stream, position), "commas")
-
-
-def read_tsv(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
-    """Yield the rows of a .tsv file. A quote is an ordinary character, as in GLUE's files.
+    Args:
+        name: The file, as messages name it.
+        stream: Its content.
+        position: The file itself; see `numbered_lines`.
+        header: Whether the first row has the names of the columns. They are "0", "1" and so on
+            otherwise.
 
     Raises:
         DataFileError: The header cannot be used.
     """
-    return _named(name, _tsv_records(stream, position), "tabs")
+    return _rows(name, _csv_records(stream, position), "commas" if header else None)
+
+
+def read_tsv(
+    name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
+) -> Iterator[Row | BadRow]:
+    """Yield the rows of a .tsv file; see `read_csv`.
+
+    A quote is an ordinary character, as in GLUE's files.
+    """
+    return _rows(name, _tsv_records(stream, position), "tabs" if header else None)
 
 
 def _csv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
@@ -81,13 +91,21 @@ def _tsv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
             yield number, line.split("\t"), end
 
 
-def _named(name: str, records: Iterator[_Record], separators: str) -> Iterator[Row | BadRow]:
-    first = next(records, None)
-    if first is None:
-        return
-    names = _header(name, first[1], separators)
+def _rows(
+    name: str, records: Iterator[_Record], header_separators: str | None
+) -> Iterator[Row | BadRow]:
+    """Yield rows. The first record is the header, unless `header_separators` is `None`."""
+    names: list[str] = []
+    if header_separators is not None:
+        first = next(records, None)
+        if first is None:
+            return
+        names = _header(name, first[1], header_separators)
     for number, cells, end in records:
-        reason = cells if isinstance(cells, str) else _problem(cells, names)
+        if not names and not isinstance(cells, str):
+            names = [str(index) for index in range(len(cells))]
+        known_by = "the header" if header_separators is not None else "the first row"
+        reason = cells if isinstance(cells, str) else _problem(cells, names, known_by)
         if reason is not None:
             yield BadRow(name, number, reason, end)
         else:
@@ -102,15 +120,16 @@ def _header(name: str, cells: list[str] | str, separators: str) -> list[str]:
     if len(set(names)) < len(names) or not all(names):
         raise DataFileError(
             f"Line 1 of `{name}` has to be the header: different names of columns with "
-            f"{separators} between them, got {names!r:.200}. Add a header."
+            f"{separators} between them, got {names!r:.200}. Add a header, or pass "
+            "`header=False`."
         )
     return names
 
 
-def _problem(cells: Sequence[str], names: Sequence[str]) -> str | None:
+def _problem(cells: Sequence[str], names: Sequence[str], known_by: str) -> str | None:
     if len(cells) != len(names):
         fields = f"{len(cells)} field{'' if len(cells) == 1 else 's'}"
-        return f"it has {fields}, and the header has {len(names)}"
+        return f"it has {fields}, and {known_by} has {len(names)}"
     return next((reason for cell in cells if (reason := bad_byte(cell)) is not None), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import gzip
 import hashlib
@@ -37,6 +38,11 @@ _READERS: Mapping[str, Callable[[str, BinaryIO, BinaryIO], Iterator[Row | BadRow
     "tsv": read_tsv,
     "jsonl": read_objects,
 }
+# Formats whose first row has the names of the columns, unless the caller says that it does not.
+_WITHOUT_HEADER = {
+    "csv": functools.partial(read_csv, header=False),
+    "tsv": functools.partial(read_tsv, header=False),
+}
 
 # Size of the start and the end of a file by which it is recognized.
 _HASHED_BYTES = 1 << 16
@@ -50,16 +56,23 @@ class Source:
         files: The files in the order in which they are read; none for stdin.
         sizes: Size of each file: bytes, or rows of a .parquet file.
         format: Format of all files.
+        header: Whether the first row of .csv and .tsv files has the names of the columns.
     """
 
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
     format: InputFormat
+    header: bool = True
 
     @property
     def size(self) -> int | None:
         """Size of all files; `None` for stdin."""
         return sum(self.sizes) if self.files else None
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the names of the columns were read from the first row."""
+        return self.header and self.format in _WITHOUT_HEADER
 
     def place(self, row: Row | BadRow) -> str:
         """Return how messages refer to a row."""
@@ -77,7 +90,7 @@ class Source:
         """
         if not self.files:
             stream = sys.stdin.buffer
-            yield from _READERS[self.format]("stdin", stream, stream)
+            yield from self._reader("stdin", stream, stream)
             return
         before = 0
         for path, size in zip(self.files, self.sizes, strict=True):
@@ -94,27 +107,45 @@ class Source:
             return
         with path.open("rb") as file:
             stream = gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
-            yield from _READERS[self.format](str(path), stream, file)  # type: ignore[arg-type]
+            yield from self._reader(str(path), stream, file)  # type: ignore[arg-type]
+
+    @property
+    def _reader(self) -> Callable[[str, BinaryIO, BinaryIO], Iterator[Row | BadRow]]:
+        return _READERS[self.format] if self.header else _WITHOUT_HEADER[self.format]
 
 
-def open_source(name: str, format: InputFormat | None = None) -> Source:
+def open_source(name: str, format: InputFormat | None = None, *, header: bool = True) -> Source:
     """Find the files of an input.
 
     Args:
         name: A file, a folder, a pattern with `*`, or "-" for stdin.
         format: Format of the files. By their suffix if `None`; "jsonl" for stdin.
+        header: Whether the first row of .csv and .tsv files has the names of the columns.
 
     Raises:
         DataFileError: There is no such file, or files have different formats.
-        UserInputError: The format cannot be read from stdin.
+        UserInputError: The format cannot be read from stdin, or has no header.
     """
-    if name == STDIN:
-        if format == "parquet":
-            raise UserInputError(
-                "`input_format='parquet'`: stdin can be txt, csv, tsv or jsonl. Pass a file.",
-                argument="input_format",
-            )
-        return Source(files=(), sizes=(), format=format or "jsonl")
+    source = _open_stdin(format) if name == STDIN else _open_files(name, format)
+    if not header and source.format not in _WITHOUT_HEADER:
+        raise UserInputError(
+            f"`header=False` applies to csv and tsv only, and `input={name!r}` is "
+            f"{source.format}. Leave it out.",
+            argument="header",
+        )
+    return dataclasses.replace(source, header=header)
+
+
+def _open_stdin(format: InputFormat | None) -> Source:
+    if format == "parquet":
+        raise UserInputError(
+            "`input_format='parquet'`: stdin can be txt, csv, tsv or jsonl. Pass a file.",
+            argument="input_format",
+        )
+    return Source(files=(), sizes=(), format=format or "jsonl")
+
+
+def _open_files(name: str, format: InputFormat | None) -> Source:
     files = _find(name)
     formats = {path: format or _format_of(path) for path in files}
     first = formats[files[0]]

@@ -71,6 +71,10 @@ def test_errors_name_flags(classifier, reviews, tmp_path) -> None:
     assert code == 2
     assert "Line 1 of" in err
     assert "`--on-error skip`" in err
+    (tmp_path / "bad.csv").write_text("the cat,fine\n")
+    code, _, err = run(classifier, "-i", tmp_path / "bad.csv", "-o", tmp_path / "a.jsonl")
+    assert code == 2
+    assert "If the first row is not a header, pass `--no-header`." in err
     code, _, err = run(tmp_path, "-i", reviews, "-o", tmp_path / "a.jsonl")
     assert code == 2
     assert "is not a quantized model" in err

@@ -153,6 +153,20 @@ def test_columns_can_be_named_or_counted(classifier, tmp_path, read_objects, cap
     assert "Reading column 'review'." in caplog.messages
 
 
+@pytest.mark.parametrize("column", [None, 0])
+def test_files_without_a_header(classifier, tmp_path, column, read_objects) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("the cat,fine\na dog,dull\n")
+    with pytest.raises(UserInputError, match="`header=False`") as caught:
+        qdqbert.run(classifier, path, tmp_path / "a.jsonl", text_column=column)
+    assert caught.value.argument == "text_column"
+    qdqbert.run(classifier, path, tmp_path / "a.jsonl", text_column=column, header=False)
+    found = read_objects(tmp_path / "a.jsonl")
+    assert [(row["0"], row["1"]) for row in found] == [("the cat", "fine"), ("a dog", "dull")]
+    answers = qdqbert.load(classifier, engine="onnxruntime")(["the cat", "a dog"])
+    assert [row["label"] for row in found] == [each["label"] for each in answers]
+
+
 def test_an_empty_input_gives_an_empty_output(classifier, tmp_path) -> None:
     (tmp_path / "in.jsonl").write_text("")
     for suffix, content in (("jsonl", ""), ("csv", "label,score\n")):

@@ -27,6 +27,7 @@ def run(
     output: str | Path,
     *,
     input_format: InputFormat | None = None,
+    header: bool = True,
     output_format: OutputFormat | None = None,
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
@@ -63,6 +64,8 @@ def run(
             stdout. All but .parquet and .npy files can be compressed (.gz).
         input_format: Format of the input. By the suffix by default; "jsonl" for stdin. One of
             "txt", "csv", "tsv", "jsonl", "parquet".
+        header: Whether the first row of .csv and .tsv files has the names of the columns. Otherwise
+            columns are named by their numbers from 0.
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
             "jsonl" for stdout. One of "jsonl", "csv", "tsv", "parquet", "npy".
         engine: Library that runs the graph. By default the fastest one that is installed. One of

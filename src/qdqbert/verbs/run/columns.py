@@ -13,6 +13,8 @@ from qdqbert.inference.answers import TaskEntry, answer_columns, read_item, text
 from qdqbert.inference.model import Model
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
+from qdqbert.tasks.columns import Columns as Requested
+from qdqbert.tasks.columns import is_header, quoted
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.windows import RowTask, refuse
 
@@ -118,13 +120,10 @@ def find_columns(
             f"`model={options.model!r}` is {entry.name}. Write .parquet or .jsonl.",
             argument="output",
         )
-    read_names: tuple[str, ...] = ()
-    if rows:
-        first = (rows[0].number, dict(rows[0].values))
-        read_names = text_columns(entry, options, path=rows[0].file, names=names, head=[first])
-        if read_names and len(names) > 1:
-            found = " and ".join(f"column {name!r}" for name in read_names)
-            _LOGGER.info("Reading %s.", found)
+    read_names = _read_names(source, rows, names, entry, options) if rows else ()
+    if read_names and len(names) > 1:
+        found = " and ".join(f"column {name!r}" for name in read_names)
+        _LOGGER.info("Reading %s.", found)
     answers = answer_columns(entry, options, path=f"`input={options.input!r}`", names=names)
     return Columns(
         entry=entry,
@@ -132,3 +131,57 @@ def find_columns(
         layout=Layout(kept=names, answers=answers),
         is_fixed=format in ("csv", "tsv"),
     )
+
+
+def _read_names(
+    source: Source,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    entry: TaskEntry,
+    options: RunOptions,
+) -> tuple[str, ...]:
+    """Return the columns of the texts.
+
+    Raises:
+        UserInputError: A column does not exist or cannot be inferred, or the first row may not be a
+            header.
+    """
+    path = rows[0].file
+    if entry.read is not None and not source.header:
+        raise UserInputError(
+            f"`header=False`: {entry.name} needs the names of the columns. Add a header.",
+            argument="header",
+        )
+    if source.has_header:
+        _check_header(path, names, options)
+    try:
+        return text_columns(
+            entry,
+            options,
+            path=path,
+            names=names,
+            head=[(row.number, dict(row.values)) for row in rows],
+            has_names=source.header,
+        )
+    except DataFileError as error:
+        if not source.has_header:
+            raise
+        raise DataFileError(
+            f"{error} If the first row is not a header, pass `header=False`.",
+            argument=error.argument,
+        ) from error
+
+
+def _check_header(path: str, names: Sequence[str], options: RunOptions) -> None:
+    """Refuse numbers of columns if the first row may be a row of data, which would be left out."""
+    requested = Requested(text=options.text_column, text_pair=options.text_pair_column)
+    if is_header(names, requested):
+        return
+    for argument, name in requested.requested.items():
+        if name.isdecimal() and name not in names:
+            raise DataFileError(
+                f"`{argument}={name!r}` is the number of a column of `{path}`, whose first row has "
+                f"no known name of a column, got {quoted(names)}. Pass the name of the column if "
+                "this is a header, or `header=False` if it is not.",
+                argument=argument,
+            )

@@ -22,6 +22,8 @@ class RunOptions(RowOptions):
         output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for
             stdout. All but .parquet and .npy files can be compressed (.gz).
         input_format: Format of the input. By the suffix by default; "jsonl" for stdin.
+        header: Whether the first row of .csv and .tsv files has the names of the columns. Otherwise
+            columns are named by their numbers from 0.
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
             "jsonl" for stdout.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
@@ -35,6 +37,7 @@ class RunOptions(RowOptions):
     input: str = option(short="i", takes_dash=True)
     output: str = option(short="o", takes_dash=True)
     input_format: InputFormat | None = None
+    header: bool = True
     output_format: OutputFormat | None = None
     on_error: OnError = "stop"
     resume: bool = False

@@ -140,7 +140,7 @@ def run_pipeline(
     """
     if options.ray is not None:
         import_ray()
-    source = open_source(options.input, options.input_format)
+    source = open_source(options.input, options.input_format, header=options.header)
     format, is_compressed = format_of(options.output, options.output_format)
     if Path(options.output).absolute() in [path.absolute() for path in source.files]:
         raise OutputExistsError(
