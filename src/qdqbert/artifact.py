@@ -1,7 +1,7 @@
 """The folder that `quantize` writes: one graph for each target, and all that is needed to use it.
 
 DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
-DIR/config.json, tokenizer...   as transformers writes them
+DIR/config.json, tokenizer...   as transformers writes them; generation_config.json, if there is one
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
 DIR/report.json                 what was measured
@@ -33,6 +33,7 @@ RANGES = "ranges.safetensors"
 QUANTIZATION = "quantization.json"
 REPORT = "report.json"
 TRAINING = "training.json"
+GENERATION = "generation_config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
 TRAINING_FORMAT = "qdqbert-training/2"

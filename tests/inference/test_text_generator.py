@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import transformers
@@ -48,6 +49,19 @@ def test_an_end_token_ends_a_text(both) -> None:
         expected = pipeline(TEXTS, do_sample=False, eos_token_id=list(stops), **options)
         assert list(model.stream(job, TEXTS)) == expected
         assert all(each[0]["generated_text"] for each in expected)
+
+
+def test_end_tokens_are_those_of_the_generation_config(both, tmp_path) -> None:
+    model, _ = both
+    source = model._loaded.artifact.directory
+    stored = json.loads((source / "generation_config.json").read_text())
+    assert stored["eos_token_id"] == 3
+    folder = shutil.copytree(source, tmp_path / "int8")
+    for ends, expected in (([4, 5], {4, 5}), (None, {3})):
+        text = json.dumps({**stored, "eos_token_id": ends})
+        (folder / "generation_config.json").write_text(text)
+        with qdqbert.load(folder) as changed:
+            assert changed.job().stops == expected
 
 
 def test_a_text_ends_at_the_longest_input(both, caplog) -> None:

@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ import transformers
 import qdqbert
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.tasks import ranking_metrics
+from qdqbert.tasks import data, ranking_metrics
 from qdqbert.tasks.data import Columns
+from qdqbert.tasks.lines import read_lines
 from qdqbert.tasks.reranking import RERANKING as TASK
 from qdqbert.tasks.reranking import RankingExample
 from qdqbert.tasks.task import Features, TaskOptions
@@ -117,13 +120,21 @@ def test_single_pairs_are_scored_by_auc() -> None:
     ],
     ids=["by-query", "by-id"],
 )
-def test_rows_are_grouped_by_query(write_file, content, groups) -> None:
+def test_rows_are_grouped_by_query(write_file, content, groups, monkeypatch) -> None:
     path = write_file("a.csv", content)
+    read: list[Path] = []
+
+    def read_once(path: Path) -> Iterator[tuple[int, str]]:
+        read.append(path)
+        return read_lines(path)
+
+    monkeypatch.setattr(data, "read_lines", read_once)
     dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
     TASK.check_labels(dataset, ID2LABEL)
     TASK.check_metrics(dataset, ID2LABEL)
     assert [each.group for each in dataset.examples] == groups
     assert [each.text_pair for each in dataset.examples] == ["b", "c", "e"]
+    assert read == [path]
 
 
 @pytest.mark.parametrize(
@@ -162,20 +173,20 @@ def test_a_reranker_is_quantized_evaluated_and_run(save_tiny, tmp_path) -> None:
     # One query has no relevant document.
     for row in rows:
         row["label"] = int(row["label"] and row["qid"] != 3)
-    data = tmp_path / "dev.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "dev.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
     report = qdqbert.quantize(
         checkpoint,
         tmp_path / "int8",
         task="reranking",
-        calibration_data=data,
+        calibration_data=file,
         calibration_samples=16,
         targets=("onnxruntime",),
         quant_disable=True,
         benchmark=False,
     )
     assert report.task == "reranking"
-    found = qdqbert.evaluate(tmp_path / "int8", data, reference=checkpoint, allow_leakage=True)
+    found = qdqbert.evaluate(tmp_path / "int8", file, reference=checkpoint, allow_leakage=True)
     assert "1 of 10 queries has no relevant document and is not scored." in found.notices
     assert (found.fidelity.decisions, found.fidelity.flips_percent) == (10, 0)
     with qdqbert.load(tmp_path / "int8") as model:
@@ -190,7 +201,7 @@ def test_a_reranker_is_quantized_evaluated_and_run(save_tiny, tmp_path) -> None:
     assert [each.value for each in found.metrics] == pytest.approx(expected)
     # The same folder, scored as a regression.
     plain = qdqbert.evaluate(
-        tmp_path / "int8", data, task="text-classification", allow_leakage=True
+        tmp_path / "int8", file, task="text-classification", allow_leakage=True
     )
     assert plain.metrics[0].name == "spearman"
 

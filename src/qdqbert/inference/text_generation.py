@@ -6,17 +6,19 @@ The graph has no cache, so that each new token costs a pass over the whole text.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.artifact import GENERATION
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature, chunks
 from qdqbert.inference.embedding import check_texts
-from qdqbert.inference.model import Model, feature_of, rows_of
+from qdqbert.inference.model import Loaded, Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Done, Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
 
@@ -116,6 +118,17 @@ class Generation:
 class TextGenerator(Model):
     """Continues texts, with the most likely token at each step."""
 
+    def __init__(self, loaded: Loaded) -> None:
+        """Read which tokens end a text."""
+        super().__init__(loaded)
+        path = loaded.artifact.directory / GENERATION
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        ends = stored.get("eos_token_id")
+        if ends is None:
+            # As in transformers, the settings of the model count without those of generation.
+            ends = loaded.config.get("eos_token_id")
+        self._stops = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
     def __call__(
         self,
         inputs: str | Sequence[str],
@@ -153,14 +166,13 @@ class TextGenerator(Model):
                 f"`max_new_tokens` must be at least 1, got {max_new_tokens}.",
                 argument="max_new_tokens",
             )
-        ends = self._loaded.config.get("eos_token_id")
         return Generation(
             tokenizer=self._loaded.tokenizer,
             input_names=self._loaded.artifact.input_names,
             max_length=self.max_length,
             max_new_tokens=max_new_tokens,
             return_full_text=return_full_text,
-            stops=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+            stops=self._stops,
         )
 
     @property

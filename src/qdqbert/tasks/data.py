@@ -140,7 +140,12 @@ def read_dataset(
             row is malformed, or no example is left.
         MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
     """
-    table = open_table(str(path), columns)
+    return read_table(open_table(str(path), columns), columns, max_examples=max_examples)
+
+
+def read_table(table: Table, columns: Columns, *, max_examples: int | None = None) -> Dataset:
+    """Read the examples of an open table; see `read_dataset`."""
+    path = table.path
     resolved, notices = resolve_columns(table, columns) if table.names else (Columns(), [])
     examples = tuple(itertools.islice(_examples(table, resolved), max_examples))
     if not examples:
@@ -158,7 +163,7 @@ def read_dataset(
             rows = f"{counted(len(lines), 'row')} {kind}"
             notices.append(f"{rows}: {consequence} (first at line {min(lines)}).")
     resolved = Columns() if resolved.text == LINE else resolved
-    return Dataset(path=str(path), examples=examples, columns=resolved, notices=tuple(notices))
+    return Dataset(path=path, examples=examples, columns=resolved, notices=tuple(notices))
 
 
 def _csv_records(path: Path) -> Iterator[_Record]:

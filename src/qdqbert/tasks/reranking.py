@@ -8,14 +8,14 @@ several documents, the rows are single labelled pairs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_dataset
+from qdqbert.tasks.columns import Row, is_number
+from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import logit_predictions
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
@@ -46,16 +46,18 @@ def read_rankings(path: str, *, columns: Columns, max_examples: int | None) -> D
     Raises:
         DataFileError: As `read_dataset`, or there is no column of documents.
     """
-    dataset = read_dataset(path, columns=columns, max_examples=max_examples)
+    table = open_table(path, columns)
+    column = next((name for name in table.names if name.strip().lower() in _ID_COLUMNS), None)
+    ids: dict[int, str] = {}
+    if column is not None:
+        table.rows = _recorded(table.rows, column, ids)
+    dataset = read_table(table, columns, max_examples=max_examples)
     if dataset.columns.text_pair is None:
         raise DataFileError(
             f"The data `{path}` have one text per row, and reranking reads two. Name the column of "
             "the documents with `text_pair_column`.",
             argument="text_pair_column",
         )
-    table = open_table(path, columns)
-    column = next((name for name in table.names if name.strip().lower() in _ID_COLUMNS), None)
-    ids = {} if column is None else {row: str(fields.get(column)) for row, fields in table.rows}
     examples = tuple(
         RankingExample(
             text=each.text,
@@ -67,6 +69,13 @@ def read_rankings(path: str, *, columns: Columns, max_examples: int | None) -> D
         for each in dataset.examples
     )
     return dataclasses.replace(dataset, examples=examples)
+
+
+def _recorded(rows: Iterator[Row], column: str, values: dict[int, str]) -> Iterator[Row]:
+    """Yield rows, and record the value of a column by the number of the row."""
+    for number, fields in rows:
+        values[number] = str(fields.get(column))
+        yield number, fields
 
 
 def _encode(

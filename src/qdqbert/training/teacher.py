@@ -12,6 +12,7 @@ from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
+from qdqbert.tasks import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.distillation import Distillation
 
@@ -53,7 +54,8 @@ def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
     """Check that a student can learn from a teacher.
 
     Raises:
-        UserInputError: The classes, the vocabulary or the size of the embeddings differ.
+        UserInputError: The classes, what their scores mean, the vocabulary or the size of the
+            embeddings differ.
     """
     name = teacher.name
     ours, theirs = student.config, teacher.config
@@ -62,6 +64,15 @@ def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
             f"The classes of `distill_from={name!r}` are {list(theirs.id2label.values())[:10]}, "
             f"those of the student {list(ours.id2label.values())[:10]}; expected equal classes in "
             "equal order.",
+            argument="distill_from",
+        )
+    if task_for(task.name, ours) is not task_for(task.name, theirs):
+        kinds = [getattr(config, "problem_type", None) for config in (theirs, ours)]
+        raise UserInputError(
+            f"`problem_type` of `distill_from={name!r}` is {kinds[0]!r}, that of the student "
+            f"{kinds[1]!r}: one of them has one class for each text, the other "
+            "any number of classes. Name a teacher of the same kind, or change the student's "
+            "config.json.",
             argument="distill_from",
         )
     if student.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():

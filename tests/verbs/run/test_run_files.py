@@ -141,6 +141,16 @@ def test_a_column_of_the_input_with_the_name_of_an_answer_is_kept(
         qdqbert.run(classifier, write_objects(rows), tmp_path / "b.jsonl")
 
 
+def test_files_of_a_folder_have_a_limited_size(classifier, reviews, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "FOLDER_ROWS", 1000)
+    for limit, files in ((1 << 20, 1), (1, 3)):
+        monkeypatch.setattr(pipeline, "FOLDER_BYTES", limit)
+        qdqbert.run(classifier, reviews, f"{tmp_path}/{files}/")
+        rows = list(open_source(str(tmp_path / str(files))).rows())
+        assert [row.values["id"] for row in rows] == list(range(11))
+        assert len(list((tmp_path / str(files)).iterdir())) == files
+
+
 def test_columns_can_be_named_or_counted(classifier, tmp_path, read_objects, caplog) -> None:
     (tmp_path / "in.tsv").write_text("id\treview\n1\tthe cat\n2\ta dog\n")
     caplog.set_level(logging.INFO, "qdqbert")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -86,10 +87,15 @@ def test_a_teacher_with_quantizers_is_refused(classifier, with_quantizers, out) 
     ("model_type", "changes", "message"),
     [
         ("bert", {"num_labels": 3}, r"\['LABEL_0', .* student \['bad', 'good'"),
+        (
+            "bert",
+            {"problem_type": "multi_label_classification", **SENTIMENT},
+            r"`problem_type` of .* is 'multi_label_classification', that of the student None",
+        ),
         ("roberta", SENTIMENT, "vocabulary"),
         ("bert", {"hidden_size": 48, **SENTIMENT}, r"distill.hidden` needs a teacher"),
     ],
-    ids=["classes", "vocabulary", "hidden-size"],
+    ids=["classes", "problem-type", "vocabulary", "hidden-size"],
 )
 def test_a_teacher_that_does_not_fit_is_refused_and_nothing_is_left(
     classifier, save_tiny, tmp_path, out, model_type, changes, message
@@ -107,6 +113,24 @@ def test_a_teacher_that_does_not_fit_is_refused_and_nothing_is_left(
             **QUICK,
         )
     assert files_left(out) == []
+
+
+def test_a_new_classifier_is_of_the_kind_of_its_teacher(
+    save_tiny, write_file, tmp_path, out
+) -> None:
+    kind = {"problem_type": "multi_label_classification", **SENTIMENT}
+    teacher = save_tiny(tmp_path / "teacher", "bert", AutoModelForSequenceClassification, **kind)
+    qdqbert.train(
+        save_tiny(tmp_path / "student", "bert"),
+        out,
+        task="text-classification",
+        train_data=write_file("texts.txt", plain(random.Random(3), 12)),
+        distill_from=teacher,
+        **QUICK,
+    )
+    config = json.loads((out / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
+    assert list(config["id2label"].values()) == list(SENTIMENT["id2label"].values())
 
 
 def test_a_teacher_with_embeddings_of_another_size_is_refused(

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+)
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
@@ -36,6 +42,7 @@ class TokenizerAndConfig:
     Attributes:
         tokenizer: The tokenizer.
         config: The config, or as much of one as the graph shows.
+        generation_config: transformers' settings of text generation, if there are some.
         model_type: transformers' name of the family; `None` without a config.
         max_length: Longest input in tokens.
         notices: What the user should know.
@@ -43,6 +50,7 @@ class TokenizerAndConfig:
 
     tokenizer: Any
     config: Any
+    generation_config: Any
     model_type: str | None
     max_length: int
     notices: tuple[str, ...]
@@ -157,10 +165,21 @@ def load_tokenizer_and_config(
     return TokenizerAndConfig(
         tokenizer=loaded,
         config=config,
+        generation_config=_generation_config(tokenizer or str(path.parent), task),
         model_type=model_type,
         max_length=min(max_length, runner.max_length or max_length),
         notices=notices,
     )
+
+
+def _generation_config(name: str, task: str) -> Any:
+    """Return the settings of text generation next to the tokenizer; `None` if there are none."""
+    if task != "text-generation":
+        return None
+    try:
+        return GenerationConfig.from_pretrained(name)
+    except OSError:
+        return None
 
 
 def _max_length(tokenizer: Any, config: Any) -> int:

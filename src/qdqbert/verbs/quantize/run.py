@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qdqbert.artifact import (
+    GENERATION,
     MODEL,
     QUANTIZATION,
     RANGES,
@@ -370,6 +371,9 @@ def write_folder(
 ) -> None:
     """Write everything but the graphs."""
     source.config.save_pretrained(folder)
+    if source.generation_config is not None:
+        # `save_pretrained` refuses settings with which transformers only warns when it generates.
+        source.generation_config.to_json_file(folder / GENERATION)
     source.tokenizer.save_pretrained(folder)
     if source.head is not None:
         write_sentence_head(source.head, folder, hidden=source.config.hidden_size)

@@ -71,12 +71,13 @@ class UnfinishedPart:
         skipped: Number of other rows.
         truncated: Number of rows that were cut.
         tokens: Number of tokens.
+        size_bytes: Size of the rows and their answers.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
         """Open its file."""
         self.first = first
-        self.rows = self.skipped = self.truncated = self.tokens = 0
+        self.rows = self.skipped = self.truncated = self.tokens = self.size_bytes = 0
         self._folder = folder
         self._errors = b""
         self._path = folder / "unfinished"
@@ -96,6 +97,7 @@ class UnfinishedPart:
             tokens: Number of tokens.
         """
         self._file.write(block)
+        self.size_bytes += len(block)
         self._errors += errors
         self.rows += rows
         self.skipped += skipped

@@ -26,7 +26,7 @@ from qdqbert.tables.rows import BadRow, Row, to_json
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import Columns, find_columns, row_task
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.parts import PartsFolder, errors_path, open_parts, parts_path
+from qdqbert.verbs.run.parts import PartsFolder, UnfinishedPart, errors_path, open_parts, parts_path
 from qdqbert.verbs.run.report import RunReport
 from qdqbert.verbs.run.windows import Block, WindowedRun, refuse
 
@@ -35,8 +35,9 @@ _LOGGER = logging.getLogger("qdqbert")
 # A part is finished when it has so many rows, or has taken so long, and its window ends.
 PART_ROWS = 1 << 16
 PART_SECONDS = 20.0
-# Files of a folder do not depend on the time that they took.
+# Files of a folder do not depend on the time that they took. Their size is that before compression.
 FOLDER_ROWS = 1 << 15
+FOLDER_BYTES = 1 << 28
 
 # Rows that columns are inferred from.
 _HEAD_ROWS = 100
@@ -237,7 +238,7 @@ def _write_parts(pipeline: Pipeline, parts: PartsFolder) -> None:
                 while block is not None:
                     last = block.last
                     part.add(block.data, _error_lines(block), **dataclasses.asdict(_numbers(block)))
-                    if _is_full(pipeline, part.rows + part.skipped, pipeline.clock() - started):
+                    if _is_full(pipeline, part, pipeline.clock() - started):
                         break
                     block = next(blocks, None)
                 parts.parts.append(part.finish(last))
@@ -245,9 +246,10 @@ def _write_parts(pipeline: Pipeline, parts: PartsFolder) -> None:
                 block = next(blocks, None)
 
 
-def _is_full(pipeline: Pipeline, rows: int, seconds: float) -> bool:
+def _is_full(pipeline: Pipeline, part: UnfinishedPart, seconds: float) -> bool:
+    rows = part.rows + part.skipped
     if is_folder(pipeline.options.output):
-        return rows >= FOLDER_ROWS
+        return rows >= FOLDER_ROWS or part.size_bytes >= FOLDER_BYTES
     return rows >= PART_ROWS or seconds >= PART_SECONDS
 
 

@@ -47,10 +47,14 @@ def choose_task(options: TrainOptions) -> Task:
     return task_for(options.task or _task_of(config, options.model), config)
 
 
-def task_of_labels(task: Task, dataset: Dataset, options: TrainOptions) -> Task:
-    """Return the task of the data: multi-label, if a new classifier is trained on lists."""
+def task_of_labels(
+    task: Task, dataset: Dataset, options: TrainOptions, teacher: Checkpoint | None
+) -> Task:
+    """Return the task of a new classifier: multi-label, if its teacher or its data are."""
     if task is not TEXT_CLASSIFICATION or task.name in tasks_of(read_config(options.model)):
         return task
+    if teacher is not None:
+        return task_for(task.name, teacher.config)
     has_lists = any((example.label or "").startswith("[") for example in dataset.examples)
     return MULTI_LABEL_CLASSIFICATION if has_lists else task
 

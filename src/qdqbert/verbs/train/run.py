@@ -76,8 +76,8 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     transformers.set_seed(options.seed)
     task = choose_task(options)
     examples = read_examples(task, options, progress=progress)
-    task = task_of_labels(task, examples.train, options)
     teacher_checkpoint = _load_teacher(options, task, progress)
+    task = task_of_labels(task, examples.train, options, teacher_checkpoint)
     checkpoint = load_student(
         options, task, new_classes(task, examples.train, teacher_checkpoint), progress
     )

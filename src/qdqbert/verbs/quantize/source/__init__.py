@@ -49,6 +49,7 @@ class ModelSource(Protocol):
         task: Name of its task.
         model_type: transformers' name of its family; `None` if it is not known.
         config: Its config, or what is known of it.
+        generation_config: transformers' settings of text generation, if there are some.
         tokenizer: Its tokenizer.
         head: Pooling and normalization of a sentence-transformers folder; `None` otherwise.
         max_length: Longest input in tokens.
@@ -62,6 +63,7 @@ class ModelSource(Protocol):
     task: str
     model_type: str | None
     config: Any
+    generation_config: Any
     tokenizer: Any
     head: SentenceHead | None
     max_length: int

@@ -45,6 +45,8 @@ class CheckpointSource:
         self.name, self.task = checkpoint.name, str(checkpoint.task)
         self.model_type: str | None = checkpoint.family.model_type
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
+        is_generator = self.task == "text-generation"
+        self.generation_config = checkpoint.model.generation_config if is_generator else None
         self.head, self.max_length = checkpoint.head, checkpoint.max_length
         self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
         self.notices: tuple[str, ...] = checkpoint.notices

@@ -80,6 +80,7 @@ class OnnxSource:
         self.input_names, self.output_names = imported.input_names, imported.output_names
         self.notices: tuple[str, ...] = (*imported.notices, *found.notices)
         self.model_type, self.config = found.model_type, found.config
+        self.generation_config = found.generation_config
         self.tokenizer, self.max_length = found.tokenizer, found.max_length
 
     def runner(self) -> Runner:
