@@ -3,6 +3,8 @@ r"""Compare ways to embed many texts of mixed length, in texts per second.
     python benchmarks/inference.py --texts texts.txt [--model demo] [--count 20000] [--threads 2]
     python benchmarks/inference.py --texts texts.txt --sweep [--count 4000]
     python benchmarks/inference.py --texts texts.txt --single
+    python benchmarks/inference.py --texts texts.txt --memory [--count 20000]
+    python benchmarks/inference.py --texts texts.txt --ray [--count 20000]
 
 `benchmarks/mixed_texts.py` writes such a file. MODEL is a sentence-transformers folder, a hub id,
 or `demo` for the packaged all-MiniLM-L6-v2. Each way runs in a separate process, `--rounds` times
@@ -15,9 +17,15 @@ in turn; the table has medians. Loading and the first 64 texts are not timed.
   left out on CPUs without it.
 - "CTranslate2": int8, sorted, batches of 4096 tokens. Left out if it is not installed.
 
-`--sweep` varies one choice of the schedule at a time. Texts per CPU second, which the comparison
-is based on, depend less on what else the machine does. `--single` compares `model([text])` with the
-engine's bare call.
+`--sweep` varies one choice of the schedule at a time: tokens of a batch, rounding of lengths,
+window, number of streams, and whether the threads of one stream on ONNX Runtime spin while they
+wait. Texts per CPU second, which the comparison is based on, depend less on what else the machine
+does.
+
+`--single` compares `model([text])` with the engine's bare call. `--memory` runs the command
+`qdqbert run` on `--count` texts and on ten times as many, and compares the peak memory of the two
+processes. The larger output takes 8 kB per text, twice. `--ray` compares `qdqbert run` with
+`qdqbert run --ray`, including the time in which workers load the model, without the start of Ray.
 """
 
 from __future__ import annotations
@@ -26,13 +34,15 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +63,16 @@ SWEEPS = {
     "multiple": (1, 4, 8, 16, 32),
     "window": (128, 512, 2048, 8192),
 }
+# Runs the command in the arguments after the first, and writes to the first what the kernel knows
+# about the memory of the process. ru_maxrss would count the process that started it, too.
+COMMAND = """
+import pathlib, sys
+from qdqbert.cli.app import main
+try:
+    main(sys.argv[2:])
+finally:
+    pathlib.Path(sys.argv[1]).write_text(pathlib.Path("/proc/self/status").read_text())
+"""
 
 
 def main() -> None:
@@ -68,6 +88,10 @@ def main() -> None:
             sweep(arguments)
         elif arguments.single:
             compare_single(arguments)
+        elif arguments.memory:
+            compare_memory(arguments)
+        elif arguments.ray:
+            compare_ray(arguments)
         else:
             compare(arguments)
 
@@ -82,6 +106,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--single", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--ray", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), help="ways whose names contain a word")
     parser.add_argument("--one", help="run this way only, in this process")
     parser.add_argument("--schedule", type=json.loads, default={})
@@ -94,15 +120,7 @@ def quantize(model: str, folder: Path) -> Path:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    names = [
-        name
-        for name in ways(arguments)
-        if not arguments.only or any(word in name for word in arguments.only)
-    ]
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(arguments.rounds):
-        for name in names:
-            results[name].append(in_process(arguments, name))
+    results = measure(arguments, ways(arguments))
     print(f"{arguments.count} texts, {arguments.threads} threads, {arguments.rounds} rounds\n")
     print("| way | texts/s | relative to the first | peak memory, MB |")
     print("|---|---|---|---|")
@@ -113,24 +131,52 @@ def compare(arguments: argparse.Namespace) -> None:
         print(f"| {name} | {rate:.0f} | {rate / first:.2f} | {memory:.0f} |", flush=True)
 
 
+def measure(
+    arguments: argparse.Namespace, names: Iterable[str]
+) -> dict[str, list[dict[str, float]]]:
+    """Run each way in a separate process, in turn, and return the results of its rounds."""
+    chosen = [
+        name for name in names if not arguments.only or any(word in name for word in arguments.only)
+    ]
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+    for _ in range(arguments.rounds):
+        for name in chosen:
+            results[name].append(in_process(arguments, name))
+    return results
+
+
 def sweep(arguments: argparse.Namespace) -> None:
     print("| engine | choice | value | texts/s | texts per CPU second | relative to the default |")
     print("|---|---|---|---|---|---|")
     for engine in ENGINES:
-        runs: dict[tuple[str, int], list[dict[str, float]]] = {("default", 0): []}
-        runs |= {(name, value): [] for name, values in SWEEPS.items() for value in values}
+        choices = list(sweep_choices(engine, arguments.threads))
+        runs: list[list[dict[str, float]]] = [[] for _ in choices]
         for _ in range(arguments.rounds):
-            for (name, value), found in runs.items():
-                schedule = {name: value} if value else {}
+            for (_, _, schedule), found in zip(choices, runs, strict=True):
                 found.append(in_process(arguments, f"{engine}, qdqbert", schedule))
-        default = rate_of(runs["default", 0], "cpu_seconds")
-        for (name, value), found in runs.items():
+        default = rate_of(runs[0], "cpu_seconds")
+        for (name, value, _), found in zip(choices, runs, strict=True):
             rates = [rate_of(found, each) for each in ("seconds", "cpu_seconds")]
             print(
                 f"| {engine} | {name} | {value} | {rates[0]:.0f} | {rates[1]:.0f} | "
                 f"{rates[1] / default:.2f} |",
                 flush=True,
             )
+
+
+def sweep_choices(engine: str, threads: int) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """Yield name, value and changes of each choice, the default first."""
+    yield "default", "", {}
+    for name, values in SWEEPS.items():
+        for value in values:
+            yield name, str(value), {name: value}
+    for streams in sorted({1, threads}):
+        yield "streams", str(streams), {"streams": streams}
+    if engine == "onnxruntime":
+        # Streams on one thread each have no threads that wait.
+        for spinning in (1, 0):
+            value = "on" if spinning else "off"
+            yield "spinning, 1 stream", value, {"streams": 1, "spinning": spinning}
 
 
 def rate_of(rounds: list[dict[str, float]], unit: str) -> float:
@@ -154,6 +200,8 @@ def in_process(
 
 
 def run_one(arguments: argparse.Namespace) -> dict[str, float]:
+    if arguments.one in ray_ways(arguments):
+        return run_file(arguments)
     embed = ways(arguments)[arguments.one](arguments)
     texts = read_texts(arguments.texts, arguments.count)
     for _ in embed(iter(texts[:WARM_UP])):
@@ -165,10 +213,10 @@ def run_one(arguments: argparse.Namespace) -> dict[str, float]:
     return {"texts": count, "seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak_megabytes()}
 
 
-def peak_megabytes() -> float:
+def peak_megabytes(status: Path = Path("/proc/self/status")) -> float:
+    """Return the peak memory of a process in MB, from the kernel's file about it."""
     # ru_maxrss also counts the process that started this one.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return int(status.read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) / 1024
 
 
 def read_texts(path: Path, count: int) -> list[str]:
@@ -201,15 +249,32 @@ def ours(engine: Any, *, streams: int | None = None) -> Callable[[argparse.Names
         schedule = loading._SCHEDULES[engine]
         changes = dict(arguments.schedule)
         plan = {name: changes.pop(name) for name in ("tokens", "multiple") if name in changes}
+        given = changes.pop("streams", streams)
+        if "spinning" in changes:
+            set_spinning(changes.pop("spinning"))
         loading._SCHEDULES[engine] = dataclasses.replace(
             schedule, plan=dataclasses.replace(schedule.plan, **plan), **changes
         )
         model = qdqbert.load(arguments.folder, engine=engine, threads=arguments.threads)
-        if streams is not None:
-            model._loaded.runners.streams = streams
+        if given is not None:
+            model._loaded.runners.streams = given
         return lambda texts: model.stream(model.job(), texts)
 
     return start
+
+
+def set_spinning(is_on: int) -> None:
+    """Let the threads of new sessions of ONNX Runtime spin while they wait, or not."""
+    import onnxruntime
+
+    make = onnxruntime.SessionOptions
+
+    def options() -> Any:
+        made = make()
+        made.add_session_config_entry("session.intra_op.allow_spinning", str(is_on))
+        return made
+
+    onnxruntime.SessionOptions = options
 
 
 def bare(engine: Any, *, is_sorted: bool) -> Callable[[argparse.Namespace], Embed]:
@@ -305,6 +370,107 @@ def compare_single(arguments: argparse.Namespace) -> None:
             medians = [statistics.median(each) * 1e3 for each in (whole, alone)]
             print(f"| {engine} | {length} | {medians[0]:.2f} | {medians[1]:.2f} | {ratio:.2f} |")
         model.close()
+
+
+def write_texts(arguments: argparse.Namespace, count: int, path: Path) -> Path:
+    """Write a number of texts to a file, one per line, repeating them as often as needed."""
+    texts = itertools.cycle(arguments.texts.read_text(encoding="utf-8").splitlines())
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{text}\n" for text in itertools.islice(texts, count))
+    return path
+
+
+def compare_memory(arguments: argparse.Namespace) -> None:
+    print("| engine | texts | seconds | peak memory, MB | relative to the first |")
+    print("|---|---|---|---|---|")
+    for engine in ENGINES:
+        peaks = []
+        for count in (arguments.count, 10 * arguments.count):
+            seconds, peak = run_command(arguments, engine, count)
+            peaks.append(peak)
+            print(
+                f"| {engine} | {count} | {seconds:.0f} | {peak:.0f} | {peak / peaks[0]:.2f} |",
+                flush=True,
+            )
+
+
+def run_command(arguments: argparse.Namespace, engine: str, count: int) -> tuple[float, float]:
+    """Return the seconds and the peak memory in MB of `qdqbert run`, with loading."""
+    with tempfile.TemporaryDirectory() as root:
+        status = Path(root) / "status"
+        words = ["run", arguments.folder, "--engine", engine, "--threads", arguments.threads]
+        words += ["--input", write_texts(arguments, count, Path(root) / "texts.txt")]
+        words += ["--output", Path(root) / "embeddings.jsonl", "--json"]
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, str(status), *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            raise SystemExit(f"qdqbert run failed:\n{done.stderr}")
+        assert json.loads(done.stdout)["rows"] == count
+        return seconds, peak_megabytes(status)
+
+
+def ray_ways(arguments: argparse.Namespace) -> dict[str, tuple[int, int]]:
+    """Return the number of workers, 0 without Ray, and the threads of each, by name."""
+    threads = arguments.threads
+    found = {"run": (0, threads), "run, 1 thread": (0, 1)}
+    for workers, each in ((1, threads), (1, 1), (2, 1)):
+        found[f"run --ray, {workers} x {each} threads"] = (workers, each)
+    return {f"{engine}, {name}": way for engine in ENGINES for name, way in found.items()}
+
+
+def compare_ray(arguments: argparse.Namespace) -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise SystemExit("Ray is not installed: pip install 'qdqbert[ray]'")
+    results = measure(arguments, ray_ways(arguments))
+    print(f"{arguments.count} texts, {arguments.rounds} rounds; N x M: N workers of M threads\n")
+    print("| way | seconds | texts/s | speed relative to run | relative to 1 x 1 |")
+    print("|---|---|---|---|---|")
+    rates = {name: rate_of(rounds, "seconds") for name, rounds in results.items()}
+    for name, rate in rates.items():
+        engine, _, way = name.partition(", ")
+        bases = (f"{engine}, run", f"{engine}, run --ray, 1 x 1 threads")
+        whole, single = (f"{rate / rates[each]:.2f}" if each in rates else "" for each in bases)
+        single = single if "--ray" in way else ""
+        print(f"| {name} | {arguments.count / rate:.1f} | {rate:.0f} | {whole} | {single} |")
+
+
+def run_file(arguments: argparse.Namespace) -> dict[str, float]:
+    """Run a file, on Ray if the way says so, and return the wall time of the call."""
+    workers, threads = ray_ways(arguments)[arguments.one]
+    engine: Any = arguments.one.partition(",")[0]
+    with tempfile.TemporaryDirectory() as root:
+        texts = write_texts(arguments, arguments.count, Path(root) / "texts.txt")
+        if workers:
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+            import ray
+
+            ray.init(
+                address="local",
+                num_cpus=workers * threads,
+                include_dashboard=False,
+                configure_logging=False,
+                log_to_driver=False,
+            )
+        start = time.perf_counter()
+        report = qdqbert.run(
+            arguments.folder,
+            texts,
+            Path(root) / "embeddings.npy",
+            engine=engine,
+            threads=threads,
+            ray=True if workers else None,
+        )
+        seconds = time.perf_counter() - start
+        if workers:
+            ray.shutdown()
+    assert report.rows == arguments.count
+    return {"texts": report.rows, "seconds": seconds}
 
 
 def in_turn(*calls: Callable[[], Any], rounds: int = 30) -> list[list[float]]:
