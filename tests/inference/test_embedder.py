@@ -52,28 +52,32 @@ def test_options_normalize_truncate_and_add_a_prompt(plain) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def chunks_of(tokenizer, prompt, text, overlap, limit):
-    """Return the token ids of the chunks of a text, without special tokens, by slicing."""
+def mean_in_chunks(tokenizer, model, prompt, text, overlap, limit):
+    """Return the weighted mean of the means of a text's chunks."""
     first, ids = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (prompt, text))
     room = limit - 2 - len(first)
-    if len(ids) <= room:
-        return [ids]
-    return [ids[at : at + room] for at in range(0, len(ids) - overlap, room - overlap)]
+    starts = range(0, len(ids) - overlap, room - overlap) if len(ids) > room else [0]
+    means, weights = [], []
+    for start in starts:
+        chunk = ids[start : start + room]
+        whole = [tokenizer.cls_token_id, *first, *chunk, tokenizer.sep_token_id]
+        with torch.no_grad():
+            states = model(torch.tensor([whole])).last_hidden_state[0]
+        means.append(states.mean(dim=0).numpy())
+        weights.append(max(1, len(chunk)))
+    return np.average(means, axis=0, weights=weights)
 
 
 @pytest.mark.parametrize(("overlap", "prompt"), [(0, ""), (7, ""), (0, "the cat "), (50, "a ")])
 def test_long_texts_are_embedded_in_chunks(plain, overlap, prompt, caplog) -> None:
     checkpoint, model = plain
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    float_model = transformers.AutoModel.from_pretrained(checkpoint).eval()
     texts = [*TEXTS, "in the night and the dog " * 30, "music of the river " * 16]
-    expected = []
-    for text in texts:
-        chunks = chunks_of(tokenizer, prompt, text, overlap, model.max_length)
-        embedded = [
-            states_of(checkpoint, prompt + tokenizer.decode(chunk)).mean(axis=0) for chunk in chunks
-        ]
-        weights = [len(chunk) for chunk in chunks] if len(chunks) > 1 else None
-        expected.append(np.average(embedded, axis=0, weights=weights))
+    expected = [
+        mean_in_chunks(tokenizer, float_model, prompt, text, overlap, model.max_length)
+        for text in texts
+    ]
     found = model.encode(texts, chunk_overlap=overlap, prompt=prompt)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -69,7 +69,7 @@ class _Ask:
             offsets=True,
             special=False,
         )
-        errors = [self._room_error(each) for each in uncut]
+        errors = [self.room_error(min(len(each.ids), self.max_question_length)) for each in uncut]
         windows = iter(
             self.tokenizer.cutting(
                 self.max_length, strategy="only_second", stride=self.options.doc_stride
@@ -120,9 +120,11 @@ class _Ask:
             truncated=len(question.ids) > self.max_question_length,
         )
 
-    def _room_error(self, question: tokenizers.Encoding) -> UserInputError | None:
-        """Refuse windows that share all of their tokens, on which tokenizers panic."""
-        tokens = min(len(question.ids), self.max_question_length)
+    def room_error(self, tokens: int) -> UserInputError | None:
+        """Return why a question of some tokens cannot be asked; `None` if it can.
+
+        Tokenizers panic on windows that share all of their tokens.
+        """
         special = self.tokenizer.backend.num_special_tokens_to_add(is_pair=True)
         room = self.max_length - special - tokens
         if room > self.options.doc_stride:
@@ -232,7 +234,7 @@ class QuestionAnswerer(Model):
         artifact = self._loaded.artifact
         if handle_impossible_answer is None:
             handle_impossible_answer = bool(artifact.quantization.get("unanswerable"))
-        return _Ask(
+        job = _Ask(
             tokenizer=self._loaded.tokenizer,
             input_names=artifact.input_names,
             options=dataclasses.replace(
@@ -244,6 +246,10 @@ class QuestionAnswerer(Model):
             has_null=handle_impossible_answer,
             top_k=top_k,
         )
+        error = job.room_error(0)
+        if error is not None:
+            raise error
+        return job
 
     def describe_truncation(self, truncated: int, items: int) -> str:
         """Return a sentence about truncated questions."""

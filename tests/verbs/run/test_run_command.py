@@ -71,7 +71,7 @@ def test_errors_name_flags(classifier, reviews, tmp_path) -> None:
     assert code == 2
     assert "Line 1 of" in err
     assert "`--on-error skip`" in err
-    (tmp_path / "bad.csv").write_text("the cat,fine\n")
+    (tmp_path / "bad.csv").write_text("the cat,fine\na dog,dull\n")
     code, _, err = run(classifier, "-i", tmp_path / "bad.csv", "-o", tmp_path / "a.jsonl")
     assert code == 2
     assert "If the first row is not a header, pass `--no-header`." in err
