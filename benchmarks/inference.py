@@ -59,7 +59,7 @@ WARM_UP = 64
 # Shapes of "model([text])": tokens, rounded down to whole words.
 SINGLE_TOKENS = (8, 32, 128)
 SWEEPS = {
-    "tokens": (512, 1024, 2048, 4096, 8192, 16384),
+    "tokens": (256, 384, 512, 1024, 2048, 4096, 8192),
     "multiple": (1, 4, 8, 16, 32),
     "window": (128, 512, 2048, 8192),
 }

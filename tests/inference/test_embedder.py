@@ -6,11 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
 import qdqbert
 from qdqbert.errors import UserInputError
+from qdqbert.inference import embedding
+from qdqbert.inference.tokenizer import FolderTokenizer
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
 
@@ -85,6 +88,57 @@ def test_long_texts_are_embedded_in_chunks(plain, overlap, prompt, caplog) -> No
     assert "were cut" not in caplog.text
     model.encode(texts)
     assert "2 of 7 inputs were longer than 64 tokens and were cut." in caplog.text
+
+
+@pytest.fixture
+def metaspace(tmp_path):
+    """A folder with a tokenizer whose tokens contain the space before a word, as in XLM-R."""
+    made = tokenizers.Tokenizer(
+        tokenizers.models.Unigram(
+            [("<s>", 0.0), ("<unk>", -9.0), ("\u2581the", -1.0), ("\u2581cat", -1.0), ("s", -2.0)],
+            unk_id=1,
+        )
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A <s>", pair="<s> $A <s> $B <s>", special_tokens=[("<s>", 0)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "metaspace"])
+@pytest.mark.parametrize("prompt", ["", "the ", "the cat: ", "thecat"])
+def test_chunks_hold_the_prompt_and_a_part_of_the_text(
+    checkpoints, metaspace, family, prompt
+) -> None:
+    folder = metaspace if family == "metaspace" else checkpoints(family)
+    tokenizer = FolderTokenizer(folder, max_length=20)
+    job = embedding._EmbedInChunks(
+        tokenizer=tokenizer,
+        input_names=("input_ids",),
+        prompt=prompt,
+        normalize=False,
+        dimensions=None,
+        overlap=3,
+        prompt_tokens=len(tokenizer.encode(prompt).ids) - 2,
+    )
+    text = "the cats the cat " * 12
+    whole = tokenizer.cutting(None).encode(prompt + text).ids
+    [encoded] = job.encode([text])
+    chunks = [each["input_ids"].tolist() for each in encoded.features]
+    assert len(chunks) > 3
+    assert {len(chunk) for chunk in chunks[:-1]} == {20}
+    assert len(chunks[-1]) <= 20
+    first = len(chunks[0]) - 2 - encoded.context[0]
+    assert 0 <= first <= job.prompt_tokens
+    assert bool(first) == bool(prompt)
+    joined = chunks[0][:-1]
+    for chunk in chunks[1:]:
+        assert chunk[: 1 + first] == whole[: 1 + first]
+        assert chunk[1 + first :][:3] == joined[-3:]
+        joined += chunk[1 + first + 3 : -1]
+    assert [*joined, whole[-1]] == whole
 
 
 def test_chunks_of_models_that_normalize_give_normalized_embeddings(quantized) -> None:
