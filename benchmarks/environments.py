@@ -11,9 +11,9 @@ It creates two virtual environments in a temporary folder, with `pip install .` 
   counted.
 
 `--also` names packages that are installed into the second environment after its size was measured.
-With sentence-transformers, its cold start on the float checkpoint is measured, too. pip reads its
-usual configuration, for example which build of torch it takes. It downloads several gigabytes
-unless that is a build for CPUs.
+With sentence-transformers, its cold start on the float checkpoint is measured, too. Versions are
+those of constraints.txt. pip reads its usual configuration, for example which build of torch it
+takes. It downloads several gigabytes unless that is a build for CPUs.
 
 MODEL is an embedder: a folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. It is
 quantized with the Python that runs this script.
@@ -99,7 +99,8 @@ def create(folder: Path) -> Path:
 
 
 def install(python: Path, *requirements: str) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt"]
+    command += requirements
     if subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode:
         raise SystemExit(f"pip install {' '.join(requirements)} failed")
 
