@@ -1,0 +1,238 @@
+"""An encoder as the native engine runs it: linear layers, LayerNorms, attention and heads.
+
+This is data only. `qdqbert.graph.encoder` reads it from a graph with Q/DQ pairs, `packed` stores it.
+All arrays of one layer have the layout of PyTorch: weights are `(out, in)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+Pooling = Literal["none", "first", "mean", "max", "mean_sqrt_len_tokens"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codes:
+    """How the input of a linear layer becomes unsigned 8-bit codes.
+
+    The code of channel `j` is `clip(rint(x[j] * multiplier[j]) + zero_point, 0, 255)`, and stands
+    for `(code - zero_point) * scale`. With `pre_quant_scale` p, the multiplier is `p / scale` and
+    the weight has been divided by p.
+
+    Attributes:
+        scale: Scale of the codes. 1 if it is dynamic.
+        zero_point: Zero point, 0 to 255.
+        multiplier: `(in,)` or `()`, float32. p, or 1, if the scale is dynamic.
+        dynamic: Whether each row gets its own scale and zero point while the model runs, as ONNX's
+            DynamicQuantizeLinear does for a whole tensor.
+    """
+
+    scale: float
+    zero_point: int
+    multiplier: Floats
+    dynamic: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundTrip:
+    """Fake quantization of a tensor that stays in float: `dequantize(quantize(x))`.
+
+    Codes are `clip(rint(x / scale) + zero_point, low, high)`.
+
+    Attributes:
+        scale: Scale, positive.
+        zero_point: Zero point.
+        low: Smallest code.
+        high: Largest code.
+    """
+
+    scale: float
+    zero_point: int
+    low: int
+    high: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Linear:
+    """`x @ weight.T + bias`, in int8 if `codes` is given.
+
+    Attributes:
+        weight: `(out, in)`. int8 codes if the layer is quantized, float32 otherwise.
+        weight_scale: `(out,)`, scale of each output channel; `None` in float.
+        bias: `(out,)`; zeros if the layer has none.
+        codes: How the input is quantized; `None` in float.
+    """
+
+    weight: NDArray[np.int8] | Floats
+    weight_scale: Floats | None
+    bias: Floats
+    codes: Codes | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Norm:
+    """LayerNorm over the last axis.
+
+    Attributes:
+        weight: `(hidden,)`.
+        bias: `(hidden,)`; zeros if it has none.
+        epsilon: Added to the variance.
+    """
+
+    weight: Floats
+    bias: Floats
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Self-attention without its residual add.
+
+    `softmax(query @ key.T * scale + position_bias) @ value`, then `output`.
+
+    Attributes:
+        query, key, value, output: The linear layers.
+        heads: Number of heads.
+        scale: Factor of the scores, `1 / sqrt(head size)` in BERT.
+        causal: Whether a token attends only to itself and those before it.
+        query_codes, key_codes, probability_codes, value_codes: Fake quantization of the inputs of
+            the two matmuls, where the recipe has it.
+        position_bias: `(heads, 2 * limit - 1)`, added to the score of query `i` and key `j` at
+            `[:, j - i + limit - 1]`; `None` if the family has none.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    heads: int
+    scale: float
+    causal: bool = False
+    query_codes: RoundTrip | None = None
+    key_codes: RoundTrip | None = None
+    probability_codes: RoundTrip | None = None
+    value_codes: RoundTrip | None = None
+    position_bias: Floats | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Residual:
+    """`norm(local + residual)`, with fake quantization of both where the recipe has it."""
+
+    norm: Norm
+    local_codes: RoundTrip | None = None
+    residual_codes: RoundTrip | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """An encoder layer that normalizes after its residual adds, as BERT's does.
+
+    Attributes:
+        attention: Self-attention.
+        attention_residual: The residual add after it.
+        up: First linear layer of the feed-forward part.
+        activation: Its activation function.
+        down: Second linear layer.
+        residual: The residual add after it.
+    """
+
+    attention: Attention
+    attention_residual: Residual
+    up: Linear
+    activation: Activation
+    down: Linear
+    residual: Residual
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """An embedding table.
+
+    Attributes:
+        rows: `(rows, width)`, int8 codes or float32.
+        scale: `(width,)`, scale of each channel; `None` in float.
+    """
+
+    rows: NDArray[np.int8] | Floats
+    scale: Floats | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """The sum of the embedding tables, normalized.
+
+    Attributes:
+        words: Table of the vocabulary.
+        positions: Table of positions, with its first rows cut off if no token uses them; `None` if
+            the family has none. The first token of a text has row 0.
+        token_types: Table of token types; `None` if the family has none.
+        norm: LayerNorm of the sum.
+        projection: Linear layer after the LayerNorm, if the embeddings are narrower than the
+            hidden states (ELECTRA).
+        padding_id: Id of the padding token, if positions are counted over other tokens only
+            (RoBERTa); `None` if every token counts.
+    """
+
+    words: Table
+    positions: Table | None
+    token_types: Table | None
+    norm: Norm
+    projection: Linear | None = None
+    padding_id: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadOutput:
+    """An output of the model, taken from the result of a head.
+
+    Attributes:
+        name: Name of the output.
+        column: Take this column and drop the last axis; `None` takes all columns.
+    """
+
+    name: str
+    column: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """What follows the last hidden states: pooling, then steps on each row.
+
+    Attributes:
+        pooling: Which rows the steps read: every token's, or one per text.
+        steps: In order: linear layers, activation functions, LayerNorms, and `"normalize"`, which
+            divides each row by its Euclidean length (at least 1e-12).
+        outputs: The outputs that the result is.
+    """
+
+    pooling: Pooling
+    steps: tuple[Linear | Norm | Activation | Literal["normalize"], ...]
+    outputs: tuple[HeadOutput, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderModel:
+    """A whole model.
+
+    Attributes:
+        embeddings: Token ids to hidden states.
+        layers: The encoder layers.
+        heads: What is computed from the last hidden states.
+        limit: Longest text in tokens.
+        input_names: Names of the inputs, in the order of the graph.
+        has_choices: Whether inputs are `(batch, choices, seq)`, and outputs `(batch, choices)`.
+    """
+
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    heads: tuple[Head, ...]
+    limit: int
+    input_names: tuple[str, ...]
+    has_choices: bool = False
