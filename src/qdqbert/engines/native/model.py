@@ -1,7 +1,7 @@
 """An encoder as the native engine runs it: linear layers, LayerNorms, attention and heads.
 
-This is data only. `qdqbert.graph.encoder` reads it from a graph with Q/DQ pairs, `packed` stores it.
-All arrays of one layer have the layout of PyTorch: weights are `(out, in)`.
+This is data only. `qdqbert.graph.encoder` reads it from a graph with Q/DQ pairs, and `packed`
+stores it. All arrays of one layer have the layout of PyTorch: weights are `(out, in)`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,22 @@ class Codes:
 class RoundTrip:
     """Fake quantization of a tensor that stays in float: `dequantize(quantize(x))`.
 
-    Codes are `clip(rint(x / scale) + zero_point, low, high)`.
+    Codes are `clip(rint(x / scale) + zero_point, low, high)`. With `pre_quant_scale` p, `x` is
+    multiplied by it before it is quantized, and divided by it afterwards.
 
     Attributes:
         scale: Scale, positive.
         zero_point: Zero point.
         low: Smallest code.
         high: Largest code.
+        pre_quant_scale: `(hidden,)`; `None` for 1. Only inputs of residual adds have one.
     """
 
     scale: float
     zero_point: int
     low: int
     high: int
+    pre_quant_scale: Floats | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,194 @@
+"""Read self-attention: from its output layer back to the states that query, key and value read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.model import Attention, Linear, RoundTrip
+from qdqbert.graph.edit import producer_of
+from qdqbert.graph.encoder.linear_layers import LinearNodes
+from qdqbert.graph.encoder.quantization import round_trip
+from qdqbert.graph.encoder.refusal import refuse
+from qdqbert.graph.encoder.scores import read_scores
+from qdqbert.graph.encoder.view import GraphView, numbered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionNodes:
+    """An attention that was read.
+
+    Attributes:
+        attention: Its parts, without a position bias.
+        source: The states that it reads.
+        softmax: Its Softmax, whose input may have a position bias.
+    """
+
+    attention: Attention
+    source: ir.Value
+    softmax: ir.Node
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Heads:
+    """Query, key or value.
+
+    Attributes:
+        linear: The linear layer, its outputs in the order of the heads.
+        source: The states that it reads.
+        heads: Number of heads.
+        width: Size of a head.
+        factor: What its output is multiplied by.
+        codes: Fake quantization of the layer's output, before it is multiplied by `factor`.
+    """
+
+    linear: Linear
+    source: ir.Value
+    heads: int
+    width: int
+    factor: float
+    codes: RoundTrip | None
+
+
+def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
+    """Read an attention.
+
+    Args:
+        view: The graph.
+        output: The linear layer that reads the heads' contexts.
+
+    Raises:
+        GraphError: It has another form.
+    """
+    merged, pairs = view.source(output.source, "the context")
+    context = producer_of(merged, "MatMul")
+    if context is None or merged in view.linear_layers:
+        raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
+    value = _heads(view, context, 1, tokens_axis=2)
+    if value.factor != 1:
+        raise refuse(context, f"multiplies values by {value.factor}")
+    softmax, probability_codes = _probabilities(view, context)
+    scores = read_scores(view, softmax)
+    query = _heads(view, scores.matmul, 0, tokens_axis=2)
+    key = _heads(view, scores.matmul, 1, tokens_axis=3)
+    for part in (key, value):
+        if (part.heads, part.width) != (query.heads, query.width):
+            raise refuse(scores.matmul, "has heads of different sizes, or shares keys or values")
+        if part.source is not query.source:
+            raise refuse(
+                part.source.producer(), "is read by keys or values, but not by their queries"
+            )
+    texts, tokens = view.probe.ids.shape
+    x = numbered((texts, query.heads, tokens, query.width))
+    expected = x.transpose(0, 2, 1, 3).ravel()
+    if pairs or not np.array_equal(view.evaluate(output.source, {merged: x}).ravel(), expected):
+        raise refuse(output.source.producer(), "does not put the contexts of the heads together")
+    view.mark_read(context, softmax, scores.matmul)
+    attention = Attention(
+        query=query.linear,
+        key=key.linear,
+        value=value.linear,
+        output=output.linear,
+        heads=query.heads,
+        scale=scores.factor * query.factor * key.factor,
+        causal=scores.is_causal,
+        query_codes=query.codes,
+        key_codes=key.codes,
+        probability_codes=probability_codes,
+        value_codes=value.codes,
+    )
+    return AttentionNodes(attention=attention, source=query.source, softmax=softmax)
+
+
+def _probabilities(view: GraphView, context: ir.Node) -> tuple[ir.Node, RoundTrip | None]:
+    """Return the Softmax that a context's matmul reads, and the fake quantization in between."""
+    first = context.inputs[0]
+    assert first is not None
+    end, pairs = view.source(first, "the probabilities")
+    softmax = producer_of(end, "Softmax")
+    if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+        raise refuse(end.producer(), "is where a Softmax over keys should be")
+    texts, tokens = view.probe.ids.shape
+    x = numbered((texts, 1, tokens, tokens)) / (texts * tokens * tokens)
+    if len(pairs) > 1 or not np.array_equal(view.evaluate(first, {end: x}), x):
+        raise refuse(first.producer(), "changes the probabilities")
+    return softmax, round_trip(pairs[0]) if pairs else None
+
+
+def _heads(view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int) -> _Heads:
+    """Read an input of one of the two matmuls.
+
+    Args:
+        view: The graph.
+        matmul: The matmul.
+        index: Index of the input.
+        tokens_axis: Which axis of the input runs over tokens: 2, or 3 if it is transposed.
+    """
+    value = matmul.inputs[index]
+    assert value is not None
+    end, pairs = view.source(value, f"input {index} of {matmul.name!r}")
+    if end not in view.linear_layers:
+        raise refuse(end.producer(), "is where a linear layer of query, key or value should be")
+    found = view.linear(end)
+    factor, places = _places(view, value, end)
+    texts, tokens = view.probe.ids.shape
+    if places.ndim != 4 or places.shape[0] != texts or places.shape[tokens_axis] != tokens:
+        raise refuse(matmul, "does not multiply tensors (batch, heads, tokens, width)")
+    if tokens_axis == 3:
+        places = places.swapaxes(2, 3)
+    rows, columns = np.divmod(places, len(found.linear.weight))
+    expected = np.arange(texts * tokens).reshape(texts, 1, tokens, 1)
+    if (rows != expected).any() or (columns != columns[:1, :, :1]).any():
+        raise refuse(value.producer(), "does not split the outputs of a linear layer into heads")
+    codes = None
+    if len(pairs) > 1:
+        raise refuse(pairs[1], "quantizes a tensor that is quantized again")
+    if pairs:
+        before = pairs[0].inputs[0]
+        assert before is not None
+        quantized, _ = _places(view, pairs[0].outputs[0], end)
+        codes = round_trip(pairs[0], factor=quantized)
+    return _Heads(
+        linear=_take(found.linear, columns[0, :, 0].ravel()),
+        source=view.state(found.source, "the states that an attention reads"),
+        heads=places.shape[1],
+        width=places.shape[3],
+        factor=factor,
+        codes=codes,
+    )
+
+
+def _places(view: GraphView, value: ir.Value, end: ir.Value) -> tuple[float, NDArray[np.int64]]:
+    """Return what a value multiplies the elements of an output by, and which elements they are.
+
+    Args:
+        view: The graph.
+        value: The value.
+        end: The output of a linear layer that it is computed from.
+
+    Returns:
+        The factor, and flat indices in the shape of the value.
+    """
+    shape = view.shape(end)
+    ones = view.evaluate(value, {end: np.ones(shape, np.float32)})
+    factor = float(ones.flat[0])
+    if not (ones == ones.flat[0]).all() or not factor > 0:
+        raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
+    made = view.evaluate(value, {end: numbered(shape)}).astype(np.float64) / factor
+    return factor, np.rint(made).astype(np.int64)
+
+
+def _take(linear: Linear, columns: NDArray[np.int64]) -> Linear:
+    """Return the outputs of a linear layer with these numbers."""
+    if np.array_equal(columns, np.arange(len(linear.weight))):
+        return linear
+    scale = linear.weight_scale
+    return dataclasses.replace(
+        linear,
+        weight=linear.weight[columns],
+        weight_scale=None if scale is None else scale[columns],
+        bias=linear.bias[columns],
+    )

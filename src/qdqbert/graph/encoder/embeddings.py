@@ -1,0 +1,226 @@
+"""Read the embeddings: tables of words, positions and token types, and what follows their sum."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.model import Embeddings, Floats, Linear, Table
+from qdqbert.graph.edit import constant_array, producer_of
+from qdqbert.graph.encoder.norms import read_norm, terms_of
+from qdqbert.graph.encoder.probe import Array, Probe
+from qdqbert.graph.encoder.quantization import split_channel_factor
+from qdqbert.graph.encoder.refusal import refuse
+from qdqbert.graph.encoder.view import GraphView
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Lookup:
+    """One term of the sum: rows of a table.
+
+    Attributes:
+        value: The term.
+        table: The whole table.
+        index: The value with the index of each token's row.
+    """
+
+    value: ir.Value
+    table: Table
+    index: ir.Value
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the table."""
+        return len(self.table.rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Positions:
+    """Table of positions, its longest text, and the id of padding that is not counted."""
+
+    table: Table
+    limit: int
+    padding_id: int | None
+
+
+def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int]:
+    """Read the embeddings.
+
+    Args:
+        view: The graph.
+        states: What the first layer reads.
+
+    Returns:
+        The embeddings, and the longest text in tokens.
+
+    Raises:
+        GraphError: They have another form.
+    """
+    projection: Linear | None = None
+    normed = states
+    if states in view.linear_layers:
+        found = view.linear(states)
+        projection, normed = found.linear, view.state(found.source, "the projected embeddings")
+    node = producer_of(normed, "LayerNormalization")
+    if node is None:
+        raise refuse(normed.producer(), "is where the LayerNorm of the embeddings should be")
+    norm, total = read_norm(view, node)
+    found_tables: dict[str, Table] = {}
+    positions: _Positions | None = None
+    for term in terms_of(view, total):
+        kind, read = _read_term(view, term)
+        if kind in found_tables or (kind == "positions" and positions is not None):
+            raise refuse(term.producer(), f"adds {kind} for the second time")
+        if isinstance(read, _Positions):
+            positions = read
+        else:
+            found_tables[kind] = read
+    if "words" not in found_tables or positions is None:
+        raise refuse(total.producer(), "does not add embeddings of words and positions")
+    embeddings = Embeddings(
+        words=found_tables["words"],
+        positions=positions.table,
+        token_types=found_tables.get("token types"),
+        norm=norm,
+        projection=projection,
+        padding_id=positions.padding_id,
+    )
+    return embeddings, positions.limit
+
+
+def _read_term(view: GraphView, term: ir.Value) -> tuple[str, Table | _Positions]:
+    """Return what a term of the sum is: `words`, `positions` or `token types`."""
+    if view.region(term).sources:
+        raise refuse(term.producer(), "adds a state of the encoder to the embeddings")
+    lookup = _lookup_of(term)
+    if lookup is None:
+        return _read_term_without_lookup(view, term)
+    index, probe = view.evaluate(lookup.index), view.probe
+    if _equals(index, probe.ids, probe):
+        return "words", lookup.table
+    if _equals(index, probe.token_types, probe) and "token_type_ids" in probe.inputs:
+        return "token types", lookup.table
+    if not index.any():
+        # The model has no input of token types, and each token has the first type.
+        return "token types", lookup.table
+    return "positions", _read_positions(view, lookup)
+
+
+def _read_term_without_lookup(view: GraphView, term: ir.Value) -> tuple[str, Table | _Positions]:
+    """Read a term that is one constant row for all tokens, or the first rows of a constant."""
+    array = constant_array(term)
+    if array is not None and array.size == array.shape[-1]:
+        row = np.ascontiguousarray(array.reshape(1, -1), np.float32)
+        return "token types", Table(rows=row, scale=None)
+    largest = _largest_constant(term)
+    if largest is None:
+        raise refuse(term.producer(), "is not an embedding table")
+    rows = largest.size // largest.shape[-1]
+    made = view.evaluate(term, probe=_long_probe(view, rows))
+    table = np.ascontiguousarray(made.reshape(-1, made.shape[-1]), np.float32)
+    short = view.evaluate(term)
+    tokens = view.probe.ids.shape[1]
+    if len(table) != rows or not np.array_equal(
+        np.broadcast_to(short, (*view.probe.ids.shape, table.shape[1])),
+        np.broadcast_to(table[:tokens], (*view.probe.ids.shape, table.shape[1])),
+    ):
+        raise refuse(term.producer(), "does not add one row of a table for each position")
+    return "positions", _Positions(table=Table(rows=table, scale=None), limit=rows, padding_id=None)
+
+
+def _lookup_of(term: ir.Value) -> _Lookup | None:
+    """Return the table and the index of a term; `None` if it does not look up rows of a table."""
+    scaled = split_channel_factor(term)
+    cast = producer_of(scaled[0], "Cast") if scaled is not None else None
+    gather = producer_of(cast.inputs[0] if cast is not None else term, "Gather")
+    if gather is None or gather.attributes.get_int("axis", 0) != 0:
+        return None
+    rows, index = constant_array(gather.inputs[0]), gather.inputs[1]
+    if rows is None or rows.ndim != 2 or index is None:
+        return None
+    if cast is None:
+        if rows.dtype != np.float32:
+            raise refuse(gather, f"reads a table of {rows.dtype} without a scale")
+        return _Lookup(value=term, table=Table(rows=_floats(rows), scale=None), index=index)
+    assert scaled is not None
+    if rows.dtype != np.int8 or scaled[1].shape != rows.shape[1:]:
+        raise refuse(gather, "reads codes that are not int8 with one scale for each channel")
+    codes = rows.astype(np.int8, copy=False)
+    return _Lookup(value=term, table=Table(rows=codes, scale=scaled[1]), index=index)
+
+
+def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
+    """Find the row of the first token, the longest text, and whether padding is counted."""
+    first = int(view.evaluate(lookup.index).reshape(-1)[0])
+    # RoBERTa counts from the row after that of the padding token, whose number is its id.
+    ids = view.probe.ids.copy()
+    ids[:, 2] = first - 1
+    reads_ids = any(value.name == "input_ids" for value in _inputs_of(lookup.index))
+    padding_id = first - 1 if reads_ids else None
+    for given in (ids, view.probe.ids):
+        probe = _with_ids(view, given)
+        counted = given != padding_id
+        expected = np.where(counted, first + np.cumsum(counted, axis=1) - 1, first - 1)
+        if not _equals(view.evaluate(lookup.index, probe=probe), expected, probe):
+            raise refuse(
+                lookup.value.producer(), "looks up embeddings of neither words nor positions"
+            )
+    limit = lookup.rows - first
+    longest = view.evaluate(lookup.index, probe=_long_probe(view, limit)).reshape(-1)
+    # A constant with the numbers of positions may be shorter than the table.
+    limit = min(limit, len(longest))
+    if not np.array_equal(longest, first + np.arange(limit)):
+        raise refuse(lookup.value.producer(), "does not number positions in order")
+    rows = lookup.table.rows[first : first + limit]
+    return _Positions(
+        table=dataclasses.replace(lookup.table, rows=rows), limit=limit, padding_id=padding_id
+    )
+
+
+def _with_ids(view: GraphView, ids: Array) -> Probe:
+    return view.make_probe(texts=len(ids), tokens=ids.shape[1], ids=ids)
+
+
+def _long_probe(view: GraphView, tokens: int) -> Probe:
+    return view.make_probe(texts=1, tokens=tokens, padded=False)
+
+
+def _equals(index: Array, expected: Array, probe: Probe) -> bool:
+    """Return whether an index, perhaps of one text for all, is as expected except at padding."""
+    if index.size not in (expected.size, expected.shape[1]):
+        return False
+    given = np.broadcast_to(index.reshape(-1, expected.shape[1]), expected.shape)
+    return bool(np.array_equal(given[probe.is_text], expected[probe.is_text]))
+
+
+def _floats(array: NDArray[np.generic]) -> Floats:
+    return array.astype(np.float32, copy=False)
+
+
+def _inputs_of(value: ir.Value) -> set[ir.Value]:
+    """Return the inputs of the graph whose values, not only shapes, a value depends on."""
+    waiting, seen = [value], {value}
+    while waiting:
+        node = waiting.pop().producer()
+        if node is not None and node.op_type != "Shape":
+            new = {each for each in node.inputs if each is not None} - seen
+            waiting += new
+            seen |= new
+    return {each for each in seen if each.is_graph_input()}
+
+
+def _largest_constant(value: ir.Value) -> NDArray[np.generic] | None:
+    """Return the largest float constant that a value is computed from, if it is a table."""
+    waiting, seen = [value], {value}
+    while waiting:
+        node = waiting.pop().producer()
+        if node is not None:
+            new = {each for each in node.inputs if each is not None} - seen
+            waiting += new
+            seen |= new
+    arrays = [array for each in seen if (array := constant_array(each)) is not None]
+    tables = [array for array in arrays if array.dtype == np.float32 and array.ndim > 1]
+    return max(tables, key=lambda array: array.size, default=None)

@@ -1,0 +1,117 @@
+"""Functions of rows and of texts, which parts of a graph are compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.model import Activation, Pooling
+from qdqbert.graph.encoder.probe import Array
+
+Doubles = NDArray[np.float64]
+RowFunction = Activation | Literal["normalize"]
+
+# Both forms of GELU differ by up to 5e-4.
+_TOLERANCE = 2e-5
+# Points at which activation functions are compared. Some clip values above 10.
+_POINTS = np.linspace(-12, 12, 193)
+
+
+def _gelu(x: Doubles) -> Doubles:
+    erf = np.array([math.erf(each / math.sqrt(2)) for each in x.ravel()]).reshape(x.shape)
+    result: Doubles = x * 0.5 * (1 + erf)
+    return result
+
+
+def _gelu_tanh(x: Doubles) -> Doubles:
+    result: Doubles = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return result
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Doubles], Doubles]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+def _normalize(x: Doubles) -> Doubles:
+    result: Doubles = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+    return result
+
+
+_POOLINGS: Mapping[Pooling, Callable[[Doubles], Doubles]] = {
+    "first": lambda x: x[0],
+    "mean": lambda x: x.mean(axis=0),
+    "max": lambda x: x.max(axis=0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / math.sqrt(len(x)),
+}
+
+
+def sample(shape: tuple[int, ...]) -> Array:
+    """Return rows of float32 on which functions can be told apart, of any shape."""
+    points = np.random.default_rng(0).permutation(_POINTS)
+    return np.resize(points, shape).astype(np.float32)
+
+
+def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
+    """Return the function of rows that maps `x` to `y`.
+
+    Args:
+        x: Rows, from `sample`.
+        y: What a part of a graph computes from them.
+
+    Returns:
+        Nothing for equal rows, one function, or `None` if it is another one.
+    """
+    if x.size != y.size:
+        return None
+    rows, made = x.astype(np.float64), y.reshape(x.shape)
+    if _is_close(made, rows):
+        return ()
+    for name, function in ACTIVATIONS.items():
+        if _is_close(made, function(rows)):
+            return (name,)
+    return ("normalize",) if _is_close(made, _normalize(rows)) else None
+
+
+def match_pooling(
+    x: Array, y: Array, is_text: NDArray[np.bool_]
+) -> tuple[Pooling, tuple[RowFunction, ...]] | None:
+    """Return the pooling and the function of rows that map `x` to `y`; `None` for other functions.
+
+    Args:
+        x: States `(texts, tokens, hidden)`, from `sample`.
+        y: What a part of a graph computes from them.
+        is_text: Which tokens are not padding, `(texts, tokens)`.
+    """
+    rows = match_rows(x, y)
+    if rows is not None:
+        return "none", rows
+    states = x.reshape(*is_text.shape, -1).astype(np.float64)
+    for name, pool in _POOLINGS.items():
+        pooled = np.stack([pool(text[keep]) for text, keep in zip(states, is_text, strict=True)])
+        rows = match_rows(pooled, y)
+        if rows is not None:
+            return name, rows
+    return None
+
+
+def match_column(x: Array, y: Array) -> int | None:
+    """Return the column of `x` that `y` is, without its last axis; `None` if it is none."""
+    if y.size * x.shape[-1] != x.size:
+        return None
+    for column in range(x.shape[-1]):
+        if np.array_equal(x[..., column].ravel(), y.ravel()):
+            return column
+    return None
+
+
+def _is_close(made: Array, expected: Doubles) -> bool:
+    return bool(np.allclose(made, expected, rtol=1e-5, atol=_TOLERANCE))

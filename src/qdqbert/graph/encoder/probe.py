@@ -1,0 +1,100 @@
+"""Small inputs for which parts of a graph are computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from qdqbert.graph.encoder.refusal import refuse
+
+Array = NDArray[Any]
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Names of the inputs that an encoder may have."""
+
+# Choices of each example, where inputs have them.
+_CHOICES = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Inputs of a graph, and what has been computed from them alone.
+
+    Attributes:
+        ids: Token ids, `(texts, tokens)`.
+        token_types: Token types, of that shape.
+        is_text: Which tokens are not padding, of that shape.
+        inputs: The inputs of the graph by name.
+        sizes: Sizes of the named dimensions of the inputs.
+        arrays: Values of the graph that depend on the inputs only.
+    """
+
+    ids: Array
+    token_types: Array
+    is_text: NDArray[np.bool_]
+    inputs: Mapping[str, Array]
+    sizes: Mapping[str, int]
+    arrays: dict[ir.Value, Array] = dataclasses.field(default_factory=dict)
+
+    def resolve(self, shape: ir.Shape | None) -> tuple[int, ...] | None:
+        """Return the sizes of a declared shape; `None` if they are not those of the inputs."""
+        if shape is None:
+            return None
+        sizes = [each if isinstance(each, int) else self.sizes.get(str(each)) for each in shape]
+        known = tuple(size for size in sizes if size is not None)
+        return known if len(known) == len(sizes) else None
+
+
+def make_probe(
+    inputs: Sequence[ir.Value],
+    *,
+    texts: int,
+    tokens: int,
+    padded: bool = True,
+    ids: Array | None = None,
+) -> Probe:
+    """Return random inputs.
+
+    Args:
+        inputs: Inputs of the graph, each `(batch, seq)` or `(batch, choices, seq)`.
+        texts: Number of texts. A multiple of 3 if inputs have choices.
+        tokens: Tokens of each text.
+        padded: Whether the texts after the first one are padded on the right.
+        ids: Token ids `(texts, tokens)` to use instead of random ones.
+
+    Raises:
+        GraphError: The graph has other inputs, or inputs of another rank.
+    """
+    generator = np.random.default_rng(0)
+    if ids is None:
+        ids = generator.integers(5, 90, (texts, tokens))
+    names = {str(value.name) for value in inputs}
+    # Without a mask, the graph reads every token as text.
+    has_padding = padded and "attention_mask" in names
+    lengths = tokens - np.arange(texts) % tokens * has_padding
+    is_text = np.arange(tokens) < lengths[:, None]
+    token_types = generator.integers(0, 2, (texts, tokens))
+    arrays = dict(zip(INPUTS, (ids, is_text, token_types), strict=True))
+    given: dict[str, Array] = {}
+    sizes: dict[str, int] = {}
+    for value in inputs:
+        rank = 0 if value.shape is None else len(value.shape)
+        if value.name not in arrays or rank not in (2, 3) or value.dtype is None:
+            raise refuse(
+                None, f"`{value.name}` is not an input `(batch, seq)` or `(batch, choices, seq)`"
+            )
+        choices = (min(_CHOICES, texts),) if rank == 3 else ()
+        array = arrays[value.name].reshape(-1, *choices, tokens).astype(value.dtype.numpy())
+        given[value.name] = array
+        assert value.shape is not None
+        for dim, size in zip(value.shape, array.shape, strict=True):
+            if isinstance(dim, int) and dim != size:
+                raise refuse(None, f"`{value.name}` has the fixed shape {value.shape}")
+            if not isinstance(dim, int) and dim.value is not None:
+                sizes[str(dim)] = size
+    return Probe(ids=ids, token_types=token_types, is_text=is_text, inputs=given, sizes=sizes)

@@ -1,0 +1,310 @@
+"""Follow values of a graph back to the parts of an encoder, and remember what was read.
+
+Linear layers, attention matmuls, Softmax and LayerNormalization are parts of an encoder. The nodes
+between them split heads, mask scores, apply an activation function and so on. Exporters write these
+in many ways, so they are not matched node by node: they are computed on an example, and the result
+is compared with the functions that are possible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from qdqbert.graph.edit import constant_array
+from qdqbert.graph.encoder.functions import ACTIVATIONS
+from qdqbert.graph.encoder.linear_layers import LinearNodes, linear_ends, read_linear
+from qdqbert.graph.encoder.probe import Array, Probe, make_probe
+from qdqbert.graph.encoder.quantization import quantizer_of
+from qdqbert.graph.encoder.refusal import refuse
+
+_PARTS = ("MatMul", "Gemm", "Softmax", "LayerNormalization")
+# Operators whose output has the shape of their first input.
+_KEEPS_SHAPE = (
+    *("LayerNormalization", "Softmax", "QuantizeLinear", "DequantizeLinear"),
+    *("Cast", "Identity", "Gelu", "Erf", "Tanh", "Relu", "Sigmoid", "Sqrt", "Neg"),
+)
+_BROADCASTS = ("Add", "Sub", "Mul", "Div", "Pow", "Sum")
+
+
+class Gelu(OpRun):  # type: ignore[misc]
+    """GELU, which onnx's evaluator does not have."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, approximate: str) -> tuple[Array]:
+        function = ACTIVATIONS["gelu_tanh" if approximate == "tanh" else "gelu"]
+        return (function(x.astype(np.float64)).astype(x.dtype),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Region:
+    """What is between a value and the nearest parts of the encoder before it.
+
+    Attributes:
+        sources: The outputs of these parts, nearest first.
+        pairs: DequantizeLinear of each Q/DQ pair in between.
+    """
+
+    sources: tuple[ir.Value, ...]
+    pairs: tuple[ir.Node, ...]
+
+
+class GraphView:
+    """A graph, and which of its nodes have been read.
+
+    Attributes:
+        graph: The graph. It is not changed.
+        linear_layers: MatMul or Gemm of each linear layer, by the layer's output.
+        probe: Several short texts, most of them padded.
+        has_choices: Whether inputs are `(batch, choices, seq)`.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.linear_layers = linear_ends(model.graph)
+        shapes = [value.shape for value in model.graph.inputs]
+        self.has_choices = all(shape is not None and len(shape) == 3 for shape in shapes)
+        self._opsets = dict(model.opset_imports)
+        self._read: set[ir.Node] = set()
+        self._evaluators: dict[ir.Node, ReferenceEvaluator] = {}
+        self.probe = self.make_probe(texts=6, tokens=5)
+
+    def make_probe(
+        self, *, texts: int, tokens: int, padded: bool = True, ids: Array | None = None
+    ) -> Probe:
+        """Return random inputs of the graph; see `probe.make_probe`."""
+        return make_probe(self.graph.inputs, texts=texts, tokens=tokens, padded=padded, ids=ids)
+
+    def mark_read(self, *nodes: ir.Node) -> None:
+        """Remember that nodes have been read."""
+        self._read.update(nodes)
+
+    def check_all_read(self) -> None:
+        """Refuse the graph if a node has not been read.
+
+        Raises:
+            GraphError: There is one.
+        """
+        for node in self.graph:
+            if node not in self._read:
+                raise refuse(node, "is not part of the encoder or of a head")
+
+    def linear(self, end: ir.Value) -> LinearNodes:
+        """Read the linear layer that a value is the output of."""
+        found = read_linear(end, self.linear_layers[end])
+        self.mark_read(*found.nodes)
+        return found
+
+    def is_end(self, value: ir.Value) -> bool:
+        """Return whether a value is the output of a part of the encoder."""
+        node = value.producer()
+        is_part = node is not None and node.op_type in _PARTS and not node.domain
+        return is_part or value in self.linear_layers
+
+    def region(self, value: ir.Value, *, mark: bool = True) -> Region:
+        """Follow a value back to the nearest parts of the encoder.
+
+        Args:
+            value: The value.
+            mark: Whether to mark the nodes in between as read. They include those that only a Shape
+                node reads, which lead to no source.
+        """
+        sources: dict[ir.Value, None] = {}
+        pairs: dict[ir.Node, None] = {}
+        nodes: list[ir.Node] = []
+        # Values, and whether only their shape matters.
+        waiting: list[tuple[ir.Value | None, bool]] = [(value, False)]
+        seen: set[tuple[ir.Value, bool]] = set()
+        while waiting:
+            current, for_shape = waiting.pop(0)
+            if current is None or (current, for_shape) in seen:
+                continue
+            seen.add((current, for_shape))
+            node = current.producer()
+            if self.is_end(current):
+                if not for_shape:
+                    sources[current] = None
+            elif node is not None:
+                nodes.append(node)
+                quantize = quantizer_of(node)
+                if quantize is None:
+                    for_shape = for_shape or node.op_type == "Shape"
+                    waiting += [(each, for_shape) for each in node.inputs]
+                else:
+                    nodes.append(quantize)
+                    pairs[node] = None
+                    waiting.append((quantize.inputs[0], for_shape))
+        if mark:
+            self.mark_read(*nodes)
+        return Region(sources=tuple(sources), pairs=tuple(pairs))
+
+    def source(self, value: ir.Value, what: str) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+        """Return the one part that a value is computed from, and the Q/DQ pairs in between.
+
+        Args:
+            value: The value.
+            what: Its name for messages, such as "the scores".
+
+        Raises:
+            GraphError: It is computed from several parts, or from none.
+        """
+        found = self.region(value)
+        if not found.sources:
+            raise refuse(value.producer(), f"does not compute {what} from states of the encoder")
+        if len(found.sources) > 1:
+            parts = ", ".join(
+                repr(node.name) for each in found.sources if (node := each.producer()) is not None
+            )
+            raise refuse(value.producer(), f"computes {what} from several parts: {parts}")
+        return found.sources[0], found.pairs
+
+    def state(self, value: ir.Value, what: str) -> ir.Value:
+        """Return the output of a part that a value is equal to, except for its shape.
+
+        Args:
+            value: The value.
+            what: Its name for messages.
+
+        Raises:
+            GraphError: There is a computation in between.
+        """
+        if self.is_end(value):
+            return value
+        source, pairs = self.source(value, what)
+        x = numbered(self.shape(source))
+        if pairs or not np.array_equal(self.evaluate(value, {source: x}).ravel(), x.ravel()):
+            raise refuse(value.producer(), f"changes {what}")
+        return source
+
+    def depends_on(self, value: ir.Value, earlier: ir.Value) -> bool:
+        """Return whether a value is computed from another one."""
+        waiting, seen = [value], {value}
+        while waiting:
+            node = waiting.pop().producer()
+            if node is None:
+                continue
+            new = {each for each in node.inputs if each is not None} - seen
+            if earlier in new:
+                return True
+            waiting += new
+            seen |= new
+        return False
+
+    def evaluate(
+        self,
+        value: ir.Value,
+        known: Mapping[ir.Value, Array] | None = None,
+        probe: Probe | None = None,
+    ) -> Array:
+        """Compute a value, with Q/DQ pairs left out.
+
+        Args:
+            value: The value.
+            known: Arrays of the parts that it is computed from.
+            probe: Inputs of the graph; `self.probe` by default.
+
+        Raises:
+            GraphError: A node cannot be computed.
+        """
+        run = _Evaluation(self, probe or self.probe, dict(known or {}))
+        with np.errstate(all="ignore"):
+            return run.array(value)
+
+    def shape(self, value: ir.Value, probe: Probe | None = None) -> tuple[int, ...]:
+        """Return the shape of a value for the inputs of a probe."""
+        return _Evaluation(self, probe or self.probe, {}).shape(value)
+
+    def evaluator(self, node: ir.Node) -> ReferenceEvaluator:
+        """Return what computes a node."""
+        if node not in self._evaluators:
+            proto = ir.serde.serialize_node(node)
+            self._evaluators[node] = ReferenceEvaluator(
+                proto, opsets=self._opsets, new_ops=[Gelu]
+            )
+        return self._evaluators[node]
+
+
+def numbered(shape: tuple[int, ...]) -> Array:
+    """Return an array of that shape whose elements are 0, 1, 2 and so on, in float32."""
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+class _Evaluation:
+    """Arrays and shapes of values for one probe."""
+
+    def __init__(self, view: GraphView, probe: Probe, known: dict[ir.Value, Array]) -> None:
+        self._view, self._probe = view, probe
+        # Those that depend on `known`. The probe keeps the other ones.
+        self._arrays = known
+        self._shapes: dict[ir.Value, tuple[int, ...]] = {}
+
+    def array(self, value: ir.Value) -> Array:
+        for kept in (self._arrays, self._probe.arrays):
+            if value in kept:
+                return kept[value]
+        if value.is_graph_input():
+            return self._probe.inputs[str(value.name)]
+        constant = constant_array(value)
+        if constant is not None:
+            return constant
+        node = value.producer()
+        assert node is not None
+        quantize = quantizer_of(node)
+        if quantize is not None:
+            assert quantize.inputs[0] is not None
+            self._arrays[value] = self.array(quantize.inputs[0])
+            return self._arrays[value]
+        if self._view.is_end(value):
+            raise refuse(node, "is read where only shapes and masks are expected")
+        if node.op_type == "Shape":
+            assert node.inputs[0] is not None
+            start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
+            sizes = np.array(self.shape(node.inputs[0])[start:end], np.int64)
+            # The shape may be that of an array in `known`.
+            self._arrays[value] = sizes
+            return sizes
+        return self._compute(node)[value]
+
+    def _compute(self, node: ir.Node) -> dict[ir.Value, Array]:
+        inputs = {str(each.name): self.array(each) for each in node.inputs if each is not None}
+        try:
+            made = self._view.evaluator(node).run(None, inputs)
+        # onnx raises many classes, some of them not public.
+        except Exception as error:
+            raise refuse(node, f"cannot be computed on an example ({error})") from error
+        depends = any(each in self._arrays for each in node.inputs if each is not None)
+        kept = self._arrays if depends else self._probe.arrays
+        kept.update(zip(node.outputs, map(np.asarray, made), strict=False))
+        return kept
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        if value not in self._shapes:
+            self._shapes[value] = self._find_shape(value)
+        return self._shapes[value]
+
+    def _find_shape(self, value: ir.Value) -> tuple[int, ...]:
+        if value in self._arrays or value.is_graph_input() or constant_array(value) is not None:
+            return tuple(self.array(value).shape)
+        declared = self._probe.resolve(value.shape)
+        if declared is not None:
+            return declared
+        node = value.producer()
+        assert node is not None
+        inputs = [each for each in node.inputs if each is not None]
+        if node.op_type in _KEEPS_SHAPE:
+            return self.shape(inputs[0])
+        if node.op_type in _BROADCASTS:
+            return tuple(np.broadcast_shapes(*map(self.shape, inputs)))
+        if node.op_type == "MatMul":
+            first, second = map(self.shape, inputs)
+            return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
+        if node.op_type == "Gemm":
+            columns = self.shape(inputs[1])[node.attributes.get_int("transB", 0) - 1]
+            return (self.shape(inputs[0])[0], columns)
+        return tuple(self.array(value).shape)

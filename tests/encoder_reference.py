@@ -1,0 +1,213 @@
+"""Compute an `EncoderModel` in float64, one text at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from qdqbert.engines.native.model import (
+    Attention,
+    Codes,
+    Embeddings,
+    EncoderModel,
+    Head,
+    Layer,
+    Linear,
+    Norm,
+    Residual,
+    RoundTrip,
+    Table,
+)
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def erf(x: Array) -> Array:
+    return torch.special.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+POOLINGS: Mapping[str, Callable[[Array], Array]] = {
+    "none": lambda x: x,
+    "first": lambda x: x[0],
+    "mean": lambda x: x.mean(axis=0),
+    "max": lambda x: x.max(axis=0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / math.sqrt(len(x)),
+}
+
+
+def quantize(x: Array, codes: Codes, *, per_tensor: bool) -> tuple[Array, Array, Array]:
+    """Return codes, zero point and scale, which broadcast to the codes."""
+    scaled = x * codes.multiplier
+    if not codes.dynamic:
+        zero_point = np.array(codes.zero_point, np.float64)
+        quantized = np.clip(np.rint(scaled) + zero_point, 0, 255)
+        return quantized, zero_point, np.array(codes.scale, np.float64)
+    # As DynamicQuantizeLinear does: the range contains 0.
+    axis = None if per_tensor else -1
+    low = np.minimum(scaled.min(axis=axis, keepdims=True), 0)
+    high = np.maximum(scaled.max(axis=axis, keepdims=True), 0)
+    scale = (high - low) / 255
+    scale = np.where(scale == 0, 1, scale)
+    zero_point = np.clip(np.rint(-low / scale), 0, 255)
+    return np.clip(np.rint(scaled / scale) + zero_point, 0, 255), zero_point, scale
+
+
+def linear(x: Array, layer: Linear, *, per_tensor: bool = False) -> Array:
+    weight = layer.weight.astype(np.float64)
+    if layer.codes is None:
+        return x @ weight.T + layer.bias
+    assert layer.weight_scale is not None
+    codes, zero_point, scale = quantize(x, layer.codes, per_tensor=per_tensor)
+    return (codes - zero_point) @ weight.T * (scale * layer.weight_scale) + layer.bias
+
+
+def round_trip(x: Array, codes: RoundTrip | None) -> Array:
+    if codes is None:
+        return x
+    factor = 1.0 if codes.pre_quant_scale is None else codes.pre_quant_scale.astype(np.float64)
+    rounded = np.clip(np.rint(x * factor / codes.scale) + codes.zero_point, codes.low, codes.high)
+    return (rounded - codes.zero_point) * codes.scale / factor
+
+
+def norm(x: Array, layer: Norm) -> Array:
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = (centered**2).mean(axis=-1, keepdims=True)
+    return centered / np.sqrt(variance + layer.epsilon) * layer.weight + layer.bias
+
+
+def look_up(table: Table, rows: Any) -> Array:
+    values = table.rows[rows].astype(np.float64)
+    return values if table.scale is None else values * table.scale
+
+
+def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
+    total = look_up(embeddings.words, ids)
+    if embeddings.positions is not None:
+        positions = np.arange(len(ids))
+        if embeddings.padding_id is not None:
+            positions = np.cumsum(ids != embeddings.padding_id) - 1
+        total = total + look_up(embeddings.positions, positions)
+    if embeddings.token_types is not None:
+        total = total + look_up(embeddings.token_types, token_types)
+    total = norm(total, embeddings.norm)
+    return total if embeddings.projection is None else linear(total, embeddings.projection)
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
+
+
+def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
+    query, key, value = (
+        round_trip(split_heads(linear(x, layer, per_tensor=per_tensor), attention.heads), codes)
+        for layer, codes in (
+            (attention.query, attention.query_codes),
+            (attention.key, attention.key_codes),
+            (attention.value, attention.value_codes),
+        )
+    )
+    scores = query @ key.transpose(0, 2, 1) * attention.scale
+    tokens = len(x)
+    if attention.position_bias is not None:
+        limit = (attention.position_bias.shape[1] + 1) // 2
+        distance = np.arange(tokens) - np.arange(tokens)[:, None]
+        scores = scores + attention.position_bias[:, distance + limit - 1]
+    if attention.causal:
+        scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    context = round_trip(probabilities, attention.probability_codes) @ value
+    merged = context.transpose(1, 0, 2).reshape(tokens, -1)
+    return linear(merged, attention.output, per_tensor=per_tensor)
+
+
+def add(local: Array, states: Array, residual: Residual) -> Array:
+    total = round_trip(local, residual.local_codes) + round_trip(states, residual.residual_codes)
+    return norm(total, residual.norm)
+
+
+def run_layer(x: Array, layer: Layer, *, per_tensor: bool = False) -> Array:
+    attended = attend(x, layer.attention, per_tensor=per_tensor)
+    x = add(attended, x, layer.attention_residual)
+    wide = ACTIVATIONS[layer.activation](linear(x, layer.up, per_tensor=per_tensor))
+    return add(linear(wide, layer.down, per_tensor=per_tensor), x, layer.residual)
+
+
+def run_head(states: Array, head: Head) -> dict[str, Array]:
+    x = POOLINGS[head.pooling](states)
+    for step in head.steps:
+        if isinstance(step, Linear):
+            x = linear(x, step)
+        elif isinstance(step, Norm):
+            x = norm(x, step)
+        elif step == "normalize":
+            x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+        else:
+            x = ACTIVATIONS[step](x)
+    return {
+        output.name: x if output.column is None else x[..., output.column]
+        for output in head.outputs
+    }
+
+
+def run_text(
+    model: EncoderModel, ids: Any, token_types: Any, *, per_tensor: bool = False
+) -> dict[str, Array]:
+    """Compute the outputs for one text without padding.
+
+    Args:
+        model: The model.
+        ids: Token ids, `(tokens,)`.
+        token_types: Token types, `(tokens,)`.
+        per_tensor: Whether dynamic codes have one scale for all rows, as in ONNX.
+    """
+    x = embed(model.embeddings, ids, token_types)
+    for layer in model.layers:
+        x = run_layer(x, layer, per_tensor=per_tensor)
+    return {name: y for head in model.heads for name, y in run_head(x, head).items()}
+
+
+def run_encoder(
+    model: EncoderModel, inputs: Mapping[str, Any], *, per_tensor: bool = False
+) -> dict[str, Array]:
+    """Compute the outputs for a batch, with zeros where an output has rows for padding.
+
+    Args:
+        model: The model.
+        inputs: `input_ids`, `attention_mask` and optionally `token_type_ids`, `(batch, seq)` or
+            `(batch, choices, seq)`.
+        per_tensor: Whether dynamic codes have one scale for each text, as ONNX has for a batch.
+    """
+    shape = inputs["input_ids"].shape
+    tokens = shape[-1]
+    ids = inputs["input_ids"].reshape(-1, tokens)
+    lengths = inputs["attention_mask"].reshape(-1, tokens).sum(axis=1)
+    types = np.zeros_like(ids)
+    if "token_type_ids" in model.input_names:
+        types = inputs["token_type_ids"].reshape(-1, tokens)
+    texts = [
+        run_text(model, ids[i, :length], types[i, :length], per_tensor=per_tensor)
+        for i, length in enumerate(lengths)
+    ]
+    of_tokens = {
+        output.name: head.pooling == "none" for head in model.heads for output in head.outputs
+    }
+    outputs = {}
+    for name, is_of_tokens in of_tokens.items():
+        rows = [text[name] for text in texts]
+        if is_of_tokens:
+            rows = [np.pad(y, [(0, tokens - len(y))] + [(0, 0)] * (y.ndim - 1)) for y in rows]
+        stacked = np.stack(rows)
+        outputs[name] = stacked.reshape(*shape[:-1], *stacked.shape[1:])
+    return outputs
