@@ -158,9 +158,8 @@ def _bias_of(matmul: ir.Node, columns: int) -> tuple[Floats, ir.Node | None]:
     value, add = bias_of(matmul, columns=columns)
     if matmul.op_type == "Gemm":
         attributes = matmul.attributes
-        if any(
-            attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")
-        ) or attributes.get_int("transA", 0):
+        factors = [attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+        if factors != [1, 1] or attributes.get_int("transA", 0) != 0:
             raise refuse(matmul, "has a factor or a transposed input")
         if len(matmul.inputs) > 2 and matmul.inputs[2] is not None:
             if add is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from qdqbert.engines.native.model import Codes, Floats, RoundTrip
 from qdqbert.graph.edit import constant_array, producer_of
@@ -91,15 +90,15 @@ def _parameters(quantize: ir.Node, dequantize: ir.Node) -> tuple[float, int, int
     if producer_of(quantize.inputs[0], "Clip") is not None:
         raise refuse(quantize, "has codes of fewer than 8 bits")
     first, second = (_constants(node) for node in (quantize, dequantize))
-    if any(not np.array_equal(*pair) for pair in zip(first, second, strict=True)):
+    if first != second:
         raise refuse(dequantize, "has another scale or zero point than its QuantizeLinear")
-    scale, zero_point = first
-    limits = np.iinfo(zero_point.dtype)
-    return float(scale.item()), int(zero_point.item()), int(limits.min), int(limits.max)
+    scale, zero_point, is_signed = first
+    low, high = (-128, 127) if is_signed else (0, 255)
+    return scale, zero_point, low, high
 
 
-def _constants(node: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-    """Return the scale and the zero point of QuantizeLinear or DequantizeLinear."""
+def _constants(node: ir.Node) -> tuple[float, int, bool]:
+    """Return scale, zero point and sign of the codes of QuantizeLinear or DequantizeLinear."""
     scale = constant_array(node.inputs[1])
     given = node.inputs[2] if len(node.inputs) > 2 else None
     zero_point = np.zeros((), np.uint8) if given is None else constant_array(given)
@@ -107,6 +106,7 @@ def _constants(node: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]]
         raise refuse(node, "needs one constant scale and zero point")
     if zero_point.dtype not in (np.int8, np.uint8) or scale.dtype != np.float32:
         raise refuse(node, f"has codes of type {zero_point.dtype} and scales of {scale.dtype}")
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
-        raise refuse(node, f"has the scale {scale}")
-    return scale.reshape(()), zero_point.reshape(())
+    step = float(scale.item())
+    if not 0 < step < np.inf:
+        raise refuse(node, f"has the scale {step}")
+    return step, int(zero_point.item()), zero_point.dtype == np.int8

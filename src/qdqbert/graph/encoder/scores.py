@@ -51,9 +51,10 @@ def read_scores(view: GraphView, softmax: ir.Node) -> Scores:
         raise refuse(softmax, "does not read scores (batch, heads, queries, keys)")
     is_causal = _is_causal(softmax, zero, probe)
     allowed = np.broadcast_to(_allowed(probe, is_causal), one.shape)
-    slopes = ((one - zero) / x)[allowed]
-    factor = float(np.median(slopes))
-    if not factor > 0 or not np.allclose((one - zero)[allowed], (x * factor + 0 * one)[allowed]):
+    # Masked scores may be infinite.
+    x, zero, one = (np.broadcast_to(each, one.shape)[allowed] for each in (x, zero, one))
+    factor = float(np.median((one - zero) / x))
+    if not factor > 0 or not np.allclose(one - zero, x * factor, rtol=1e-4, atol=1e-5):
         raise refuse(softmax, "reads scores that are not multiplied by one factor")
     return Scores(matmul=matmul, factor=factor, is_causal=is_causal)
 

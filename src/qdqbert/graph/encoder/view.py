@@ -32,7 +32,7 @@ _KEEPS_SHAPE = (
 _BROADCASTS = ("Add", "Sub", "Mul", "Div", "Pow", "Sum")
 
 
-class Gelu(OpRun):  # type: ignore[misc]
+class Gelu(OpRun):
     """GELU, which onnx's evaluator does not have."""
 
     op_domain = ""
@@ -40,6 +40,15 @@ class Gelu(OpRun):  # type: ignore[misc]
     def _run(self, x: Array, approximate: str) -> tuple[Array]:
         function = ACTIVATIONS["gelu_tanh" if approximate == "tanh" else "gelu"]
         return (function(x.astype(np.float64)).astype(x.dtype),)
+
+
+class GatherElements(OpRun):
+    """GatherElements, which onnx's evaluator computes for small tensors only."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, indices: Array, axis: int) -> tuple[Array]:
+        return (np.take_along_axis(data, indices, axis),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,20 +221,21 @@ class GraphView:
         Raises:
             GraphError: A node cannot be computed.
         """
-        run = _Evaluation(self, probe or self.probe, dict(known or {}))
+        run = _Evaluation(self, probe or self.probe, known or {})
         with np.errstate(all="ignore"):
             return run.array(value)
 
     def shape(self, value: ir.Value, probe: Probe | None = None) -> tuple[int, ...]:
         """Return the shape of a value for the inputs of a probe."""
-        return _Evaluation(self, probe or self.probe, {}).shape(value)
+        with np.errstate(all="ignore"):
+            return _Evaluation(self, probe or self.probe, {}).shape(value)
 
     def evaluator(self, node: ir.Node) -> ReferenceEvaluator:
         """Return what computes a node."""
         if node not in self._evaluators:
             proto = ir.serde.serialize_node(node)
             self._evaluators[node] = ReferenceEvaluator(
-                proto, opsets=self._opsets, new_ops=[Gelu]
+                proto, opsets=self._opsets, new_ops=[Gelu, GatherElements]
             )
         return self._evaluators[node]
 
@@ -236,12 +246,26 @@ def numbered(shape: tuple[int, ...]) -> Array:
 
 
 class _Evaluation:
-    """Arrays and shapes of values for one probe."""
+    """Arrays and shapes of values for one probe.
 
-    def __init__(self, view: GraphView, probe: Probe, known: dict[ir.Value, Array]) -> None:
-        self._view, self._probe = view, probe
+    Args:
+        view: The graph.
+        probe: The inputs.
+        known: Arrays of parts of the encoder.
+        fills: Whether the other parts are zeros, because only shapes matter.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        probe: Probe,
+        known: Mapping[ir.Value, Array],
+        *,
+        fills: bool = False,
+    ) -> None:
+        self._view, self._probe, self._fills = view, probe, fills
         # Those that depend on `known`. The probe keeps the other ones.
-        self._arrays = known
+        self._arrays = dict(known)
         self._shapes: dict[ir.Value, tuple[int, ...]] = {}
 
     def array(self, value: ir.Value) -> Array:
@@ -259,6 +283,9 @@ class _Evaluation:
         if quantize is not None:
             assert quantize.inputs[0] is not None
             self._arrays[value] = self.array(quantize.inputs[0])
+            return self._arrays[value]
+        if self._view.is_end(value) and self._fills:
+            self._arrays[value] = np.zeros(self.shape(value), np.float32)
             return self._arrays[value]
         if self._view.is_end(value):
             raise refuse(node, "is read where only shapes and masks are expected")
@@ -307,4 +334,5 @@ class _Evaluation:
         if node.op_type == "Gemm":
             columns = self.shape(inputs[1])[node.attributes.get_int("transB", 0) - 1]
             return (self.shape(inputs[0])[0], columns)
-        return tuple(self.array(value).shape)
+        filled = _Evaluation(self._view, self._probe, self._arrays, fills=True)
+        return tuple(filled.array(value).shape)
