@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 
 from qdqbert.engines.native.model import (
@@ -22,6 +23,13 @@ from qdqbert.engines.native.model import (
     RoundTrip,
     Table,
 )
+from qdqbert.evidence.fidelity import sqnr_db
+from qdqbert.graph.encoder import read_encoder
+
+# SQNR of two computations of the same codes, apart from rounding ties.
+LEAST_DB = 40.0
+# float32 sums in a different order, over at most two layers.
+FLOAT_TOLERANCE = 3e-5
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -211,3 +219,48 @@ def run_encoder(
         stacked = np.stack(rows)
         outputs[name] = stacked.reshape(*shape[:-1], *stacked.shape[1:])
     return outputs
+
+
+def random_inputs(shape: tuple[int, ...], *, seed: int = 0) -> dict[str, Any]:
+    """Return random tokens and token types. Each text after the first has one more [PAD]."""
+    rng = np.random.default_rng(seed)
+    rows, tokens = int(np.prod(shape[:-1])), shape[-1]
+    lengths = np.maximum(tokens - np.arange(rows) % tokens, 1)
+    mask = (np.arange(tokens) < lengths[:, None]).astype(np.int64)
+    ids = np.where(mask == 1, rng.integers(5, 120, mask.shape), 1)
+    types = rng.integers(0, 2, mask.shape) * mask
+    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return {name: array.reshape(shape) for name, array in arrays.items()}
+
+
+def check_read(
+    model: ir.Model,
+    run: Callable[[ir.Model, Mapping[str, Any]], Mapping[str, Any]],
+    inputs: Mapping[str, Any],
+    *,
+    has_codes: bool = True,
+    per_tensor: bool = False,
+) -> EncoderModel:
+    """Read a graph, and compare what the reference computes with what an engine does.
+
+    Args:
+        model: The graph.
+        run: Returns the outputs of a graph by name.
+        inputs: Inputs of the graph.
+        has_codes: Whether activations are quantized. Values near the middle of two codes may then
+            be rounded to the other one.
+        per_tensor: As in `run_encoder`.
+    """
+    read = read_encoder(model)
+    expected, actual = run(model, inputs), run_encoder(read, inputs, per_tensor=per_tensor)
+    assert sorted(actual) == sorted(expected)
+    mask = inputs["attention_mask"]
+    for name, output in expected.items():
+        is_of_tokens = output.shape[: mask.ndim] == mask.shape
+        wanted, found = (x[mask == 1] if is_of_tokens else x for x in (output, actual[name]))
+        assert found.shape == wanted.shape
+        if has_codes:
+            assert sqnr_db(wanted, found) >= LEAST_DB, name
+        else:
+            np.testing.assert_allclose(found, wanted, atol=FLOAT_TOLERANCE)
+    return read

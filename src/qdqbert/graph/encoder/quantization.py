@@ -88,7 +88,7 @@ def round_trip(dequantize: ir.Node, *, factor: float = 1.0) -> RoundTrip:
 def _parameters(quantize: ir.Node, dequantize: ir.Node) -> tuple[float, int, int, int]:
     """Return scale, zero point, and the smallest and largest code of a pair."""
     if producer_of(quantize.inputs[0], "Clip") is not None:
-        raise refuse(quantize, "has codes of fewer than 8 bits")
+        raise refuse(quantize, "uses only a part of its 256 codes, behind a Clip")
     first, second = (_constants(node) for node in (quantize, dequantize))
     if first != second:
         raise refuse(dequantize, "has another scale or zero point than its QuantizeLinear")
