@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,20 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.
     """
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file atomically from its parts, one after another.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            for part in parts:
+                file.write(part)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

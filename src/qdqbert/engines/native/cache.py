@@ -1,0 +1,67 @@
+"""Compiled kernels on disk, so that they are compiled once for each CPU and version."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import llvmlite
+
+from qdqbert.engines.native.compiler import compile_object
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import Module
+from qdqbert.files import write_bytes
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels: `qdqbert/kernels` in the user's cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "qdqbert" / "kernels"
+
+
+def compiled(module: Module, isa: InstructionSet, folder: Path | None = None) -> bytes:
+    """Return a module as an object file, from the cache if it is there.
+
+    A file of the cache starts with the SHA-256 of its content. It is used only if that is right, and
+    if nobody but this user could have written it. A cache that cannot be written is not used.
+
+    Args:
+        module: The kernels.
+        isa: The instruction set.
+        folder: The cache; `cache_folder()` by default.
+    """
+    folder = cache_folder() if folder is None else folder
+    key = f"{llvmlite.__version__}\n{isa}\n{module.text()}"
+    path = folder / f"{isa.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
+    found = _read(path)
+    if found is None:
+        found = compile_object(module, isa)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_bytes(path, hashlib.sha256(found).digest() + found)
+        except OSError:
+            return found
+    return found
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        if not _is_private(path.parent) or not _is_private(path):
+            return None
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:_DIGEST], content[_DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether only this user can write a file or folder."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

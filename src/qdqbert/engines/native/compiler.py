@@ -1,0 +1,86 @@
+"""Compile a module of LLVM IR, and call its functions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import I64, PTR, Function, Module
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+
+_TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+
+
+def compile_object(module: Module, isa: InstructionSet) -> bytes:
+    """Return a module as the bytes of an object file."""
+    machine = _machine(isa)
+    parsed = _optimized(module, machine)
+    return bytes(machine.emit_object(parsed))
+
+
+def assembly(module: Module, isa: InstructionSet) -> str:
+    """Return a module as assembly, to read it."""
+    machine = _machine(isa)
+    return str(machine.emit_assembly(_optimized(module, machine)))
+
+
+class Library:
+    """Compiled functions, ready to be called."""
+
+    def __init__(self, code: bytes, isa: InstructionSet) -> None:
+        """Load an object file.
+
+        Args:
+            code: The object file.
+            isa: The instruction set that it was compiled for.
+        """
+        machine = _machine(isa)
+        empty = llvm.parse_assembly("")
+        empty.triple = machine.triple
+        self._engine = llvm.create_mcjit_compiler(empty, machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def function(self, function: Function) -> Callable[..., None]:
+        """Return a function; calling it releases Python's global lock.
+
+        Pointers are passed as integers.
+        """
+        kinds = {PTR: ctypes.c_void_p, I64: ctypes.c_int64}
+        types = [kinds[each] for each in function.arguments.values()]
+        prototype: Any = ctypes.CFUNCTYPE(None, *types)
+        found = prototype(self._engine.get_function_address(function.name))
+        # A thread may still be in the function when everything else is gone.
+        found.library = self
+        called: Callable[..., None] = found
+        return called
+
+
+def _machine(isa: InstructionSet) -> Any:
+    triple = _TRIPLES.get(isa.architecture, llvm.get_process_triple())
+    if triple.partition("-")[0] == llvm.get_process_triple().partition("-")[0]:
+        triple = llvm.get_process_triple()
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(
+        cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def _optimized(module: Module, machine: Any) -> Any:
+    parsed = llvm.parse_assembly(module.text())
+    parsed.triple = machine.triple
+    parsed.data_layout = str(machine.target_data)
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_unrolling = False
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(parsed, builder)
+    return parsed

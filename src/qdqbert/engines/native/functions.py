@@ -1,0 +1,144 @@
+"""Functions of vectors of float32, written in a kernel: exp, erf, activation functions, codes.
+
+Each takes and returns a `Value` of type `<lanes x float>`. Polynomials are fitted when this module is
+imported; the errors in the docstrings are the largest over all float32 of the stated interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.polynomial import chebyshev
+
+from qdqbert.engines.native.ir import I8, I32, Function, Value, vector
+
+# Adding this number to a float32 below 2^22 rounds it to an integer, ties to even. The integer is
+# then in the lowest bits.
+ROUNDING = float(3 << 22)
+ROUNDING_BITS = int(np.float32(ROUNDING).view(np.int32))
+
+_ERF_END = 4.5
+_DEGREE_OF_ERF = 10
+_DEGREE_OF_EXP2 = 6
+_DEGREE_OF_LOG2 = 8
+
+
+def _fit(function: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
+    """Return the coefficients of a polynomial close to the best one, the constant first."""
+    found = chebyshev.Chebyshev.interpolate(
+        lambda x: np.array([function(float(each)) for each in x]), degree, domain=[low, high]
+    )
+    return [float(each) for each in found.convert(kind=np.polynomial.Polynomial).coef]
+
+
+# 2^x on [-1/2, 1/2], log2 of a mantissa minus 1.5, and erf(x / sqrt 2) / x as a function of x^2.
+_EXP2 = _fit(lambda x: 2.0**x, -0.5, 0.5, _DEGREE_OF_EXP2)
+_LOG2 = _fit(lambda x: math.log2(x + 1.5), -0.5, 0.5, _DEGREE_OF_LOG2)
+_ERF = _fit(
+    lambda square: (
+        math.erf(math.sqrt(square / 2)) / math.sqrt(square)
+        if square > 1e-12
+        else math.sqrt(2 / math.pi)
+    ),
+    0.0,
+    _ERF_END**2,
+    _DEGREE_OF_ERF,
+)
+
+
+def polynomial(f: Function, x: Value, coefficients: list[float]) -> Value:
+    """Return a polynomial of `x`, by Estrin's scheme: few steps that wait for each other."""
+    terms: list[Value | float] = list(coefficients)
+    power = x
+    while len(terms) > 1:
+        pairs = [terms[each : each + 2] for each in range(0, len(terms), 2)]
+        terms = [f.fma(power, pair[1], pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
+        if len(terms) > 1:
+            power = power * power
+    return f.operand(x.type, terms[0])
+
+
+def exp2(f: Function, x: Value) -> Value:
+    """Return 2^x for `x` of at most 127, within 2e-7 of it; 2^-126 or less is 2^-126."""
+    x = x.maximum(-126.0)
+    rounded = x + ROUNDING
+    exponent = rounded.bits(vector(I32, x.type.lanes)) << 23
+    fraction = x - (rounded - ROUNDING)
+    power = polynomial(f, fraction, _EXP2).bits(exponent.type) + exponent
+    return power.bits(x.type)
+
+
+def log2(f: Function, x: Value) -> Value:
+    """Return the logarithm of a positive, normal `x` to base 2, within 2e-6."""
+    integers = vector(I32, x.type.lanes)
+    bits = x.bits(integers)
+    # The mantissa is in [1, 2).
+    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).bits(x.type)
+    exponent = ((bits >> 23) - 127).cast("sitofp", x.type)
+    return exponent + polynomial(f, mantissa - 1.5, _LOG2)
+
+
+def exp(f: Function, x: Value) -> Value:
+    """Return e^x for `x` of at most 88."""
+    return exp2(f, x * math.log2(math.e))
+
+
+def gelu(f: Function, x: Value) -> Value:
+    """Return `x / 2 * (1 + erf(x / sqrt 2))`; the absolute error is below 1e-5 * |x|."""
+    inner = x.maximum(-_ERF_END).minimum(_ERF_END)
+    erf = inner * polynomial(f, inner * inner, _ERF)
+    half = x * 0.5
+    return f.fma(half, erf, half)
+
+
+def sigmoid(f: Function, x: Value) -> Value:
+    """Return `1 / (1 + e^-x)`."""
+    return 1.0 / (exp(f, (x * -1.0).minimum(80.0)) + 1.0)
+
+
+def tanh(f: Function, x: Value) -> Value:
+    """Return tanh(x), within 1e-6."""
+    return sigmoid(f, x * 2.0) * 2.0 - 1.0
+
+
+def gelu_tanh(f: Function, x: Value) -> Value:
+    """Return `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`."""
+    inner = f.fma(x * x, 0.044715, 1.0) * x
+    return x * sigmoid(f, inner * (2 * math.sqrt(2 / math.pi)))
+
+
+def relu(f: Function, x: Value) -> Value:
+    """Return `max(x, 0)`."""
+    return x.maximum(0.0)
+
+
+def silu(f: Function, x: Value) -> Value:
+    """Return `x * sigmoid(x)`."""
+    return x * sigmoid(f, x)
+
+
+ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "silu": silu,
+    "tanh": tanh,
+}
+"""Activation functions by name."""
+
+
+def unsigned_codes(f: Function, x: Value, multiplier: Value, shift: Value) -> Value:
+    """Return `clip(rint(x * multiplier) + zero_point, 0, 255)` as `<lanes x i8>`.
+
+    Args:
+        f: The function that is written.
+        x: `<lanes x float>`.
+        multiplier: `<lanes x float>`.
+        shift: `ROUNDING + zero_point`, `<lanes x float>`.
+    """
+    # The zero point is added with the constant that rounds, and the limits are those of code 0 and
+    # 255 in the same form, so that the lowest 8 bits are the code.
+    shifted = f.fma(x, multiplier, shift).maximum(ROUNDING).minimum(ROUNDING + 255)
+    return shifted.bits(vector(I32, x.type.lanes)).cast("trunc", vector(I8, x.type.lanes))

@@ -1,0 +1,98 @@
+"""Heads: pooling of the last hidden states, and float layers on each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.memory import zeros
+from qdqbert.engines.native.packed import padded
+from qdqbert.engines.native.program import Program
+
+Rows = NDArray[np.float32]
+
+
+class Heads:
+    """The heads of a model. They give each row the same result, whatever other rows there are."""
+
+    def __init__(self, program: Program) -> None:
+        """Bind the arrays of the heads."""
+        self._program = program
+        self._heads = program.settings["heads_of_model"]
+        self._records: dict[str, NDArray[np.int64]] = {}
+        for index, head in enumerate(self._heads):
+            for number, step in enumerate(head["steps"]):
+                name = f"heads.{index}.{number}"
+                if step["kind"] == "linear":
+                    self._records[name] = program.float_linear(name, step)
+                elif step["kind"] == "norm":
+                    self._records[name] = program.norm(name, step)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return tuple(each["name"] for head in self._heads for each in head["outputs"])
+
+    def run(self, states: Rows, starts: NDArray[np.int64]) -> dict[str, tuple[bool, Rows]]:
+        """Return each output, and whether it has a row for each token or for each text.
+
+        Args:
+            states: Hidden states with padding, `(tokens, hidden)`.
+            starts: Index of the first token of each text, and of the end.
+        """
+        found: dict[str, tuple[bool, Rows]] = {}
+        for index, head in enumerate(self._heads):
+            width = self._program.settings["hidden"]
+            rows = _pooled(states, starts, head["pooling"])
+            for number, step in enumerate(head["steps"]):
+                rows, width = self._step(f"heads.{index}.{number}", step, rows, width)
+            for output in head["outputs"]:
+                column = output["column"]
+                values = rows[:, :width] if column is None else rows[:, column]
+                found[output["name"]] = (head["pooling"] == "none", values)
+        return found
+
+    def _step(self, name: str, step: dict[str, Any], rows: Rows, width: int) -> tuple[Rows, int]:
+        """Return the rows after a step, with padding, and their number of channels."""
+        functions = self._program.functions
+        if step["kind"] == "linear":
+            out = zeros((len(rows), padded(step["columns"])), np.float32)
+            functions["float_linear"](
+                self._records[name].ctypes.data,
+                rows.ctypes.data,
+                rows.strides[0],
+                len(rows),
+                out.ctypes.data,
+                out.strides[0],
+            )
+            return out, step["width"]
+        if step["kind"] == "norm":
+            rows = rows.copy()
+            functions["layer_norm"](
+                self._records[name].ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
+            )
+            return rows, width
+        if step["name"] == "normalize":
+            length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
+            return rows / np.maximum(length, np.float32(1e-12))[:, None], width
+        rows = rows.copy()
+        functions[f"apply_{step['name']}"](rows.ctypes.data, rows.size)
+        # Functions of zero may differ from zero, and padding has to stay zero.
+        rows[:, width:] = 0
+        return rows, width
+
+
+def _pooled(states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
+    """Return a row for each text, or all rows."""
+    if pooling == "none":
+        return states
+    if pooling == "first":
+        return np.ascontiguousarray(states[starts[:-1]])
+    if pooling == "max":
+        found: Rows = np.maximum.reduceat(states, starts[:-1], axis=0)
+        return found
+    lengths = np.diff(starts).astype(np.float32)[:, None]
+    sums: Rows = np.add.reduceat(states, starts[:-1], axis=0)
+    return sums / (np.sqrt(lengths) if pooling == "mean_sqrt_len_tokens" else lengths)

@@ -1,0 +1,1 @@
+"""The kernels, one per file, each with its arithmetic in numpy."""

@@ -1,0 +1,381 @@
+"""Attention of one head within one text, in int8.
+
+Queries, keys and values have one scale per token and head. A score is
+
+    score[i, j] = (codes[i] - 128) @ keys[j] * query_scale[i] * key_scale[j] * score_scale
+
+and the scale of a value moves into its probability, so that sums over tokens stay integers:
+
+    weight[i, j] = 2 ** (score[i, j] + log2(value_scale[j]) - the largest of these)
+    context[i]   = sum(rint(255 weight[i, j]) values[j]) / sum(rint(255 weight[i, j]) / value_scale[j])
+
+The denominator has the rounded weights, so that probabilities add up to 1. `score_scale` includes
+log2(e).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.functions import ROUNDING, exp2, log2, unsigned_codes
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.dot import PANEL, add_products, exact_name
+from qdqbert.engines.native.kernels.linear import in_blocks
+from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
+
+# Smaller than any score: 2 to this power is 0 in 8 bits.
+_MASKED = -1e30
+# Scales of rows of zeros.
+_SMALLEST = 1e-30
+
+
+def token_codes(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return signed codes and scales of rows, one scale for each row."""
+    amax = np.maximum(np.abs(x).max(axis=1), np.float32(_SMALLEST))
+    return np.rint(x * (127 / amax)[:, None]).astype(np.int8), (amax / 127).astype(np.float32)
+
+
+def attention(
+    query: NDArray[np.float32],
+    key: NDArray[np.float32],
+    value: NDArray[np.float32],
+    scale: float,
+    *,
+    bias: NDArray[np.float32] | None = None,
+    causal: bool = False,
+) -> NDArray[np.float64]:
+    """Compute the context of one head: query, key and value `(tokens, head size)`."""
+    (q, q_scale), (k, k_scale), (v, v_scale) = map(token_codes, (query, key, value))
+    scores = q.astype(np.int64) @ k.T.astype(np.int64) * np.outer(q_scale, k_scale) * scale
+    if bias is not None:
+        scores = scores + bias
+    scores = scores * math.log2(math.e) + np.log2(v_scale.astype(np.float64))
+    if causal:
+        scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
+    weights = np.rint(255 * 2.0 ** (scores - scores.max(axis=1, keepdims=True)))
+    return (weights @ v) / (weights / v_scale).sum(axis=1, keepdims=True)
+
+
+def emit_attention(module: Module, isa: InstructionSet) -> None:
+    """Write `quantize_heads` and `attention`."""
+    _emit_quantize_heads(module, isa.lanes)
+    _emit_pack(module, isa)
+    _emit_softmax(module, isa.lanes)
+    _emit_context(module, isa.lanes)
+    with module.function("attention", model=PTR, layer=PTR, job=PTR, thread=PTR, item=I64) as f:
+        _attention(f, isa)
+
+
+def _emit_quantize_heads(module: Module, lanes: int) -> None:
+    """Write `quantize_heads`: signed or unsigned codes of rows, with a scale per row and head.
+
+    Its arguments are the first row of float32 and the bytes from one row to the next, the number
+    of rows, the number of heads and channels of each, the first row of codes and the bytes from one
+    row to the next, the first row of scales `(rows, heads)`, and the code of zero.
+    """
+    floats = vector(F32, lanes)
+    with module.function(
+        "quantize_heads",
+        x=PTR,
+        stride=I64,
+        rows=I64,
+        heads=I64,
+        size=I64,
+        out=PTR,
+        out_stride=I64,
+        scales=PTR,
+        zero=I64,
+    ) as f:
+        shift = f.splat(f.zero.cast("sitofp", F32) + ROUNDING, lanes)
+        with f.loop(0, f.rows) as row, f.loop(0, f.heads) as head:
+            x = f.x + (row * f.stride + head * f.size * 4)
+            out = f.out + (row * f.out_stride + head * f.size)
+            largest = f.variable(f.constant(floats, _SMALLEST))
+            with f.loop(0, f.size, lanes) as channel:
+                values = f.load(floats, x + channel * 4)
+                magnitude = f.intrinsic(f"llvm.fabs.{floats.suffix}", floats, values)
+                largest.set(magnitude.maximum(largest.get()))
+            amax = f.maximum_of(largest.get())
+            factor = f.splat(127.0 / amax, lanes)
+            with f.loop(0, f.size, lanes) as channel:
+                # The magnitude is at most 127, so there is nothing to clip.
+                values = f.fma(f.load(floats, x + channel * 4), factor, shift)
+                codes = values.bits(vector(I32, lanes)).cast("trunc", vector(I8, lanes))
+                f.store(codes, out + channel)
+            f.store(amax * (1 / 127), f.scales + (row * f.heads + head) * 4)
+
+
+def _emit_pack(module: Module, isa: InstructionSet) -> None:
+    """Write `pack_keys`, `pack_values` and `token_factors`, which prepare the keys of a text.
+
+    All fill the padding up to a multiple of 16 tokens.
+    """
+    with module.function(
+        "pack_keys", source=PTR, stride=I64, length=I64, padded=I64, size=I64, out=PTR, start=PTR
+    ) as f:
+        steps = f.size // 4
+        with f.loop(0, f.padded) as token:
+            is_real = token < f.length
+            source = f.source + is_real.select(token, 0) * f.stride
+            panel = f.out + (token // PANEL * PANEL * f.size + token % PANEL * 4)
+            with f.loop(0, steps) as step:
+                four = is_real.select(f.load(I32, source + step * 4), 0)
+                f.store(four, panel + step * (4 * PANEL))
+        with f.loop(0, f.padded, isa.lanes) as token:
+            panel = f.out + (token // PANEL * PANEL * f.size + token % PANEL * 4)
+            total = f.variable(f.constant(vector(I32, isa.lanes), 0))
+            with f.loop(0, steps) as step:
+                keys = f.load(vector(I8, 4 * isa.lanes), panel + step * (4 * PANEL))
+                ones = f.constant(I32, 0x01010101)
+                total.set(add_products(f, isa, total.get(), ones, keys))
+            f.store(total.get() * -128, f.start + token * 4)
+    with module.function(
+        "pack_values", source=PTR, stride=I64, length=I64, padded=I64, size=I64, out=PTR
+    ) as f:
+        bytes_, lanes = vector(I8, PANEL), vector(I32, PANEL)
+        with f.loop(0, f.padded, 4) as token, f.loop(0, f.size, PANEL) as channel:
+            four = f.constant(lanes, 0)
+            for each in range(4):
+                own = token + each
+                is_real = own < f.length
+                place = f.source + (is_real.select(own, 0) * f.stride + channel)
+                values = is_real.select(f.load(bytes_, place), f.constant(bytes_, 0)).cast(
+                    "zext", lanes
+                )
+                four = four | (values << 8 * each)
+            f.store(four, f.out + (channel * f.padded + token * PANEL))
+    _emit_token_factors(module, isa.lanes)
+
+
+def _emit_token_factors(module: Module, lanes: int) -> None:
+    floats = vector(F32, lanes)
+    with module.function(
+        "token_factors",
+        key_scale=PTR,
+        value_scale=PTR,
+        stride=I64,
+        length=I64,
+        padded=I64,
+        key_factor=PTR,
+        value_log=PTR,
+        value_inverse=PTR,
+    ) as f:
+        with f.loop(0, f.length) as token:
+            f.store(f.load(F32, f.key_scale + token * f.stride), f.key_factor + token * 4)
+            f.store(f.load(F32, f.value_scale + token * f.stride), f.value_log + token * 4)
+        with f.loop(f.length, f.padded) as token:
+            f.store(f.constant(F32, 1.0), f.key_factor + token * 4)
+            f.store(f.constant(F32, 1.0), f.value_log + token * 4)
+        with f.loop(0, f.padded, lanes) as token:
+            scale = f.load(floats, f.value_log + token * 4)
+            f.store(log2(f, scale), f.value_log + token * 4)
+            f.store(1.0 / scale, f.value_inverse + token * 4)
+        with f.loop(f.length, f.padded) as token:
+            f.store(f.constant(F32, _MASKED), f.value_log + token * 4)
+
+
+def _attention(f: Function, isa: InstructionSet) -> None:
+    heads, size, width = (MODEL.read(f, f.model, name) for name in ("heads", "head_size", "width"))
+    text, head = f.item // heads, f.item % heads
+    starts = JOB.read(f, f.job, "starts") + text * 8
+    first = f.load(I64, starts)
+    length = f.load(I64, starts + 8) - first
+    padded = (length + (PANEL - 1)) // PANEL * PANEL
+    here = first * width + head * size
+    scales = (first * heads + head) * 4
+    buffer = {name: THREAD.read(f, f.thread, name) for name in THREAD.fields}
+
+    def of_job(name: str) -> Value:
+        return JOB.read(f, f.job, name)
+
+    f.call(
+        "pack_keys",
+        of_job("keys") + here,
+        width,
+        length,
+        padded,
+        size,
+        buffer["keys"],
+        buffer["start"],
+    )
+    f.call("pack_values", of_job("values") + here, width, length, padded, size, buffer["values"])
+    f.call(
+        "token_factors",
+        of_job("key_scale") + scales,
+        of_job("value_scale") + scales,
+        heads * 4,
+        length,
+        padded,
+        buffer["key_factor"],
+        buffer["value_log"],
+        buffer["value_inverse"],
+    )
+    queries, context = of_job("queries") + here, of_job("context") + here
+    zeros = f.allocate(I32, max(isa.lanes * max(isa.vectors), PANEL))
+    with f.loop(0, max(isa.lanes * max(isa.vectors), PANEL)) as each:
+        f.store(f.constant(I32, 0), zeros + each * 4)
+
+    def rows(row: Value, height: int) -> None:
+        _tiles(
+            f,
+            isa,
+            height,
+            padded,
+            queries + row * width,
+            width,
+            buffer["keys"],
+            size,
+            buffer["sums"],
+            buffer["start"],
+        )
+        with f.loop(0, height) as each:
+            f.call(
+                "softmax",
+                f.model,
+                f.layer,
+                f.thread,
+                head,
+                row + each,
+                each,
+                padded,
+                of_job("query_scale") + (scales + (row + each) * heads * 4),
+            )
+        _tiles(
+            f,
+            isa,
+            height,
+            size,
+            buffer["probabilities"],
+            padded,
+            buffer["values"],
+            padded,
+            buffer["sums_of_values"],
+            zeros,
+            same_start=True,
+        )
+        with f.loop(0, height) as each:
+            f.call(
+                "context",
+                f.layer,
+                f.thread,
+                head * size,
+                each,
+                size,
+                context + (row + each) * width,
+            )
+
+    in_blocks(f, length, isa.rows, rows)
+
+
+def _tiles(
+    f: Function,
+    isa: InstructionSet,
+    height: int,
+    columns: Value,
+    codes: Value,
+    code_stride: Value,
+    panels: Value,
+    depth: Value,
+    sums: Value,
+    start: Value,
+    *,
+    same_start: bool = False,
+) -> None:
+    """Write a row of tiles, `height` rows high: `sums = start + codes @ panels`."""
+    widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
+
+    def tile(panel: Value, width: int) -> None:
+        f.call(
+            exact_name(isa, height, width * PANEL // isa.lanes),
+            codes,
+            code_stride,
+            panels + panel * depth * PANEL,
+            depth * PANEL,
+            sums + panel * (4 * PANEL),
+            columns * 4,
+            depth // 4,
+            start if same_start else start + panel * (4 * PANEL),
+        )
+
+    in_blocks(f, columns // PANEL, widths, tile)
+
+
+def _emit_softmax(module: Module, lanes: int) -> None:
+    """Write `softmax`: a row of sums to 8-bit weights and the inverse of the denominator."""
+    floats, integers = vector(F32, lanes), vector(I32, lanes)
+    with module.function(
+        "softmax",
+        model=PTR,
+        layer=PTR,
+        thread=PTR,
+        head=I64,
+        query=I64,
+        row=I64,
+        padded=I64,
+        scale=PTR,
+    ) as f:
+        buffer = {
+            name: THREAD.read(f, f.thread, name)
+            for name in ("key_factor", "value_log", "value_inverse")
+        }
+        sums = THREAD.read(f, f.thread, "sums") + f.row * f.padded * 4
+        codes = THREAD.read(f, f.thread, "probabilities") + f.row * f.padded
+        scale = f.splat(f.load(F32, f.scale) * MODEL.read(f, f.model, "score_scale"), lanes)
+        bias = LAYER.read(f, f.layer, "position_bias")
+        largest = f.variable(f.constant(floats, _MASKED))
+        with f.loop(0, f.padded, lanes) as key:
+            total = f.load(integers, sums + key * 4).cast("sitofp", floats)
+            factor = f.load(floats, buffer["key_factor"] + key * 4) * scale
+            score = f.fma(total, factor, f.load(floats, buffer["value_log"] + key * 4))
+            f.store(score, sums + key * 4)
+        _add_position_bias(f, lanes, sums, bias)
+        with (
+            f.when(MODEL.read(f, f.model, "causal").differs(0)),
+            f.loop(f.query + 1, f.padded) as key,
+        ):
+            f.store(f.constant(F32, _MASKED), sums + key * 4)
+        with f.loop(0, f.padded, lanes) as key:
+            largest.set(f.load(floats, sums + key * 4).maximum(largest.get()))
+        most = f.splat(f.maximum_of(largest.get()), lanes)
+        total = f.variable(f.constant(floats, 0.0))
+        with f.loop(0, f.padded, lanes) as key:
+            weight = exp2(f, f.load(floats, sums + key * 4) - most)
+            rounded = f.fma(weight, 255.0, ROUNDING)
+            f.store(rounded.bits(integers).cast("trunc", vector(I8, lanes)), codes + key)
+            inverse = f.load(floats, buffer["value_inverse"] + key * 4)
+            total.set(f.fma(rounded - ROUNDING, inverse, total.get()))
+        place = THREAD.read(f, f.thread, "inverse") + f.row * 4
+        f.store(1.0 / f.sum_of(total.get()), place)
+
+
+def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value) -> None:
+    """Add the bias of `key - query`, where the family has one."""
+    floats = vector(F32, lanes)
+    with f.when(f.emit(I64, f"ptrtoint ptr {bias.text} to i64").differs(0)):
+        limit = MODEL.read(f, f.model, "limit")
+        row = bias + (f.head * (limit * 2 - 1) + limit - 1 - f.query) * 4
+        with f.loop(0, f.padded, lanes) as key:
+            place = scores + key * 4
+            f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
+
+
+def _emit_context(module: Module, lanes: int) -> None:
+    """Write `context`: sums of values to codes of the next linear layer."""
+    floats, integers = vector(F32, lanes), vector(I32, lanes)
+    with module.function(
+        "context", layer=PTR, thread=PTR, channel=I64, row=I64, size=I64, out=PTR
+    ) as f:
+        sums = THREAD.read(f, f.thread, "sums_of_values") + f.row * f.size * 4
+        inverse = f.load(F32, THREAD.read(f, f.thread, "inverse") + f.row * 4)
+        inverse = f.splat(inverse, lanes)
+        codes = LAYER.read(f, f.layer, "context_codes")
+        shift = f.splat(CODES.read(f, codes, "shift"), lanes)
+        multiplier = CODES.read(f, codes, "multiplier") + f.channel * 4
+        with f.loop(0, f.size, lanes) as channel:
+            total = f.load(integers, sums + channel * 4).cast("sitofp", floats) * inverse
+            factor = f.load(floats, multiplier + channel * 4)
+            f.store(unsigned_codes(f, total, factor, shift), f.out + channel)

@@ -1,0 +1,244 @@
+"""Linear layers in int8, and what is done with each result while it is in cache.
+
+    value = (codes @ weights + start) * factor + bias
+
+`linear_float` stores the values, `linear_add` adds them to a residual, and `linear_codes_gelu` and
+its like apply an activation function and store the codes of the next linear layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
+from qdqbert.engines.native.kernels.dot import PANEL, amx_name, dot, dot_name
+from qdqbert.engines.native.records import CODES, LINEAR
+
+_AMX_ROWS = 32
+_AMX_PANELS = 2
+# Panels whose results are finished together.
+_FINISHED_PANELS = (2, 1)
+
+Write = Callable[[Value, Value], None]
+"""Writes what is done with a vector of values, from its place in the result and the values."""
+
+Finish = Callable[[Function, Value, Type], Write]
+"""Loads what depends on the column only, from the column and the type of a vector."""
+
+
+def linear(
+    codes: NDArray[np.uint8],
+    weights: NDArray[np.int8],
+    start: NDArray[np.int32],
+    factor: NDArray[np.float32],
+    bias: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """Compute the values: codes `(rows, in)`, weights `(columns, in)`."""
+    return (dot(codes, weights, start).astype(np.float64) * factor + bias).astype(np.float32)
+
+
+def emit_linears(module: Module, isa: InstructionSet, activations: tuple[str, ...]) -> None:
+    """Write all kernels of linear layers.
+
+    Args:
+        module: The module.
+        isa: The instruction set.
+        activations: Names of the activation functions before a linear layer.
+    """
+    _emit(module, isa, "linear_float", _store, element=4)
+    _emit(module, isa, "linear_add", _add, element=4)
+    for name in activations:
+        _emit(module, isa, f"linear_codes_{name}", _store_codes(name), element=1)
+        _emit(module, isa, f"linear_{name}", _store_activation(name), element=4)
+
+
+def emit_activations(module: Module) -> None:
+    """Write `apply_gelu` and its like, which change a number of float32, a multiple of 16."""
+    floats = vector(F32, PANEL)
+    for name, activation in ACTIVATIONS.items():
+        with module.function(f"apply_{name}", x=PTR, count=I64) as f:
+            with f.loop(0, f.count, PANEL) as each:
+                place = f.x + each * 4
+                f.store(activation(f, f.load(floats, place)), place)
+
+
+def _store(f: Function, column: Value, floats: Type) -> Write:
+    return lambda place, values: f.store(values, place)
+
+
+def _add(f: Function, column: Value, floats: Type) -> Write:
+    return lambda place, values: f.store(f.load(floats, place) + values, place)
+
+
+def _store_activation(name: str) -> Finish:
+    def finish(f: Function, column: Value, floats: Type) -> Write:
+        return lambda place, values: f.store(ACTIVATIONS[name](f, values), place)
+
+    return finish
+
+
+def _store_codes(name: str) -> Finish:
+    def finish(f: Function, column: Value, floats: Type) -> Write:
+        multiplier = f.load(floats, CODES.read(f, f.extra, "multiplier") + column * 4)
+        shift = f.splat(CODES.read(f, f.extra, "shift"), floats.lanes)
+
+        def write(place: Value, values: Value) -> None:
+            f.store(unsigned_codes(f, ACTIVATIONS[name](f, values), multiplier, shift), place)
+
+        return write
+
+    return finish
+
+
+def _emit(module: Module, isa: InstructionSet, name: str, finish: Finish, *, element: int) -> None:
+    """Write a kernel that computes rows of a linear layer.
+
+    Its arguments are a `LINEAR` record, the first row of codes and the bytes from one row to the
+    next, the number of rows, the first row of the result and the bytes from one row to the next,
+    and what `finish` needs.
+    """
+    _emit_finish(module, f"{name}_finish", finish, element)
+    with module.function(
+        name,
+        linear=PTR,
+        codes=PTR,
+        code_stride=I64,
+        rows=I64,
+        out=PTR,
+        out_stride=I64,
+        extra=PTR,
+    ) as f:
+        if isa.amx:
+            _loop_over_amx_tiles(f, f"{name}_finish", element)
+        else:
+            _loop_over_tiles(f, isa, f"{name}_finish", element)
+
+
+def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int) -> None:
+    """Write loops over tiles; a panel of weights stays in cache for all rows."""
+    widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
+    stride = widths[0] * PANEL * 4
+    sums = f.allocate(I32, isa.rows[0] * stride // 4)
+
+    def tile(panel: Value, width: int, row: Value, height: int) -> None:
+        name = dot_name(height, width * PANEL // isa.lanes)
+        _dot(f, name, panel, row, sums, stride)
+        _finish(f, finish, sums, stride, panel, width, row, height, element)
+
+    def column(panel: Value, width: int) -> None:
+        in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
+
+    in_blocks(f, LINEAR.read(f, f.linear, "panels"), widths, column)
+
+
+def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
+    """Write loops over AMX's tiles, which read up to 31 rows after the last one."""
+    stride = _AMX_PANELS * PANEL * 4
+    sums = f.allocate(I32, _AMX_ROWS * stride // 4)
+
+    def column(panel: Value, width: int) -> None:
+        with f.loop(0, f.rows, _AMX_ROWS) as row:
+            left = f.rows - row
+            is_half = left <= _AMX_ROWS // 2
+            with f.when(is_half):
+                _dot(f, amx_name(1, width), panel, row, sums, stride)
+            with f.when(is_half ^ 1):
+                _dot(f, amx_name(2, width), panel, row, sums, stride)
+            height = left.minimum(_AMX_ROWS)
+            _finish(f, finish, sums, stride, panel, width, row, height, element)
+
+    in_blocks(f, LINEAR.read(f, f.linear, "panels"), (_AMX_PANELS, 1), column)
+
+
+def in_blocks(
+    f: Function, count: Value, sizes: tuple[int, ...], body: Callable[[Value, int], None]
+) -> None:
+    """Write a loop in blocks of the first size, then one block of each smaller size if needed.
+
+    Args:
+        f: The function.
+        count: How many there are.
+        sizes: The first size, then powers of 2 down to 1 unless the first is 1.
+        body: Writes a block, from its start and size.
+    """
+    rest = count % sizes[0]
+    done = count - rest
+    with f.loop(0, done, sizes[0]) as index:
+        body(index, sizes[0])
+    for size in sizes[1:]:
+        part = rest & size
+        with f.when(part.differs(0)):
+            body(done, size)
+        done = done + part
+
+
+def _dot(f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int) -> None:
+    bytes_of_panel = LINEAR.read(f, f.linear, "panel")
+    f.call(
+        name,
+        f.codes + row * f.code_stride,
+        f.code_stride,
+        LINEAR.read(f, f.linear, "weights") + panel * bytes_of_panel,
+        bytes_of_panel,
+        sums,
+        stride,
+        LINEAR.read(f, f.linear, "steps"),
+        LINEAR.read(f, f.linear, "start") + panel * (4 * PANEL),
+    )
+
+
+def _finish(
+    f: Function,
+    name: str,
+    sums: Value,
+    stride: int,
+    panel: Value,
+    width: int,
+    row: Value,
+    height: Value | int,
+    element: int,
+) -> None:
+    column = panel * PANEL
+    out = f.out + (row * f.out_stride + column * element)
+    f.call(name, f.linear, sums, stride, height, column, PANEL * width, out, f.out_stride, f.extra)
+
+
+def _emit_finish(module: Module, name: str, finish: Finish, element: int) -> None:
+    """Write the function that turns a tile of sums into results, a few columns after another.
+
+    Vectors are as wide as the tile, which LLVM divides into registers. Their instructions alternate,
+    so that none waits for the one before.
+    """
+    with module.function(
+        name,
+        linear=PTR,
+        sums=PTR,
+        sum_stride=I64,
+        rows=I64,
+        column=I64,
+        columns=I64,
+        out=PTR,
+        out_stride=I64,
+        extra=PTR,
+    ) as f:
+        factors = LINEAR.read(f, f.linear, "factor") + f.column * 4
+        biases = LINEAR.read(f, f.linear, "bias") + f.column * 4
+
+        def block(panel: Value, width: int) -> None:
+            floats = vector(F32, PANEL * width)
+            column = panel * PANEL
+            factor = f.load(floats, factors + column * 4)
+            bias = f.load(floats, biases + column * 4)
+            write = finish(f, f.column + column, floats)
+            with f.loop(0, f.rows) as row:
+                place = f.sums + (row * f.sum_stride + column * 4)
+                total = f.load(vector(I32, floats.lanes), place).cast("sitofp", floats)
+                values = f.fma(total, factor, bias)
+                write(f.out + (row * f.out_stride + column * element), values)
+
+        in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)

@@ -1,0 +1,103 @@
+"""LayerNorm, and the codes of a row."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.functions import unsigned_codes
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.records import CODES, NORM
+
+
+def layer_norm(
+    x: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    epsilon: float,
+) -> NDArray[np.float32]:
+    """Normalize rows `(rows, width)`."""
+    wide = x.astype(np.float64)
+    centered = wide - wide.mean(axis=1, keepdims=True)
+    variance = (centered**2).mean(axis=1, keepdims=True)
+    return (centered / np.sqrt(variance + epsilon) * weight + bias).astype(np.float32)
+
+
+def codes(
+    x: NDArray[np.float32], multiplier: NDArray[np.float32], zero_point: int
+) -> NDArray[np.uint8]:
+    """Return the codes of rows."""
+    return np.clip(np.rint(x.astype(np.float64) * multiplier) + zero_point, 0, 255).astype(np.uint8)
+
+
+def emit_norms(module: Module, isa: InstructionSet) -> None:
+    """Write `layer_norm` and `quantize_rows`."""
+    _emit_layer_norm(module, isa.lanes)
+    _emit_quantize_rows(module, isa.lanes)
+
+
+def _emit_layer_norm(module: Module, lanes: int) -> None:
+    """Write `layer_norm`, which normalizes rows in place.
+
+    Its arguments are a `NORM` record, the first row, the bytes from one row to the next, and the
+    number of rows. Channels after the width are padding: they have to be zero, and stay zero,
+    because their weight and bias are zero.
+    """
+    floats = vector(F32, lanes)
+    with module.function("layer_norm", norm=PTR, x=PTR, stride=I64, rows=I64) as f:
+        weight, bias = (NORM.read(f, f.norm, name) for name in ("weight", "bias"))
+        width = NORM.read(f, f.norm, "width")
+        count = width.cast("sitofp", F32)
+        channels = f.stride // 4
+        whole = width - width % lanes
+        index = f.constant(vector(I64, lanes), range(lanes))
+        with f.loop(0, f.rows) as row:
+            x = f.x + row * f.stride
+            total = f.variable(f.constant(floats, 0.0))
+            with f.loop(0, channels, lanes) as channel:
+                total.set(total.get() + f.load(floats, x + channel * 4))
+            mean = f.splat(f.sum_of(total.get()) / count, lanes)
+            total.set(0.0)
+            with f.loop(0, whole, lanes) as channel:
+                centered = f.load(floats, x + channel * 4) - mean
+                total.set(f.fma(centered, centered, total.get()))
+            with f.when(whole.differs(width)):
+                centered = f.load(floats, x + whole * 4) - mean
+                is_real = index < f.splat(width - whole, lanes)
+                centered = is_real.select(centered, 0.0)
+                total.set(f.fma(centered, centered, total.get()))
+            variance = f.sum_of(total.get()) / count + NORM.read(f, f.norm, "epsilon")
+            scale = f.splat(1.0 / f.intrinsic("llvm.sqrt.f32", F32, variance), lanes)
+            with f.loop(0, channels, lanes) as channel:
+                centered = (f.load(floats, x + channel * 4) - mean) * scale
+                factor = f.load(floats, weight + channel * 4)
+                f.store(
+                    f.fma(centered, factor, f.load(floats, bias + channel * 4)), x + channel * 4
+                )
+
+
+def _emit_quantize_rows(module: Module, lanes: int) -> None:
+    """Write `quantize_rows`.
+
+    Its arguments are a `CODES` record, the first row of float32, the bytes from one row to the
+    next, the number of rows, and the first row of codes and the bytes from one row to the next,
+    which is also the number of channels.
+    """
+    with module.function(
+        "quantize_rows", extra=PTR, x=PTR, stride=I64, rows=I64, out=PTR, out_stride=I64
+    ) as f:
+        shift = f.splat(CODES.read(f, f.extra, "shift"), lanes)
+        multiplier = CODES.read(f, f.extra, "multiplier")
+        with f.loop(0, f.rows) as row:
+            x, out = f.x + row * f.stride, f.out + row * f.out_stride
+            with f.loop(0, f.out_stride, lanes) as channel:
+                _store_codes(f, x, out, channel, multiplier, shift)
+
+
+def _store_codes(
+    f: Function, x: Value, out: Value, channel: Value, multiplier: Value, shift: Value
+) -> None:
+    values = f.load(shift.type, x + channel * 4)
+    factor = f.load(shift.type, multiplier + channel * 4)
+    f.store(unsigned_codes(f, values, factor, shift), out + channel)

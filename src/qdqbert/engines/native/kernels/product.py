@@ -1,0 +1,94 @@
+"""Linear layers in float32, for the parts of a model that stay in float."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.linear import in_blocks
+from qdqbert.engines.native.records import FLOAT_LINEAR
+
+
+def pack_floats(weights: NDArray[np.float32], depth: int) -> NDArray[np.float32]:
+    """Return weights `(columns, in)` in panels `(panels, depth, 16)`, padded with zeros."""
+    panels = -(-weights.shape[0] // PANEL)
+    padded = np.zeros((panels * PANEL, depth), np.float32)
+    padded[: weights.shape[0], : weights.shape[1]] = weights
+    return np.ascontiguousarray(padded.reshape(panels, PANEL, depth).transpose(0, 2, 1))
+
+
+def product(
+    x: NDArray[np.float32], weights: NDArray[np.float32], bias: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Compute what the kernel computes: x `(rows, in)`, weights `(columns, in)`."""
+    return (x.astype(np.float64) @ weights.T.astype(np.float64) + bias).astype(np.float32)
+
+
+def emit_product(module: Module, isa: InstructionSet) -> None:
+    """Write `float_linear`: rows of a linear layer in float32.
+
+    Its arguments are a `FLOAT_LINEAR` record, the first row and the bytes from one row to the next,
+    the number of rows, and the first row of the result and the bytes from one row to the next. The
+    products of each result are added in the order of the channels, so that no result depends on
+    how many rows there are.
+    """
+    for rows in isa.rows:
+        for vectors in isa.vectors:
+            _emit_tile(module, isa.lanes, rows, vectors)
+    with module.function(
+        "float_linear", linear=PTR, x=PTR, stride=I64, rows=I64, out=PTR, out_stride=I64
+    ) as f:
+        panel_bytes = FLOAT_LINEAR.read(f, f.linear, "panel")
+        widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
+
+        def tile(panel: Value, width: int, row: Value, height: int) -> None:
+            f.call(
+                f"product_{height}x{width * PANEL // isa.lanes}",
+                f.x + row * f.stride,
+                f.stride,
+                FLOAT_LINEAR.read(f, f.linear, "weights") + panel * panel_bytes,
+                panel_bytes,
+                f.out + (row * f.out_stride + panel * (4 * PANEL)),
+                f.out_stride,
+                FLOAT_LINEAR.read(f, f.linear, "depth"),
+                FLOAT_LINEAR.read(f, f.linear, "bias") + panel * (4 * PANEL),
+            )
+
+        def column(panel: Value, width: int) -> None:
+            in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
+
+        in_blocks(f, FLOAT_LINEAR.read(f, f.linear, "panels"), widths, column)
+
+
+def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
+    floats = vector(F32, lanes)
+    with module.function(
+        f"product_{rows}x{vectors}",
+        x=PTR,
+        stride=I64,
+        weights=PTR,
+        panel=I64,
+        out=PTR,
+        out_stride=I64,
+        depth=I64,
+        bias=PTR,
+    ) as f:
+        starts = [f.load(floats, f.bias + 4 * lanes * each) for each in range(vectors)]
+        totals = [[f.variable(each) for each in starts] for _ in range(rows)]
+        places = [_place(f, lanes * each) for each in range(vectors)]
+        with f.loop(0, f.depth) as channel:
+            weights = [f.load(floats, place + channel * (4 * PANEL)) for place in places]
+            for row, sums in enumerate(totals):
+                x = f.splat(f.load(F32, f.x + (f.stride * row + channel * 4)), lanes)
+                for total, weight in zip(sums, weights, strict=True):
+                    total.set(f.fma(x, weight, total.get()))
+        for row, sums in enumerate(totals):
+            for each, total in enumerate(sums):
+                f.store(total.get(), f.out + (f.out_stride * row + 4 * lanes * each))
+
+
+def _place(f: Function, column: int) -> Value:
+    return f.weights + (f.panel * (column // PANEL) + column % PANEL * 4)

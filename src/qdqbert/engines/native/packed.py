@@ -1,0 +1,296 @@
+"""The arrays of a model in the layout that kernels read.
+
+Channels are padded with zeros: hidden states and the feed-forward part to a multiple of 64, heads to
+a multiple of 16. Columns of linear layers are in panels of 16; see `kernels.dot`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.functions import ROUNDING
+from qdqbert.engines.native.kernels.dot import PANEL, pack
+from qdqbert.engines.native.kernels.product import pack_floats
+from qdqbert.engines.native.model import (
+    Codes,
+    EncoderModel,
+    Floats,
+    Layer,
+    Linear,
+    Norm,
+    Table,
+)
+from qdqbert.errors import GraphError
+
+Array = NDArray[Any]
+_WIDTH = 64
+"""Channels are padded to a multiple of this: the depth of AMX's tiles."""
+
+
+def padded(count: int, multiple: int = _WIDTH) -> int:
+    """Return a number, rounded up to a multiple."""
+    return -(-count // multiple) * multiple
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A model as named arrays and settings, as it is stored.
+
+    Attributes:
+        arrays: Arrays by name.
+        settings: Everything else: numbers, names, lists of them.
+    """
+
+    arrays: dict[str, Array]
+    settings: dict[str, Any]
+
+
+def pack_model(model: EncoderModel) -> Packed:
+    """Return a model in the layout of the kernels.
+
+    Raises:
+        GraphError: The kernels do not compute a part of the model.
+    """
+    return _Packer(model).pack()
+
+
+class _Packer:
+    """Collects the arrays and settings of one model."""
+
+    def __init__(self, model: EncoderModel) -> None:
+        self._model = model
+        self._arrays: dict[str, Array] = {}
+        first = model.layers[0]
+        self._hidden = len(first.residual.norm.weight)
+        self._inner = len(first.up.bias)
+        self._heads = first.attention.heads
+        self._head = len(first.attention.query.bias) // self._heads
+        # Where each channel of the heads goes.
+        size = padded(self._head, PANEL)
+        channels = np.arange(self._heads * self._head)
+        self._spread = channels // self._head * size + channels % self._head
+        self._size, self._width = size, padded(self._heads * size)
+
+    def pack(self) -> Packed:
+        model = self._model
+        _check(model)
+        attention = model.layers[0].attention
+        layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
+        settings = {
+            "activation": model.layers[0].activation,
+            "hidden": self._hidden,
+            "inner": self._inner,
+            "heads": self._heads,
+            "head_size": self._size,
+            "score_scale": attention.scale * math.log2(math.e),
+            "causal": attention.causal,
+            "limit": model.limit,
+            "input_names": list(model.input_names),
+            "has_choices": model.has_choices,
+            "padding_id": model.embeddings.padding_id,
+            "embeddings": self._embeddings(),
+            "layers": layers,
+            "heads_of_model": [
+                self._head_of_model(f"heads.{index}", index) for index in range(len(model.heads))
+            ],
+        }
+        return Packed(arrays=self._arrays, settings=settings)
+
+    def _embeddings(self) -> dict[str, Any]:
+        tables, width = self._model.embeddings, padded(self._hidden)
+        self._arrays["words"] = _wide(tables.words.rows, width)
+        if tables.words.scale is not None:
+            self._arrays["word_scale"] = _wide(tables.words.scale, width)
+        limit = self._model.limit
+        for name, table in (("positions", tables.positions), ("token_types", tables.token_types)):
+            rows = _in_float(table)[:limit] if name == "positions" else _in_float(table)
+            self._arrays[name] = _wide(rows, width)
+        return {
+            "norm": self._norm("embedding_norm", tables.norm),
+            "int8": tables.words.scale is not None,
+            "has_positions": tables.positions is not None,
+            "has_types": tables.token_types is not None,
+        }
+
+    def _layer(self, name: str, layer: Layer) -> dict[str, Any]:
+        attention = layer.attention
+        projections = (attention.query, attention.key, attention.value)
+        groups = [projections] if _same_codes(projections) else [(each,) for each in projections]
+        columns = [self._spread + index * self._width for index in range(3)]
+        made = []
+        for index, group in enumerate(groups):
+            joined = _joined(group)
+            place = np.concatenate(columns[: len(group)])
+            made.append(
+                self._linear(
+                    f"{name}.projections.{index}",
+                    joined,
+                    columns=place,
+                    count=len(group) * self._width,
+                )
+            )
+        if attention.position_bias is not None:
+            bias = attention.position_bias * np.float32(math.log2(math.e))
+            # Kernels read whole vectors of keys.
+            spare = padded(bias.size + PANEL, PANEL) - bias.size
+            self._arrays[f"{name}.position_bias"] = np.append(bias, np.zeros(spare, np.float32))
+        output = self._linear(f"{name}.output", attention.output, channels=self._spread)
+        return {
+            "projections": made,
+            "output": output,
+            "attention_norm": self._norm(f"{name}.attention_norm", layer.attention_residual.norm),
+            "up": self._linear(f"{name}.up", layer.up),
+            "down": self._linear(f"{name}.down", layer.down),
+            "norm": self._norm(f"{name}.norm", layer.residual.norm),
+        }
+
+    def _linear(
+        self,
+        name: str,
+        linear: Linear,
+        *,
+        columns: NDArray[np.intp] | None = None,
+        channels: NDArray[np.intp] | None = None,
+        count: int | None = None,
+    ) -> dict[str, Any]:
+        """Add the arrays of a linear layer, and return its settings.
+
+        Args:
+            name: Start of the names of its arrays.
+            linear: The layer.
+            columns: Where its columns go; in order by default.
+            channels: Where its input channels go; in order by default.
+            count: Number of columns with padding.
+        """
+        rows, depth = linear.weight.shape
+        columns = np.arange(rows) if columns is None else columns
+        channels = np.arange(depth) if channels is None else channels
+        count = padded(rows, PANEL) if count is None else count
+        deep = self._width if channels is self._spread else padded(depth)
+        assert linear.codes is not None
+        assert linear.weight_scale is not None
+        weight = np.zeros((count, deep), np.int8)
+        weight[np.ix_(columns, channels)] = linear.weight
+        sums = weight.astype(np.int32).sum(axis=1, dtype=np.int32)
+        codes = linear.codes
+        scale = linear.weight_scale * np.float32(codes.scale)
+        self._arrays |= {
+            f"{name}.weights": pack(weight, deep),
+            f"{name}.start": (-codes.zero_point * sums).astype(np.int32),
+            f"{name}.factor": _placed(scale, columns, count),
+            f"{name}.bias": _placed(linear.bias, columns, count),
+            f"{name}.multiplier": _placed(np.broadcast_to(codes.multiplier, depth), channels, deep),
+        }
+        return {"depth": deep, "columns": count, "zero_point": codes.zero_point}
+
+    def _norm(self, name: str, norm: Norm) -> dict[str, Any]:
+        width = padded(len(norm.weight))
+        self._arrays[f"{name}.weight"] = _wide(norm.weight, width)
+        self._arrays[f"{name}.bias"] = _wide(norm.bias, width)
+        return {"epsilon": norm.epsilon, "width": len(norm.weight)}
+
+    def _head_of_model(self, name: str, index: int) -> dict[str, Any]:
+        head = self._model.heads[index]
+        steps: list[dict[str, Any]] = []
+        for number, step in enumerate(head.steps):
+            own = f"{name}.{number}"
+            if isinstance(step, Norm):
+                steps.append({"kind": "norm", **self._norm(own, step)})
+            elif isinstance(step, Linear):
+                steps.append({"kind": "linear", **self._float_linear(own, step)})
+            else:
+                steps.append({"kind": "function", "name": step})
+        outputs = [{"name": each.name, "column": each.column} for each in head.outputs]
+        return {"pooling": head.pooling, "steps": steps, "outputs": outputs}
+
+    def _float_linear(self, name: str, linear: Linear) -> dict[str, Any]:
+        if linear.codes is not None:
+            raise GraphError("The native engine computes heads in float only.")
+        rows, depth = linear.weight.shape
+        deep, count = padded(depth), padded(rows, PANEL)
+        self._arrays[f"{name}.weights"] = pack_floats(linear.weight.astype(np.float32), deep)
+        self._arrays[f"{name}.bias"] = _wide(linear.bias, count)
+        return {"depth": deep, "columns": count, "width": rows}
+
+
+def _check(model: EncoderModel) -> None:
+    """Refuse what the kernels do not compute."""
+    for index, layer in enumerate(model.layers):
+        attention = layer.attention
+        linears = (attention.query, attention.key, attention.value, attention.output)
+        residuals = (layer.attention_residual, layer.residual)
+        if any(each.codes is None for each in (*linears, layer.up, layer.down)):
+            raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
+        if any(
+            each is not None
+            for each in (
+                attention.query_codes,
+                attention.key_codes,
+                attention.probability_codes,
+                attention.value_codes,
+                *(residual.local_codes for residual in residuals),
+                *(residual.residual_codes for residual in residuals),
+            )
+        ):
+            raise GraphError(
+                f"The native engine quantizes linear layers only; layer {index} has quantizers at "
+                "its attention matmuls or residual adds. Use the recipe 'linear'."
+            )
+
+
+def _joined(linears: tuple[Linear, ...]) -> Linear:
+    """Return linear layers with the same input as one."""
+    return dataclasses.replace(
+        linears[0],
+        weight=np.concatenate([each.weight for each in linears]),
+        weight_scale=np.concatenate([_scale(each) for each in linears]),
+        bias=np.concatenate([each.bias for each in linears]),
+    )
+
+
+def _scale(linear: Linear) -> Floats:
+    assert linear.weight_scale is not None
+    return linear.weight_scale
+
+
+def _same_codes(linears: tuple[Linear, ...]) -> bool:
+    first = linears[0].codes
+    return all(_equal(first, each.codes) for each in linears[1:])
+
+
+def _equal(one: Codes | None, other: Codes | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (
+        (one.scale, one.zero_point, one.dynamic) == (other.scale, other.zero_point, other.dynamic)
+    ) and np.array_equal(one.multiplier, other.multiplier)
+
+
+def _in_float(table: Table | None) -> Floats:
+    if table is None:
+        return np.zeros((1, 1), np.float32)
+    if table.scale is None:
+        return table.rows.astype(np.float32)
+    return table.rows.astype(np.float32) * table.scale
+
+
+def _wide(array: Array, width: int) -> Array:
+    """Return an array with its last axis padded with zeros."""
+    missing = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
+    return np.ascontiguousarray(np.pad(array, missing))
+
+
+def _placed(values: Floats, places: NDArray[np.intp], count: int) -> Floats:
+    found = np.zeros(count, np.float32)
+    found[places] = values
+    return found
+
+
+def shift_of(zero_point: int) -> float:
+    """Return the field `shift` of a `CODES` record."""
+    return ROUNDING + zero_point

@@ -1,0 +1,297 @@
+"""A packed model, bound to compiled kernels and ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.cache import compiled
+from qdqbert.engines.native.compiler import Library
+from qdqbert.engines.native.functions import ACTIVATIONS
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.kernels.forward import BLOCK, SPARE_ROWS, build_module
+from qdqbert.engines.native.memory import aligned, zeros
+from qdqbert.engines.native.packed import Packed, padded, shift_of
+from qdqbert.engines.native.records import (
+    CODES,
+    FLOAT_LINEAR,
+    JOB,
+    LAYER,
+    LINEAR,
+    MODEL,
+    NORM,
+    THREAD,
+)
+
+Array = NDArray[Any]
+
+_CALLED = (
+    "forward",
+    "post",
+    "serve",
+    "finish",
+    "float_linear",
+    "layer_norm",
+    *(f"apply_{name}" for name in ACTIVATIONS),
+)
+
+
+class Program:
+    """Records of a model, and the functions that read them. Nothing changes while it runs.
+
+    Attributes:
+        settings: Settings of the model.
+        hidden: Channels of a hidden state with padding.
+        vocabulary: Number of token ids.
+        type_count: Number of token types.
+    """
+
+    def __init__(self, packed: Packed, isa: InstructionSet) -> None:
+        """Compile the kernels and bind the arrays.
+
+        Args:
+            packed: The model. Its arrays are used in place.
+            isa: The instruction set of the kernels.
+        """
+        self.settings = packed.settings
+        self.hidden = padded(self.settings["hidden"])
+        self.width = padded(self.settings["heads"] * self.settings["head_size"])
+        self.inner = padded(self.settings["inner"])
+        self.limit = padded(self.settings["limit"], 16)
+        self.isa = isa
+        self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
+        # Records have addresses of arrays, which have to be kept.
+        self._kept: list[Array] = []
+        module = build_module(isa, self.settings["activation"])
+        self._library = Library(compiled(module, isa), isa)
+        self.functions: dict[str, Callable[..., None]] = {
+            name: self._library.function(module.functions[name]) for name in _CALLED
+        }
+        self.vocabulary = len(self._arrays["words"])
+        self.type_count = len(self._arrays["token_types"])
+        self.model = self._model()
+
+    def _keep(self, array: Array) -> Array:
+        self._kept.append(array)
+        return array
+
+    def _model(self) -> Array:
+        settings = self.settings
+        arrays, embeddings = self._arrays, settings["embeddings"]
+        layers = [
+            self._layer(f"layers.{index}", each) for index, each in enumerate(settings["layers"])
+        ]
+        return self._keep(
+            MODEL.make(
+                {
+                    "layers": self._keep(np.concatenate(layers)),
+                    "layer_count": len(layers),
+                    "hidden": self.hidden,
+                    "heads": settings["heads"],
+                    "head_size": settings["head_size"],
+                    "width": self.width,
+                    "inner": self.inner,
+                    "score_scale": settings["score_scale"],
+                    "limit": settings["limit"],
+                    "causal": int(settings["causal"]),
+                    "words": arrays["words"],
+                    "word_scale": arrays["word_scale"] if embeddings["int8"] else 0,
+                    "positions": arrays["positions"],
+                    "token_types": arrays["token_types"],
+                    "embedding_norm": self.norm("embedding_norm", embeddings["norm"]),
+                }
+            )
+        )
+
+    def _layer(self, name: str, layer: Mapping[str, Any]) -> Array:
+        projections = layer["projections"]
+        names = [f"{name}.projections.{index}" for index in range(len(projections))]
+        linears = [self._linear(*each) for each in zip(names, projections, strict=True)]
+        codes = [self._codes(*each) for each in zip(names, projections, strict=True)]
+        bias = self._arrays.get(f"{name}.position_bias")
+        return LAYER.make(
+            {
+                "projections": self._keep(np.concatenate(linears)),
+                "projection_codes": self._keep(np.concatenate(codes)),
+                "projection_count": len(projections),
+                "context_codes": self._codes(f"{name}.output", layer["output"]),
+                "output": self._linear(f"{name}.output", layer["output"]),
+                "attention_norm": self.norm(f"{name}.attention_norm", layer["attention_norm"]),
+                "up_codes": self._codes(f"{name}.up", layer["up"]),
+                "up": self._linear(f"{name}.up", layer["up"]),
+                "down_codes": self._codes(f"{name}.down", layer["down"]),
+                "down": self._linear(f"{name}.down", layer["down"]),
+                "norm": self.norm(f"{name}.norm", layer["norm"]),
+                "position_bias": 0 if bias is None else bias,
+            }
+        )
+
+    def _linear(self, name: str, settings: Mapping[str, Any]) -> Array:
+        return self._keep(
+            LINEAR.make(
+                {
+                    "weights": self._arrays[f"{name}.weights"],
+                    "panel": 16 * settings["depth"],
+                    "panels": settings["columns"] // 16,
+                    "steps": settings["depth"] // 4,
+                    "start": self._arrays[f"{name}.start"],
+                    "factor": self._arrays[f"{name}.factor"],
+                    "bias": self._arrays[f"{name}.bias"],
+                }
+            )
+        )
+
+    def _codes(self, name: str, settings: Mapping[str, Any]) -> Array:
+        return self._keep(
+            CODES.make(
+                {
+                    "multiplier": self._arrays[f"{name}.multiplier"],
+                    "shift": shift_of(settings["zero_point"]),
+                }
+            )
+        )
+
+    def norm(self, name: str, settings: Mapping[str, Any]) -> Array:
+        """Return the record of a LayerNorm."""
+        return self._keep(
+            NORM.make(
+                {
+                    "weight": self._arrays[f"{name}.weight"],
+                    "bias": self._arrays[f"{name}.bias"],
+                    "epsilon": settings["epsilon"],
+                    "width": settings["width"],
+                }
+            )
+        )
+
+    def float_linear(self, name: str, settings: Mapping[str, Any]) -> Array:
+        """Return the record of a linear layer in float."""
+        return self._keep(
+            FLOAT_LINEAR.make(
+                {
+                    "weights": self._arrays[f"{name}.weights"],
+                    "panel": 64 * settings["depth"],
+                    "panels": settings["columns"] // 16,
+                    "depth": settings["depth"],
+                    "bias": self._arrays[f"{name}.bias"],
+                }
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts packed one after another, without padding.
+
+    Attributes:
+        ids: `(tokens,)` int32.
+        positions: `(tokens,)` int32, rows of the table of positions.
+        token_types: `(tokens,)` int32.
+        starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
+    """
+
+    ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    token_types: NDArray[np.int32]
+    starts: NDArray[np.int64]
+
+
+class Scratch:
+    """Buffers of one thread."""
+
+    def __init__(self, program: Program) -> None:
+        """Allocate buffers for texts of any length that the model takes."""
+        rows, limit = program.isa.rows[0], program.limit
+        size = program.settings["head_size"]
+        self._buffers: dict[str, Array] = {
+            "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
+            "projected": zeros((BLOCK, 3 * program.width), np.float32),
+            "inner": zeros((BLOCK + SPARE_ROWS, program.inner), np.uint8),
+            "keys": zeros(limit * size, np.int8),
+            "values": zeros(limit * size, np.int8),
+            "start": zeros(limit, np.int32),
+            "key_factor": zeros(limit, np.float32),
+            "value_log": zeros(limit, np.float32),
+            "value_inverse": zeros(limit, np.float32),
+            "sums": zeros((rows, limit), np.int32),
+            "probabilities": zeros((rows, limit), np.uint8),
+            "inverse": zeros(rows, np.float32),
+            "sums_of_values": zeros((rows, size), np.int32),
+        }
+
+    def record(self, rows: range, items: range) -> Array:
+        """Return the `THREAD` record for some rows and items."""
+        return THREAD.make(
+            {
+                "first_row": rows.start,
+                "last_row": rows.stop,
+                "first_item": items.start,
+                "last_item": items.stop,
+                **self._buffers,
+            }
+        )
+
+
+class Job:
+    """Texts that are run together, their buffers, and the record that kernels read."""
+
+    def __init__(self, program: Program, texts: Texts, threads: int, give_way: int) -> None:
+        """Allocate buffers.
+
+        Args:
+            program: The model.
+            texts: The texts.
+            threads: Number of threads that wait for each other.
+            give_way: Address of a function that lets another thread run.
+        """
+        tokens, heads = len(texts.ids), program.settings["heads"]
+        rows = tokens + SPARE_ROWS
+        self.x = zeros((rows, program.hidden), np.float32)
+        self._barrier = np.zeros(2, np.int64)
+        scales = zeros((3, tokens, heads), np.float32)
+        codes = zeros((3, rows, program.width), np.uint8)
+        self._buffers: dict[str, Array] = {
+            "ids": texts.ids,
+            "positions": texts.positions,
+            "token_types": texts.token_types,
+            "starts": texts.starts,
+            "x": self.x,
+            "queries": codes[0],
+            "keys": codes[1],
+            "values": codes[2],
+            "query_scale": scales[0],
+            "key_scale": scales[1],
+            "value_scale": scales[2],
+            "context": zeros((rows, program.width), np.uint8),
+            "barrier": self._barrier,
+        }
+        self.record = JOB.make({**self._buffers, "threads": threads, "give_way": give_way})
+
+
+def run_alone(program: Program, texts: Texts, scratch: Scratch) -> NDArray[np.float32]:
+    """Return the last hidden states of texts, `(tokens, hidden)`, computed by this thread."""
+    job = Job(program, texts, 1, 0)
+    count = len(texts.starts) - 1
+    thread = scratch.record(range(len(texts.ids)), range(count * program.settings["heads"]))
+    program.functions["forward"](
+        program.model.ctypes.data, job.record.ctypes.data, thread.ctypes.data
+    )
+    return job.x[: len(texts.ids)]
+
+
+def pack_texts(
+    texts: Sequence[Sequence[int]], *, token_types: Sequence[Sequence[int]] | None = None
+) -> Texts:
+    """Return token ids of texts one after another."""
+    lengths = [len(each) for each in texts]
+    types = [[0] * each for each in lengths] if token_types is None else token_types
+    return Texts(
+        ids=np.concatenate([np.asarray(each, np.int32) for each in texts]),
+        positions=np.concatenate([np.arange(each, dtype=np.int32) for each in lengths]),
+        token_types=np.concatenate([np.asarray(each, np.int32) for each in types]),
+        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    )

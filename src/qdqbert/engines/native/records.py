@@ -1,0 +1,170 @@
+"""Records that Python fills and kernels read: C structs of 8-byte fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Type, Value
+
+
+class Record:
+    """Names and types of the fields of a record: pointers, i64 and float."""
+
+    def __init__(self, **fields: Type) -> None:
+        """Declare the fields, in order."""
+        assert set(fields.values()) <= {PTR, I64, F32}
+        self.fields = fields
+        self.size = 8 * len(fields)
+
+    def offset(self, name: str) -> int:
+        """Return where a field starts, in bytes."""
+        return 8 * list(self.fields).index(name)
+
+    def read(self, f: Function, record: Value, name: str) -> Value:
+        """Write the load of a field in a kernel."""
+        return f.load(self.fields[name], record + self.offset(name), aligned=True)
+
+    def write(self, f: Function, record: Value, name: str, value: Value) -> None:
+        """Write the store of a field in a kernel."""
+        f.store(value, record + self.offset(name), aligned=True)
+
+    def make(self, values: Mapping[str, int | float | NDArray[np.generic]]) -> NDArray[np.int64]:
+        """Return a record. Arrays become the addresses of their data; the caller keeps them."""
+        assert values.keys() == self.fields.keys(), values.keys() ^ self.fields.keys()
+        return np.array([_slot(type, values[name]) for name, type in self.fields.items()], np.int64)
+
+
+def _slot(type: Type, value: int | float | NDArray[np.generic]) -> int:
+    if isinstance(value, np.ndarray):
+        assert type == PTR
+        assert value.flags.c_contiguous
+        return int(value.ctypes.data)
+    if type == F32:
+        return int(np.float32(value).view(np.uint32))
+    return int(value)
+
+
+LINEAR = Record(
+    weights=PTR,  # packed panels of 16 columns
+    panel=I64,  # bytes from one panel to the next
+    panels=I64,
+    steps=I64,  # depth / 4
+    start=PTR,  # int32 per column: -zero_point * sum of the weights
+    factor=PTR,  # float32 per column: scale of the weights, times that of the codes if it is static
+    bias=PTR,  # float32 per column
+)
+"""A linear layer in int8."""
+
+CODES = Record(
+    multiplier=PTR,  # float32 per channel
+    shift=F32,  # ROUNDING + zero point
+)
+"""How float32 becomes codes."""
+
+NORM = Record(
+    weight=PTR,
+    bias=PTR,
+    epsilon=F32,
+    width=I64,  # channels without padding
+)
+"""A LayerNorm."""
+
+LAYER = Record(
+    projections=PTR,  # LINEAR records: one of query, key and value together, or one of each
+    projection_codes=PTR,  # CODES records of their inputs
+    projection_count=I64,
+    context_codes=PTR,  # CODES
+    output=PTR,  # LINEAR
+    attention_norm=PTR,  # NORM
+    up_codes=PTR,  # CODES
+    up=PTR,  # LINEAR
+    down_codes=PTR,  # CODES
+    down=PTR,  # LINEAR
+    norm=PTR,  # NORM
+    position_bias=PTR,  # float32 (heads, 2 * limit - 1), times log2(e); null if there is none
+)
+"""An encoder layer."""
+
+MODEL = Record(
+    layers=PTR,  # LAYER records
+    layer_count=I64,
+    hidden=I64,  # channels of a hidden state with padding
+    heads=I64,
+    head_size=I64,  # with padding
+    width=I64,  # heads * head_size with padding
+    inner=I64,  # channels of the feed-forward part with padding
+    score_scale=F32,  # factor of scores, times log2(e)
+    limit=I64,  # longest text in tokens
+    causal=I64,  # 1 if a token attends only to itself and those before it
+    words=PTR,  # int8 or float32 (vocabulary, hidden)
+    word_scale=PTR,  # float32 per channel; null if words are float32
+    positions=PTR,  # float32 (positions, hidden)
+    token_types=PTR,  # float32 (types, hidden)
+    embedding_norm=PTR,  # NORM
+)
+"""A model."""
+
+JOB = Record(
+    ids=PTR,  # int32 per token
+    positions=PTR,  # int32 per token
+    token_types=PTR,  # int32 per token
+    starts=PTR,  # i64 per text and the end: index of its first token
+    x=PTR,  # float32 (tokens, hidden)
+    queries=PTR,  # u8 (tokens, width)
+    keys=PTR,  # i8 (tokens, width)
+    values=PTR,  # i8 (tokens, width)
+    query_scale=PTR,  # float32 (tokens, heads)
+    key_scale=PTR,  # float32 (tokens, heads)
+    value_scale=PTR,  # float32 (tokens, heads)
+    context=PTR,  # u8 (tokens, width)
+    barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
+    threads=I64,  # how many threads wait for each other; 1 if each has its own texts
+    give_way=PTR,  # function without arguments that lets another thread run
+)
+"""Texts that are run together. Buffers have 32 rows more than tokens."""
+
+THREAD = Record(
+    first_row=I64,
+    last_row=I64,
+    first_item=I64,  # an item is a text and a head: text * heads + head
+    last_item=I64,
+    codes=PTR,  # u8 (block + 32, hidden)
+    projected=PTR,  # float32 (block, 3 * width)
+    inner=PTR,  # u8 (block + 32, inner)
+    keys=PTR,  # i8, panels of keys: limit * head_size
+    values=PTR,  # i8, panels of values: limit * head_size
+    start=PTR,  # int32 (limit,): -128 * sum of a key
+    key_factor=PTR,  # float32 (limit,): scale of a key
+    value_log=PTR,  # float32 (limit,): log2 of the scale of a value
+    value_inverse=PTR,  # float32 (limit,): 1 / scale of a value
+    sums=PTR,  # int32 (rows of a tile, limit)
+    probabilities=PTR,  # u8 (rows of a tile, limit)
+    inverse=PTR,  # float32 (rows of a tile,): 1 / sum of the probabilities
+    sums_of_values=PTR,  # int32 (rows of a tile, head_size)
+)
+"""What one thread computes, and its buffers."""
+
+FLOAT_LINEAR = Record(
+    weights=PTR,  # float32, panels of 16 columns
+    panel=I64,  # bytes from one panel to the next
+    panels=I64,
+    depth=I64,
+    bias=PTR,  # float32 per column
+)
+"""A linear layer in float32."""
+
+MAILBOX = Record(
+    posted=I64,  # number of jobs that were posted
+    done=I64,  # number of jobs that were done
+    is_asleep=I64,  # 1 if the worker needs its semaphore to go on
+    was_asleep=I64,  # `is_asleep` before the last post
+    patience=I64,  # rounds of waiting before the worker sleeps
+    model=PTR,
+    job=PTR,  # null ends the worker
+    thread=PTR,
+    give_way=PTR,  # function without arguments that lets another thread run
+)
+"""Work for a thread."""

@@ -1,0 +1,155 @@
+"""Run a packed model on the native engine; see `qdqbert.engines.runner.Runner`."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.heads import Heads, Rows
+from qdqbert.engines.native.instruction_sets import choose_set
+from qdqbert.engines.native.program import Job, Program, Scratch, Texts
+from qdqbert.engines.native.schedule import divide
+from qdqbert.engines.native.storage import load_packed
+from qdqbert.engines.native.team import Team
+from qdqbert.engines.runner import Outputs
+from qdqbert.errors import UserInputError
+from qdqbert.machine import usable_cores
+
+
+class _Stream:
+    """What one forward pass at a time needs: threads and their buffers."""
+
+    def __init__(self, program: Program, threads: int) -> None:
+        self.team = Team(program.functions, program.model, threads)
+        self.scratch = [Scratch(program) for _ in range(threads)]
+
+
+class NativeRunner:
+    """A packed model with its kernels.
+
+    The result for a text has the same bits whatever texts are in the batch, in whatever order, and
+    for any number of threads.
+    """
+
+    precision = "f32"
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        threads: int | None = None,
+        streams: int = 1,
+        kernel: str | None = None,
+    ) -> None:
+        """Map the model into memory, and compile its kernels or load them from the cache.
+
+        Args:
+            model: The file that the target `native` wrote.
+            threads: Number of threads for one inference; all usable cores if `None`.
+            streams: Number of inferences that run at the same time.
+            kernel: Name of the instruction set; the fastest one of this CPU by default.
+
+        Raises:
+            CheckpointError: The file is damaged or has another format.
+            UserInputError: This CPU does not have the kernel.
+        """
+        self._program = Program(load_packed(model), choose_set(kernel))
+        self._heads = Heads(self._program)
+        self.kernel = self._program.isa.name
+        self.input_names = tuple(self._program.settings["input_names"])
+        self.output_names = self._heads.output_names
+        self._free: queue.SimpleQueue[_Stream] = queue.SimpleQueue()
+        for _ in range(streams):
+            self._free.put(_Stream(self._program, threads or usable_cores()))
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Return the outputs of one forward pass by name, as float32.
+
+        Raises:
+            UserInputError: A token id is outside of the vocabulary, a text is empty, or longer than
+                the model takes.
+        """
+        ids = np.asarray(inputs["input_ids"])
+        shape = ids.shape
+        flat = {name: np.asarray(each).reshape(-1, shape[-1]) for name, each in inputs.items()}
+        kept = flat["attention_mask"] != 0
+        texts = self._texts(flat, kept)
+        with self._stream() as stream:
+            states = self._forward(stream, texts)
+        found = self._heads.run(states, texts.starts)
+        outputs = {}
+        for name, (is_token, rows) in found.items():
+            whole = _unpacked(rows, kept) if is_token else rows
+            outputs[name] = whole.reshape(shape[: 1 if len(shape) == 2 else 2] + whole.shape[1:])
+        return outputs
+
+    def _forward(self, stream: _Stream, texts: Texts) -> Rows:
+        program = self._program
+        shares = divide(texts.starts, program.settings["heads"], stream.team.threads)
+        threads = len(shares.rows) if shares.is_shared else 1
+        job = Job(program, texts, threads, stream.team.give_way)
+        records = [
+            scratch.record(rows, items)
+            for scratch, rows, items in zip(stream.scratch, shares.rows, shares.items, strict=False)
+        ]
+        stream.team.run(job.record, records)
+        return job.x[: len(texts.ids)]
+
+    def _texts(self, inputs: Mapping[str, NDArray[Any]], kept: NDArray[np.bool_]) -> Texts:
+        """Return inputs without padding."""
+        settings = self._program.settings
+        lengths = kept.sum(axis=1)
+        if not lengths.all():
+            raise UserInputError(f"Text {int(np.argmin(lengths))} of the batch has no tokens.")
+        if kept.shape[1] > settings["limit"]:
+            raise UserInputError(
+                f"A batch of {kept.shape[1]} tokens is longer than the model takes: "
+                f"{settings['limit']}."
+            )
+        ids = inputs["input_ids"]
+        _check_range("input_ids", ids[kept], self._program.vocabulary)
+        places = np.broadcast_to(np.arange(kept.shape[1]), kept.shape)
+        if settings["padding_id"] is not None:
+            places = np.maximum(np.cumsum(ids != settings["padding_id"], axis=1) - 1, 0)
+        types = np.zeros(int(lengths.sum()), np.int32)
+        if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
+            types = inputs["token_type_ids"][kept].astype(np.int32)
+            _check_range("token_type_ids", types, self._program.type_count)
+        has_positions = settings["embeddings"]["has_positions"]
+        return Texts(
+            ids=ids[kept].astype(np.int32),
+            positions=places[kept].astype(np.int32) if has_positions else np.zeros_like(types),
+            token_types=types,
+            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        )
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[_Stream]:
+        """Wait for a free stream."""
+        stream = self._free.get()
+        try:
+            yield stream
+        finally:
+            self._free.put(stream)
+
+
+def _check_range(name: str, values: NDArray[Any], end: int) -> None:
+    if values.min() < 0 or values.max() >= end:
+        wrong = values[(values < 0) | (values >= end)][0]
+        raise UserInputError(
+            f"`{name}` has the value {wrong}; the model takes 0 to {end - 1}. Is this the "
+            "model's tokenizer?"
+        )
+
+
+def _unpacked(rows: Rows, kept: NDArray[np.bool_]) -> Rows:
+    """Return rows of tokens as `(batch, seq, ...)`, with zeros at padding."""
+    found = np.zeros((*kept.shape, *rows.shape[1:]), np.float32)
+    found[kept] = rows
+    return found

@@ -1,0 +1,132 @@
+"""Threads that run one forward pass together."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.memory import zeros
+from qdqbert.engines.native.records import MAILBOX
+
+# About 100 us: a caller that asks again soon finds its workers awake.
+_PATIENCE = 2500
+
+_JOB, _THREAD = (list(MAILBOX.fields).index(name) for name in ("job", "thread"))
+_WAS_ASLEEP = list(MAILBOX.fields).index("was_asleep")
+
+
+def give_way_address() -> int:
+    """Return the address of a function that lets another thread run."""
+    library: Any = ctypes.CDLL(None) if os.name == "posix" else ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
+    function = library.sched_yield if os.name == "posix" else library.SwitchToThread
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
+class Team:
+    """A calling thread and its workers. One caller at a time."""
+
+    def __init__(
+        self, functions: Mapping[str, Callable[..., None]], model: NDArray[np.int64], threads: int
+    ) -> None:
+        """Start the workers.
+
+        Args:
+            functions: The compiled functions.
+            model: The `MODEL` record.
+            threads: Number of threads with the caller.
+        """
+        self.threads = threads
+        self.give_way = give_way_address()
+        self._functions = functions
+        self._model = model
+        self._mailboxes: list[NDArray[np.int64]] = []
+        self._awake: list[threading.Semaphore] = []
+        for _ in range(threads - 1):
+            self._start_worker()
+        self._finalizer = weakref.finalize(
+            self, _end, functions, tuple(self._mailboxes), tuple(self._awake)
+        )
+
+    def run(self, job: NDArray[np.int64], records: Sequence[NDArray[np.int64]]) -> None:
+        """Run the forward pass of a job.
+
+        Args:
+            job: The `JOB` record.
+            records: A `THREAD` record for each thread that takes part; the first is the caller's.
+        """
+        workers = range(len(records) - 1)
+        for worker, record in zip(workers, records[1:], strict=True):
+            mailbox = self._mailboxes[worker]
+            mailbox[_JOB], mailbox[_THREAD] = job.ctypes.data, record.ctypes.data
+            _post(self._functions, mailbox, self._awake[worker])
+        self._functions["forward"](self._model.ctypes.data, job.ctypes.data, records[0].ctypes.data)
+        for worker in workers:
+            self._functions["finish"](self._mailboxes[worker].ctypes.data)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._finalizer()
+
+    def _start_worker(self) -> None:
+        mailbox = zeros(MAILBOX.size // 8, np.int64)
+        mailbox[:] = MAILBOX.make(
+            {
+                "posted": 0,
+                "done": 0,
+                "is_asleep": 0,
+                "was_asleep": 0,
+                "patience": _PATIENCE,
+                "model": self._model,
+                "job": 0,
+                "thread": 0,
+                "give_way": self.give_way,
+            }
+        )
+        awake = threading.Semaphore(0)
+        self._mailboxes.append(mailbox)
+        self._awake.append(awake)
+        threading.Thread(
+            target=_work,
+            args=(self._functions["serve"], mailbox, awake),
+            name="qdqbert-native",
+            daemon=True,
+        ).start()
+
+
+def _work(
+    serve: Callable[..., None], mailbox: NDArray[np.int64], awake: threading.Semaphore
+) -> None:
+    """Serve a mailbox until it gets no job; sleep while nothing is posted."""
+    posted, done = (list(MAILBOX.fields).index(name) for name in ("posted", "done"))
+    while True:
+        serve(mailbox.ctypes.data)
+        if mailbox[posted] != mailbox[done] and not mailbox[_JOB]:
+            return
+        awake.acquire()
+
+
+def _post(
+    functions: Mapping[str, Callable[..., None]],
+    mailbox: NDArray[np.int64],
+    awake: threading.Semaphore,
+) -> None:
+    functions["post"](mailbox.ctypes.data)
+    if mailbox[_WAS_ASLEEP]:
+        awake.release()
+
+
+def _end(
+    functions: Mapping[str, Callable[..., None]],
+    mailboxes: Sequence[NDArray[np.int64]],
+    awake: Sequence[threading.Semaphore],
+) -> None:
+    for mailbox, semaphore in zip(mailboxes, awake, strict=True):
+        mailbox[_JOB] = 0
+        _post(functions, mailbox, semaphore)
