@@ -95,4 +95,5 @@ def _pooled(states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
         return found
     lengths = np.diff(starts).astype(np.float32)[:, None]
     sums: Rows = np.add.reduceat(states, starts[:-1], axis=0)
-    return sums / (np.sqrt(lengths) if pooling == "mean_sqrt_len_tokens" else lengths)
+    divisor = np.sqrt(lengths) if pooling == "mean_sqrt_len_tokens" else lengths
+    return np.asarray(sums / divisor, np.float32)

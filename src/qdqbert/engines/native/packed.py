@@ -1,7 +1,7 @@
 """The arrays of a model in the layout that kernels read.
 
-Channels are padded with zeros: hidden states and the feed-forward part to a multiple of 64, heads to
-a multiple of 16. Columns of linear layers are in panels of 16; see `kernels.dot`.
+Channels are padded with zeros: hidden states and the feed-forward part to a multiple of 64, heads
+to a multiple of 16. Columns of linear layers are in panels of 16; see `kernels.dot`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,4 +57,4 @@ def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
 
 
 def _ranges(edges: Sequence[int]) -> list[range]:
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(edges)]

@@ -57,7 +57,7 @@ def attention(
     if causal:
         scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
     weights = np.rint(255 * 2.0 ** (scores - scores.max(axis=1, keepdims=True)))
-    return (weights @ v) / (weights / v_scale).sum(axis=1, keepdims=True)
+    return np.asarray((weights @ v) / (weights / v_scale).sum(axis=1, keepdims=True))
 
 
 def emit_attention(module: Module, isa: InstructionSet) -> None:
@@ -341,15 +341,15 @@ def _emit_softmax(module: Module, lanes: int) -> None:
         with f.loop(0, f.padded, lanes) as key:
             largest.set(f.load(floats, sums + key * 4).maximum(largest.get()))
         most = f.splat(f.maximum_of(largest.get()), lanes)
-        total = f.variable(f.constant(floats, 0.0))
+        mass = f.variable(f.constant(floats, 0.0))
         with f.loop(0, f.padded, lanes) as key:
             weight = exp2(f, f.load(floats, sums + key * 4) - most)
             rounded = f.fma(weight, 255.0, ROUNDING)
             f.store(rounded.bits(integers).cast("trunc", vector(I8, lanes)), codes + key)
             inverse = f.load(floats, buffer["value_inverse"] + key * 4)
-            total.set(f.fma(rounded - ROUNDING, inverse, total.get()))
+            mass.set(f.fma(rounded - ROUNDING, inverse, mass.get()))
         place = THREAD.read(f, f.thread, "inverse") + f.row * 4
-        f.store(1.0 / f.sum_of(total.get()), place)
+        f.store(1.0 / f.sum_of(mass.get()), place)
 
 
 def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value) -> None:

@@ -93,17 +93,17 @@ def _emit_projections(module: Module) -> None:
         linears, inputs = (
             LAYER.read(f, f.layer, name) for name in ("projections", "projection_codes")
         )
-        with f.loop(0, count) as index:
+        with f.loop(0, count) as each:
             f.call(
-                "quantize_rows", inputs + index * CODES.size, x, hidden * 4, f.rows, codes, hidden
+                "quantize_rows", inputs + each * CODES.size, x, hidden * 4, f.rows, codes, hidden
             )
             f.call(
                 "linear_float",
-                linears + index * LINEAR.size,
+                linears + each * LINEAR.size,
                 codes,
                 hidden,
                 f.rows,
-                projected + index * width * 4,
+                projected + each * width * 4,
                 width * 12,
                 f.layer,
             )

@@ -21,14 +21,16 @@ def layer_norm(
     wide = x.astype(np.float64)
     centered = wide - wide.mean(axis=1, keepdims=True)
     variance = (centered**2).mean(axis=1, keepdims=True)
-    return (centered / np.sqrt(variance + epsilon) * weight + bias).astype(np.float32)
+    found = centered / np.sqrt(variance + epsilon) * weight + bias
+    return np.asarray(found, np.float32)
 
 
 def codes(
     x: NDArray[np.float32], multiplier: NDArray[np.float32], zero_point: int
 ) -> NDArray[np.uint8]:
     """Return the codes of rows."""
-    return np.clip(np.rint(x.astype(np.float64) * multiplier) + zero_point, 0, 255).astype(np.uint8)
+    rounded = np.rint(x.astype(np.float64) * multiplier) + zero_point
+    return np.asarray(np.clip(rounded, 0, 255), np.uint8)
 
 
 def emit_norms(module: Module, isa: InstructionSet) -> None:
