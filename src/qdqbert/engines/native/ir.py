@@ -198,6 +198,13 @@ class Value:
             f"<{len(lanes)} x i32> {mask}",
         )
 
+    def parts(self, count: int) -> list[Value]:
+        """Return a vector in `count` parts of equal length."""
+        lanes = self.type.lanes // count
+        if count == 1:
+            return [self]
+        return [self.shuffle(range(lanes * each, lanes * (each + 1))) for each in range(count)]
+
     def _binary(self, operation: str, other: Operand) -> Value:
         other = self.function.operand(self.type, other)
         return self.function.emit(self.type, f"{operation} {self.type} {self.text}, {other.text}")
@@ -286,6 +293,13 @@ class Function:
         type = Type(value.type.scalar, lanes)
         first = self.emit(type, f"insertelement {type} poison, {value.type} {value.text}, i64 0")
         return first.shuffle([0] * lanes)
+
+    def join(self, values: Sequence[Value]) -> Value:
+        """Return one or two vectors as one."""
+        if len(values) == 1:
+            return values[0]
+        first, second = values
+        return first.shuffle(range(2 * first.type.lanes), second)
 
     def address(self, base: Value, offset: Operand) -> Value:
         """Return an address, `offset` bytes after another."""

@@ -214,7 +214,6 @@ class Scratch:
             "keys": zeros(limit * size, np.int8),
             "values": zeros(limit * size, np.int8),
             "start": zeros(limit, np.int32),
-            "key_factor": zeros(limit, np.float32),
             "value_log": zeros(limit, np.float32),
             "value_inverse": zeros(limit, np.float32),
             "sums": zeros((rows, limit), np.int32),
@@ -252,7 +251,7 @@ class Job:
         rows = tokens + SPARE_ROWS
         self.x = zeros((rows, program.hidden), np.float32)
         self._barrier = np.zeros(2, np.int64)
-        scales = zeros((3, tokens, heads), np.float32)
+        scales = zeros((3, heads, rows), np.float32)
         codes = zeros((3, rows, program.width), np.uint8)
         self._buffers: dict[str, Array] = {
             "ids": texts.ids,
@@ -269,7 +268,14 @@ class Job:
             "context": zeros((rows, program.width), np.uint8),
             "barrier": self._barrier,
         }
-        self.record = JOB.make({**self._buffers, "threads": threads, "give_way": give_way})
+        self.record = JOB.make(
+            {
+                **self._buffers,
+                "scale_stride": scales.strides[1],
+                "threads": threads,
+                "give_way": give_way,
+            }
+        )
 
 
 def run_alone(program: Program, texts: Texts, scratch: Scratch) -> NDArray[np.float32]:

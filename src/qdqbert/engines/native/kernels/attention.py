@@ -22,13 +22,26 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.functions import ROUNDING, exp2, log2, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import (
+    F32,
+    I8,
+    I32,
+    I64,
+    PTR,
+    Function,
+    Module,
+    Value,
+    Variable,
+    vector,
+)
 from qdqbert.engines.native.kernels.dot import PANEL, add_products, exact_name
 from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 
 # Smaller than any score: 2 to this power is 0 in 8 bits.
 _MASKED = -1e30
+# Panels of keys that are computed together; see `linear._emit_finish`.
+_KEYS = (4, 2, 1)
 # Scales of rows of zeros.
 _SMALLEST = 1e-30
 
@@ -75,7 +88,8 @@ def _emit_quantize_heads(module: Module, lanes: int) -> None:
 
     Its arguments are the first row of float32 and the bytes from one row to the next, the number
     of rows, the number of heads and channels of each, the first row of codes and the bytes from one
-    row to the next, the first row of scales `(rows, heads)`, and the code of zero.
+    row to the next, the first scale and the bytes from the scales of one head to the next, and
+    the code of zero.
     """
     floats = vector(F32, lanes)
     with module.function(
@@ -88,6 +102,7 @@ def _emit_quantize_heads(module: Module, lanes: int) -> None:
         out=PTR,
         out_stride=I64,
         scales=PTR,
+        scale_stride=I64,
         zero=I64,
     ) as f:
         shift = f.splat(f.zero.cast("sitofp", F32) + ROUNDING, lanes)
@@ -106,7 +121,7 @@ def _emit_quantize_heads(module: Module, lanes: int) -> None:
                 values = f.fma(f.load(floats, x + channel * 4), factor, shift)
                 codes = values.bits(vector(I32, lanes)).cast("trunc", vector(I8, lanes))
                 f.store(codes, out + channel)
-            f.store(amax * (1 / 127), f.scales + (row * f.heads + head) * 4)
+            f.store(amax * (1 / 127), f.scales + (head * f.scale_stride + row * 4))
 
 
 def _emit_pack(module: Module, isa: InstructionSet) -> None:
@@ -155,27 +170,18 @@ def _emit_token_factors(module: Module, lanes: int) -> None:
     floats = vector(F32, lanes)
     with module.function(
         "token_factors",
-        key_scale=PTR,
         value_scale=PTR,
-        stride=I64,
         length=I64,
         padded=I64,
-        key_factor=PTR,
         value_log=PTR,
         value_inverse=PTR,
     ) as f:
-        with f.loop(0, f.length) as token:
-            f.store(f.load(F32, f.key_scale + token * f.stride), f.key_factor + token * 4)
-            f.store(f.load(F32, f.value_scale + token * f.stride), f.value_log + token * 4)
-        with f.loop(f.length, f.padded) as token:
-            f.store(f.constant(F32, 1.0), f.key_factor + token * 4)
-            f.store(f.constant(F32, 1.0), f.value_log + token * 4)
+        index = f.constant(vector(I64, lanes), range(lanes))
         with f.loop(0, f.padded, lanes) as token:
-            scale = f.load(floats, f.value_log + token * 4)
-            f.store(log2(f, scale), f.value_log + token * 4)
-            f.store(1.0 / scale, f.value_inverse + token * 4)
-        with f.loop(f.length, f.padded) as token:
-            f.store(f.constant(F32, _MASKED), f.value_log + token * 4)
+            is_real = index < f.splat(f.length - token, lanes)
+            scale = f.load(floats, f.value_scale + token * 4).maximum(_SMALLEST)
+            f.store(is_real.select(log2(f, scale), _MASKED), f.value_log + token * 4)
+            f.store(is_real.select(1.0 / scale, 0.0), f.value_inverse + token * 4)
 
 
 def _attention(f: Function, isa: InstructionSet) -> None:
@@ -186,7 +192,7 @@ def _attention(f: Function, isa: InstructionSet) -> None:
     length = f.load(I64, starts + 8) - first
     padded = (length + (PANEL - 1)) // PANEL * PANEL
     here = first * width + head * size
-    scales = (first * heads + head) * 4
+    scales = head * JOB.read(f, f.job, "scale_stride") + first * 4
     buffer = {name: THREAD.read(f, f.thread, name) for name in THREAD.fields}
 
     def of_job(name: str) -> Value:
@@ -205,12 +211,9 @@ def _attention(f: Function, isa: InstructionSet) -> None:
     f.call("pack_values", of_job("values") + here, width, length, padded, size, buffer["values"])
     f.call(
         "token_factors",
-        of_job("key_scale") + scales,
         of_job("value_scale") + scales,
-        heads * 4,
         length,
         padded,
-        buffer["key_factor"],
         buffer["value_log"],
         buffer["value_inverse"],
     )
@@ -242,7 +245,8 @@ def _attention(f: Function, isa: InstructionSet) -> None:
                 row + each,
                 each,
                 padded,
-                of_job("query_scale") + (scales + (row + each) * heads * 4),
+                of_job("query_scale") + (scales + (row + each) * 4),
+                of_job("key_scale") + scales,
             )
         _tiles(
             f,
@@ -306,7 +310,6 @@ def _tiles(
 
 def _emit_softmax(module: Module, lanes: int) -> None:
     """Write `softmax`: a row of sums to 8-bit weights and the inverse of the denominator."""
-    floats, integers = vector(F32, lanes), vector(I32, lanes)
     with module.function(
         "softmax",
         model=PTR,
@@ -316,51 +319,73 @@ def _emit_softmax(module: Module, lanes: int) -> None:
         query=I64,
         row=I64,
         padded=I64,
-        scale=PTR,
+        query_scale=PTR,
+        key_scale=PTR,
     ) as f:
-        buffer = {
-            name: THREAD.read(f, f.thread, name)
-            for name in ("key_factor", "value_log", "value_inverse")
-        }
+        floats = vector(F32, lanes)
         sums = THREAD.read(f, f.thread, "sums") + f.row * f.padded * 4
-        codes = THREAD.read(f, f.thread, "probabilities") + f.row * f.padded
-        scale = f.splat(f.load(F32, f.scale) * MODEL.read(f, f.model, "score_scale"), lanes)
-        bias = LAYER.read(f, f.layer, "position_bias")
         largest = f.variable(f.constant(floats, _MASKED))
-        with f.loop(0, f.padded, lanes) as key:
-            total = f.load(integers, sums + key * 4).cast("sitofp", floats)
-            factor = f.load(floats, buffer["key_factor"] + key * 4) * scale
-            score = f.fma(total, factor, f.load(floats, buffer["value_log"] + key * 4))
-            f.store(score, sums + key * 4)
-        _add_position_bias(f, lanes, sums, bias)
-        with (
-            f.when(MODEL.read(f, f.model, "causal").differs(0)),
-            f.loop(f.query + 1, f.padded) as key,
-        ):
-            f.store(f.constant(F32, _MASKED), sums + key * 4)
-        with f.loop(0, f.padded, lanes) as key:
-            largest.set(f.load(floats, sums + key * 4).maximum(largest.get()))
-        most = f.splat(f.maximum_of(largest.get()), lanes)
+        _store_scores(f, sums, largest)
+        bias = LAYER.read(f, f.layer, "position_bias")
+        has_bias = f.emit(I64, f"ptrtoint ptr {bias.text} to i64").differs(0)
+        is_causal = MODEL.read(f, f.model, "causal").differs(0)
+        with f.when(has_bias | is_causal):
+            with f.when(has_bias):
+                _add_position_bias(f, lanes, sums, bias)
+            with f.when(is_causal), f.loop(f.query + 1, f.padded) as key:
+                f.store(f.constant(F32, _MASKED), sums + key * 4)
+            largest.set(_MASKED)
+            with f.loop(0, f.padded, lanes) as key:
+                largest.set(f.load(floats, sums + key * 4).maximum(largest.get()))
         mass = f.variable(f.constant(floats, 0.0))
-        with f.loop(0, f.padded, lanes) as key:
-            weight = exp2(f, f.load(floats, sums + key * 4) - most)
-            rounded = f.fma(weight, 255.0, ROUNDING)
-            f.store(rounded.bits(integers).cast("trunc", vector(I8, lanes)), codes + key)
-            inverse = f.load(floats, buffer["value_inverse"] + key * 4)
-            mass.set(f.fma(rounded - ROUNDING, inverse, mass.get()))
+        _store_weights(f, sums, f.maximum_of(largest.get()), mass)
         place = THREAD.read(f, f.thread, "inverse") + f.row * 4
         f.store(1.0 / f.sum_of(mass.get()), place)
 
 
+def _store_scores(f: Function, sums: Value, largest: Variable) -> None:
+    """Replace the sums of a row with scores, and keep the largest of each lane."""
+    scale = f.load(F32, f.query_scale) * MODEL.read(f, f.model, "score_scale")
+    logs = THREAD.read(f, f.thread, "value_log")
+
+    def block(panel: Value, width: int) -> None:
+        floats, offset = vector(F32, PANEL * width), panel * (4 * PANEL)
+        total = f.load(vector(I32, PANEL * width), sums + offset).cast("sitofp", floats)
+        factor = f.load(floats, f.key_scale + offset) * f.splat(scale, floats.lanes)
+        score = f.fma(total, factor, f.load(floats, logs + offset))
+        f.store(score, sums + offset)
+        for part in score.parts(floats.lanes // largest.type.lanes):
+            largest.set(part.maximum(largest.get()))
+
+    in_blocks(f, f.padded // PANEL, _KEYS, block)
+
+
+def _store_weights(f: Function, scores: Value, largest: Value, mass: Variable) -> None:
+    """Store the 8-bit weights of a row, and add what they contribute to the denominator."""
+    codes = THREAD.read(f, f.thread, "probabilities") + f.row * f.padded
+    inverses = THREAD.read(f, f.thread, "value_inverse")
+
+    def block(panel: Value, width: int) -> None:
+        floats, key = vector(F32, PANEL * width), panel * PANEL
+        score = f.load(floats, scores + key * 4) - f.splat(largest, floats.lanes)
+        rounded = f.fma(exp2(f, score), 255.0, ROUNDING)
+        bits = rounded.bits(vector(I32, floats.lanes))
+        f.store(bits.cast("trunc", vector(I8, floats.lanes)), codes + key)
+        weighted = (rounded - ROUNDING) * f.load(floats, inverses + key * 4)
+        for part in weighted.parts(floats.lanes // mass.type.lanes):
+            mass.set(mass.get() + part)
+
+    in_blocks(f, f.padded // PANEL, _KEYS, block)
+
+
 def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value) -> None:
-    """Add the bias of `key - query`, where the family has one."""
+    """Add the bias of `key - query`."""
     floats = vector(F32, lanes)
-    with f.when(f.emit(I64, f"ptrtoint ptr {bias.text} to i64").differs(0)):
-        limit = MODEL.read(f, f.model, "limit")
-        row = bias + (f.head * (limit * 2 - 1) + limit - 1 - f.query) * 4
-        with f.loop(0, f.padded, lanes) as key:
-            place = scores + key * 4
-            f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
+    limit = MODEL.read(f, f.model, "limit")
+    row = bias + (f.head * (limit * 2 - 1) + limit - 1 - f.query) * 4
+    with f.loop(0, f.padded, lanes) as key:
+        place = scores + key * 4
+        f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
 
 
 def _emit_context(module: Module, lanes: int) -> None:

@@ -118,7 +118,8 @@ def _emit_projections(module: Module) -> None:
                 size,
                 JOB.read(f, f.job, out) + f.row * width,
                 width,
-                JOB.read(f, f.job, scales) + f.row * heads * 4,
+                JOB.read(f, f.job, scales) + f.row * 4,
+                JOB.read(f, f.job, "scale_stride"),
                 zero,
             )
 

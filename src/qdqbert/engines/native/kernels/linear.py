@@ -21,11 +21,11 @@ from qdqbert.engines.native.records import CODES, LINEAR
 
 _AMX_ROWS = 32
 _AMX_PANELS = 2
-# Panels whose results are finished together.
-_FINISHED_PANELS = (2, 1)
+# Panels and rows whose results are finished together.
+_FINISHED_PANELS, _FINISHED_ROWS = (2, 1), (2, 1)
 
-Write = Callable[[Value, Value], None]
-"""Writes what is done with a vector of values, from its place in the result and the values."""
+Write = Callable[[list[Value], Value], None]
+"""Writes what is done with values: their places in the result, a vector's part for each of them."""
 
 Finish = Callable[[Function, Value, Type], Write]
 """Loads what depends on the column only, from the column and the type of a vector."""
@@ -68,16 +68,20 @@ def emit_activations(module: Module) -> None:
 
 
 def _store(f: Function, column: Value, floats: Type) -> Write:
-    return lambda place, values: f.store(values, place)
+    return lambda places, values: _store_parts(f, places, values)
 
 
 def _add(f: Function, column: Value, floats: Type) -> Write:
-    return lambda place, values: f.store(f.load(floats, place) + values, place)
+    def write(places: list[Value], values: Value) -> None:
+        residual = f.join([f.load(floats, place) for place in places])
+        _store_parts(f, places, residual + values)
+
+    return write
 
 
 def _store_activation(name: str) -> Finish:
     def finish(f: Function, column: Value, floats: Type) -> Write:
-        return lambda place, values: f.store(ACTIVATIONS[name](f, values), place)
+        return lambda places, values: _store_parts(f, places, ACTIVATIONS[name](f, values))
 
     return finish
 
@@ -85,14 +89,22 @@ def _store_activation(name: str) -> Finish:
 def _store_codes(name: str) -> Finish:
     def finish(f: Function, column: Value, floats: Type) -> Write:
         multiplier = f.load(floats, CODES.read(f, f.extra, "multiplier") + column * 4)
-        shift = f.splat(CODES.read(f, f.extra, "shift"), floats.lanes)
+        shift = CODES.read(f, f.extra, "shift")
 
-        def write(place: Value, values: Value) -> None:
-            f.store(unsigned_codes(f, ACTIVATIONS[name](f, values), multiplier, shift), place)
+        def write(places: list[Value], values: Value) -> None:
+            factor = f.join([multiplier] * len(places))
+            shifts = f.splat(shift, values.type.lanes)
+            codes = unsigned_codes(f, ACTIVATIONS[name](f, values), factor, shifts)
+            _store_parts(f, places, codes)
 
         return write
 
     return finish
+
+
+def _store_parts(f: Function, places: list[Value], values: Value) -> None:
+    for place, part in zip(places, values.parts(len(places)), strict=True):
+        f.store(part, place)
 
 
 def _emit(module: Module, isa: InstructionSet, name: str, finish: Finish, *, element: int) -> None:
@@ -209,10 +221,10 @@ def _finish(
 
 
 def _emit_finish(module: Module, name: str, finish: Finish, element: int) -> None:
-    """Write the function that turns a tile of sums into results, a few columns after another.
+    """Write the function that turns a tile of sums into results.
 
-    Vectors are as wide as the tile, which LLVM divides into registers. Their instructions alternate,
-    so that none waits for the one before.
+    Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
+    instructions of these registers alternate, so that none waits for the one before.
     """
     with module.function(
         name,
@@ -235,10 +247,20 @@ def _emit_finish(module: Module, name: str, finish: Finish, element: int) -> Non
             factor = f.load(floats, factors + column * 4)
             bias = f.load(floats, biases + column * 4)
             write = finish(f, f.column + column, floats)
-            with f.loop(0, f.rows) as row:
-                place = f.sums + (row * f.sum_stride + column * 4)
-                total = f.load(vector(I32, floats.lanes), place).cast("sitofp", floats)
-                values = f.fma(total, factor, bias)
-                write(f.out + (row * f.out_stride + column * element), values)
+
+            def rows(row: Value, height: int) -> None:
+                sums = f.sums + (row * f.sum_stride + column * 4)
+                out = f.out + (row * f.out_stride + column * element)
+                integers = vector(I32, floats.lanes)
+                places = [sums + f.sum_stride * each for each in range(height)]
+                totals = f.join([f.load(integers, place) for place in places])
+                values = f.fma(
+                    totals.cast("sitofp", vector(F32, totals.type.lanes)),
+                    f.join([factor] * height),
+                    f.join([bias] * height),
+                )
+                write([out + f.out_stride * each for each in range(height)], values)
+
+            in_blocks(f, f.rows, _FINISHED_ROWS, rows)
 
         in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
