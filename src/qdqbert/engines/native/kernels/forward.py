@@ -24,7 +24,7 @@ from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
 
-BLOCK = 96
+BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
 
 SPARE_ROWS = 32
