@@ -119,21 +119,7 @@ class _Packer:
 
     def _layer(self, name: str, layer: Layer) -> dict[str, Any]:
         attention = layer.attention
-        projections = (attention.query, attention.key, attention.value)
-        groups = [projections] if _same_codes(projections) else [(each,) for each in projections]
-        columns = [self._spread + index * self._width for index in range(3)]
-        made = []
-        for index, group in enumerate(groups):
-            joined = _joined(group)
-            place = np.concatenate(columns[: len(group)])
-            made.append(
-                self._linear(
-                    f"{name}.projections.{index}",
-                    joined,
-                    columns=place,
-                    count=len(group) * self._width,
-                )
-            )
+        projections = {"query": attention.query, "key": attention.key, "value": attention.value}
         if attention.position_bias is not None:
             bias = attention.position_bias * np.float32(math.log2(math.e))
             # Kernels read whole vectors of keys.
@@ -141,7 +127,13 @@ class _Packer:
             self._arrays[f"{name}.position_bias"] = np.append(bias, np.zeros(spare, np.float32))
         output = self._linear(f"{name}.output", attention.output, channels=self._spread)
         return {
-            "projections": made,
+            **{
+                part: self._linear(
+                    f"{name}.{part}", linear, columns=self._spread, count=self._width
+                )
+                for part, linear in projections.items()
+            },
+            "shares_codes": _same_codes(tuple(projections.values())),
             "output": output,
             "attention_norm": self._norm(f"{name}.attention_norm", layer.attention_residual.norm),
             "up": self._linear(f"{name}.up", layer.up),
@@ -241,21 +233,6 @@ def _check(model: EncoderModel) -> None:
                 f"The native engine quantizes linear layers only; layer {index} has quantizers at "
                 "its attention matmuls or residual adds. Use the recipe 'linear'."
             )
-
-
-def _joined(linears: tuple[Linear, ...]) -> Linear:
-    """Return linear layers with the same input as one."""
-    return dataclasses.replace(
-        linears[0],
-        weight=np.concatenate([each.weight for each in linears]),
-        weight_scale=np.concatenate([_scale(each) for each in linears]),
-        bias=np.concatenate([each.bias for each in linears]),
-    )
-
-
-def _scale(linear: Linear) -> Floats:
-    assert linear.weight_scale is not None
-    return linear.weight_scale
 
 
 def _same_codes(linears: tuple[Linear, ...]) -> bool:

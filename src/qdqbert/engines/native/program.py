@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ from qdqbert.engines.native.records import (
 )
 
 Array = NDArray[Any]
+
+# Columns of a tile of AVX-512, and two tiles of AMX.
+_GROUP_COLUMNS = 64
 
 _CALLED = (
     "forward",
@@ -61,6 +64,9 @@ class Program:
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])
         self.inner = padded(self.settings["inner"])
+        # Whole tiles of columns if they are whole heads.
+        size = self.settings["head_size"]
+        self.group = _GROUP_COLUMNS // size if _GROUP_COLUMNS % size == 0 else 1
         self.limit = padded(self.settings["limit"], 16)
         self.isa = isa
         self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
@@ -94,6 +100,7 @@ class Program:
                     "heads": settings["heads"],
                     "head_size": settings["head_size"],
                     "width": self.width,
+                    "group": self.group,
                     "inner": self.inner,
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
@@ -108,16 +115,15 @@ class Program:
         )
 
     def _layer(self, name: str, layer: Mapping[str, Any]) -> Array:
-        projections = layer["projections"]
-        names = [f"{name}.projections.{index}" for index in range(len(projections))]
-        linears = [self._linear(*each) for each in zip(names, projections, strict=True)]
-        codes = [self._codes(*each) for each in zip(names, projections, strict=True)]
+        parts = ("query", "key", "value")
+        linears = [self._linear(f"{name}.{part}", layer[part]) for part in parts]
+        codes = [self._codes(f"{name}.{part}", layer[part]) for part in parts]
         bias = self._arrays.get(f"{name}.position_bias")
         return LAYER.make(
             {
                 "projections": self._keep(np.concatenate(linears)),
                 "projection_codes": self._keep(np.concatenate(codes)),
-                "projection_count": len(projections),
+                "shares_codes": int(layer["shares_codes"]),
                 "context_codes": self._codes(f"{name}.output", layer["output"]),
                 "output": self._linear(f"{name}.output", layer["output"]),
                 "attention_norm": self.norm(f"{name}.attention_norm", layer["attention_norm"]),
@@ -201,7 +207,7 @@ class Texts:
 
 
 class Scratch:
-    """Buffers of one thread."""
+    """Buffers of one thread, and the record that kernels read."""
 
     def __init__(self, program: Program) -> None:
         """Allocate buffers for texts of any length that the model takes."""
@@ -209,7 +215,7 @@ class Scratch:
         size = program.settings["head_size"]
         self._buffers: dict[str, Array] = {
             "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
-            "projected": zeros((BLOCK, 3 * program.width), np.float32),
+            "projected": zeros((BLOCK, program.group * size), np.float32),
             "inner": zeros((BLOCK + SPARE_ROWS, program.inner), np.uint8),
             "keys": zeros(limit * size, np.int8),
             "values": zeros(limit * size, np.int8),
@@ -221,83 +227,81 @@ class Scratch:
             "inverse": zeros(rows, np.float32),
             "sums_of_values": zeros((rows, size), np.int32),
         }
+        ends = dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0)
+        self.record = THREAD.make({**ends, **self._buffers})
 
-    def record(self, rows: range, items: range) -> Array:
-        """Return the `THREAD` record for some rows and items."""
-        return THREAD.make(
-            {
-                "first_row": rows.start,
-                "last_row": rows.stop,
-                "first_item": items.start,
-                "last_item": items.stop,
-                **self._buffers,
-            }
-        )
+    def take(self, rows: range, items: range) -> None:
+        """Let the next forward pass compute some rows and items."""
+        self.record[:4] = rows.start, rows.stop, items.start, items.stop
 
 
 class Job:
-    """Texts that are run together, their buffers, and the record that kernels read."""
+    """Texts that are run together, their buffers, and the record that kernels read.
 
-    def __init__(self, program: Program, texts: Texts, threads: int, give_way: int) -> None:
-        """Allocate buffers.
+    The buffers are kept from one call to the next.
+
+    Attributes:
+        record: The `JOB` record.
+    """
+
+    def __init__(self, program: Program, give_way: int) -> None:
+        """Allocate nothing yet.
 
         Args:
             program: The model.
-            texts: The texts.
-            threads: Number of threads that wait for each other.
             give_way: Address of a function that lets another thread run.
         """
-        tokens, heads = len(texts.ids), program.settings["heads"]
-        rows = tokens + SPARE_ROWS
-        self.x = zeros((rows, program.hidden), np.float32)
-        self._barrier = np.zeros(2, np.int64)
-        scales = zeros((3, heads, rows), np.float32)
-        codes = zeros((3, rows, program.width), np.uint8)
-        self._buffers: dict[str, Array] = {
-            "ids": texts.ids,
-            "positions": texts.positions,
-            "token_types": texts.token_types,
-            "starts": texts.starts,
-            "x": self.x,
+        self._program = program
+        self._give_way = give_way
+        self._capacity = 0
+        self._texts: Texts | None = None
+        self._buffers: dict[str, Array] = {}
+        self.record = np.zeros(JOB.size // 8, np.int64)
+
+    def take(self, texts: Texts, threads: int) -> None:
+        """Let the next forward pass run some texts.
+
+        Args:
+            texts: The texts.
+            threads: Number of threads that wait for each other.
+        """
+        tokens = len(texts.ids)
+        if tokens > self._capacity:
+            self._allocate(tokens)
+        self._texts = texts
+        for field in dataclasses.fields(texts):
+            self.record[JOB.offset(field.name) // 8] = getattr(texts, field.name).ctypes.data
+        self.record[JOB.offset("threads") // 8] = threads
+
+    @property
+    def states(self) -> NDArray[np.float32]:
+        """The hidden states, `(tokens, hidden)`. The next forward pass overwrites them."""
+        assert self._texts is not None
+        found: NDArray[np.float32] = self._buffers["x"][: len(self._texts.ids)]
+        return found
+
+    def _allocate(self, tokens: int) -> None:
+        program, rows = self._program, tokens + SPARE_ROWS
+        scales = zeros((3, program.settings["heads"], rows), np.float32)
+        codes = zeros((4, rows, program.width), np.uint8)
+        self._buffers = {
+            "x": zeros((rows, program.hidden), np.float32),
             "queries": codes[0],
             "keys": codes[1],
             "values": codes[2],
+            "context": codes[3],
             "query_scale": scales[0],
             "key_scale": scales[1],
             "value_scale": scales[2],
-            "context": zeros((rows, program.width), np.uint8),
-            "barrier": self._barrier,
+            "barrier": zeros(2, np.int64),
         }
         self.record = JOB.make(
             {
+                **dict.fromkeys((field.name for field in dataclasses.fields(Texts)), 0),
                 **self._buffers,
                 "scale_stride": scales.strides[1],
-                "threads": threads,
-                "give_way": give_way,
+                "threads": 1,
+                "give_way": self._give_way,
             }
         )
-
-
-def run_alone(program: Program, texts: Texts, scratch: Scratch) -> NDArray[np.float32]:
-    """Return the last hidden states of texts, `(tokens, hidden)`, computed by this thread."""
-    job = Job(program, texts, 1, 0)
-    count = len(texts.starts) - 1
-    thread = scratch.record(range(len(texts.ids)), range(count * program.settings["heads"]))
-    program.functions["forward"](
-        program.model.ctypes.data, job.record.ctypes.data, thread.ctypes.data
-    )
-    return job.x[: len(texts.ids)]
-
-
-def pack_texts(
-    texts: Sequence[Sequence[int]], *, token_types: Sequence[Sequence[int]] | None = None
-) -> Texts:
-    """Return token ids of texts one after another."""
-    lengths = [len(each) for each in texts]
-    types = [[0] * each for each in lengths] if token_types is None else token_types
-    return Texts(
-        ids=np.concatenate([np.asarray(each, np.int32) for each in texts]),
-        positions=np.concatenate([np.arange(each, dtype=np.int32) for each in lengths]),
-        token_types=np.concatenate([np.asarray(each, np.int32) for each in types]),
-        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-    )
+        self._capacity = tokens

@@ -27,6 +27,7 @@ class _Stream:
 
     def __init__(self, program: Program, threads: int) -> None:
         self.team = Team(program.functions, program.model, threads)
+        self.job = Job(program, self.team.give_way)
         self.scratch = [Scratch(program) for _ in range(threads)]
 
 
@@ -81,25 +82,22 @@ class NativeRunner:
         kept = flat["attention_mask"] != 0
         texts = self._texts(flat, kept)
         with self._stream() as stream:
-            states = self._forward(stream, texts)
-        found = self._heads.run(states, texts.starts)
+            self._forward(stream, texts)
+            found = self._heads.run(stream.job.states, texts.starts)
         outputs = {}
         for name, (is_token, rows) in found.items():
             whole = _unpacked(rows, kept) if is_token else rows
             outputs[name] = whole.reshape(shape[: 1 if len(shape) == 2 else 2] + whole.shape[1:])
         return outputs
 
-    def _forward(self, stream: _Stream, texts: Texts) -> Rows:
-        program = self._program
-        shares = divide(texts.starts, program.settings["heads"], stream.team.threads)
-        threads = len(shares.rows) if shares.is_shared else 1
-        job = Job(program, texts, threads, stream.team.give_way)
-        records = [
-            scratch.record(rows, items)
-            for scratch, rows, items in zip(stream.scratch, shares.rows, shares.items, strict=False)
-        ]
-        stream.team.run(job.record, records)
-        return job.x[: len(texts.ids)]
+    def _forward(self, stream: _Stream, texts: Texts) -> None:
+        heads = self._program.settings["heads"]
+        shares = divide(texts.starts, heads, stream.team.threads)
+        stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
+        used = stream.scratch[: len(shares.rows)]
+        for scratch, rows, items in zip(used, shares.rows, shares.items, strict=True):
+            scratch.take(rows, items)
+        stream.team.run(stream.job.record, [each.record for each in used])
 
     def _texts(self, inputs: Mapping[str, NDArray[Any]], kept: NDArray[np.bool_]) -> Texts:
         """Return inputs without padding."""

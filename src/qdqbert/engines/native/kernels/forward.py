@@ -14,9 +14,9 @@ how rows and items are divided.
 from __future__ import annotations
 
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.ir import I64, PTR, Function, Module
+from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import emit_attention
-from qdqbert.engines.native.kernels.dot import emit_dots
+from qdqbert.engines.native.kernels.dot import PANEL, emit_dots
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms
@@ -80,48 +80,68 @@ def _forward(f: Function, isa: InstructionSet) -> None:
 
 
 def _emit_projections(module: Module) -> None:
-    """Write `project`: hidden states of some rows to codes of queries, keys and values."""
+    """Write `project`: hidden states of some rows to codes of queries, keys and values.
+
+    A few heads are projected together, so that float values stay in the first-level cache.
+    """
     with module.function(
         "project", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64
     ) as f:
-        hidden, width, heads, size = (
-            MODEL.read(f, f.model, name) for name in ("hidden", "width", "heads", "head_size")
-        )
+        hidden = MODEL.read(f, f.model, "hidden")
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
-        codes, projected = (THREAD.read(f, f.thread, name) for name in ("codes", "projected"))
-        count = LAYER.read(f, f.layer, "projection_count")
-        linears, inputs = (
-            LAYER.read(f, f.layer, name) for name in ("projections", "projection_codes")
+        codes = THREAD.read(f, f.thread, "codes")
+        inputs = LAYER.read(f, f.layer, "projection_codes")
+        has_own_codes = LAYER.read(f, f.layer, "shares_codes") ^ 1
+        f.call("quantize_rows", inputs, x, hidden * 4, f.rows, codes, hidden)
+        _project(f, 0, "queries", "query_scale", codes)
+        with f.when(has_own_codes.differs(0)):
+            f.call("quantize_rows", inputs + CODES.size, x, hidden * 4, f.rows, codes, hidden)
+        _project(f, 1, "keys", "key_scale", codes)
+        with f.when(has_own_codes.differs(0)):
+            f.call("quantize_rows", inputs + 2 * CODES.size, x, hidden * 4, f.rows, codes, hidden)
+        _project(f, 2, "values", "value_scale", codes)
+
+
+def _project(f: Function, index: int, out: str, scales: str, codes: Value) -> None:
+    """Write one of the three projections, and the codes of its result."""
+    hidden, width, heads, size, group = (
+        MODEL.read(f, f.model, name) for name in ("hidden", "width", "heads", "head_size", "group")
+    )
+    projected = THREAD.read(f, f.thread, "projected")
+    linear = LAYER.read(f, f.layer, "projections") + index * LINEAR.size
+    stride = group * size * 4
+    rows = JOB.read(f, f.job, out) + f.row * width
+    scale_stride = JOB.read(f, f.job, "scale_stride")
+    scale = JOB.read(f, f.job, scales) + f.row * 4
+    with f.loop(0, heads, group) as head:
+        count = (heads - head).minimum(group)
+        column = head * size
+        f.call(
+            "linear_float",
+            linear,
+            column // PANEL,
+            count * size // PANEL,
+            codes,
+            hidden,
+            f.rows,
+            projected,
+            stride,
+            f.layer,
         )
-        with f.loop(0, count) as each:
-            f.call(
-                "quantize_rows", inputs + each * CODES.size, x, hidden * 4, f.rows, codes, hidden
-            )
-            f.call(
-                "linear_float",
-                linears + each * LINEAR.size,
-                codes,
-                hidden,
-                f.rows,
-                projected + each * width * 4,
-                width * 12,
-                f.layer,
-            )
-        for index, (out, zero) in enumerate((("queries", 128), ("keys", 0), ("values", 0))):
-            scales = {"queries": "query_scale", "keys": "key_scale", "values": "value_scale"}[out]
-            f.call(
-                "quantize_heads",
-                projected + width * (4 * index),
-                width * 12,
-                f.rows,
-                heads,
-                size,
-                JOB.read(f, f.job, out) + f.row * width,
-                width,
-                JOB.read(f, f.job, scales) + f.row * 4,
-                JOB.read(f, f.job, "scale_stride"),
-                zero,
-            )
+        f.call(
+            "quantize_heads",
+            projected,
+            stride,
+            f.rows,
+            count,
+            size,
+            rows + column,
+            width,
+            scale + head * scale_stride,
+            scale_stride,
+            # Queries are unsigned, keys and values signed.
+            128 if index == 0 else 0,
+        )
 
 
 def _emit_rest(module: Module, activation: str) -> None:
@@ -137,18 +157,27 @@ def _emit_rest(module: Module, activation: str) -> None:
         context = JOB.read(f, f.job, "context") + f.row * width
         codes, inner_codes = (THREAD.read(f, f.thread, name) for name in ("codes", "inner"))
         stride = hidden * 4
-        f.call("linear_add", record["output"], context, width, f.rows, x, stride, f.layer)
+
+        def linear(
+            kernel: str, name: str, source: Value, source_stride: Value, out: Value, step: Value
+        ) -> None:
+            panels = LINEAR.read(f, record[name], "panels")
+            f.call(
+                kernel,
+                record[name],
+                0,
+                panels,
+                source,
+                source_stride,
+                f.rows,
+                out,
+                step,
+                record["down_codes"],
+            )
+
+        linear("linear_add", "output", context, width, x, stride)
         f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
         f.call("quantize_rows", record["up_codes"], x, stride, f.rows, codes, hidden)
-        f.call(
-            f"linear_codes_{activation}",
-            record["up"],
-            codes,
-            hidden,
-            f.rows,
-            inner_codes,
-            inner,
-            record["down_codes"],
-        )
-        f.call("linear_add", record["down"], inner_codes, inner, f.rows, x, stride, f.layer)
+        linear(f"linear_codes_{activation}", "up", codes, hidden, inner_codes, inner)
+        linear("linear_add", "down", inner_codes, inner, x, stride)
         f.call("layer_norm", record["norm"], x, stride, f.rows)

@@ -110,14 +110,17 @@ def _store_parts(f: Function, places: list[Value], values: Value) -> None:
 def _emit(module: Module, isa: InstructionSet, name: str, finish: Finish, *, element: int) -> None:
     """Write a kernel that computes rows of a linear layer.
 
-    Its arguments are a `LINEAR` record, the first row of codes and the bytes from one row to the
-    next, the number of rows, the first row of the result and the bytes from one row to the next,
-    and what `finish` needs.
+    Its arguments are a `LINEAR` record, the first panel of columns and their number, the first row
+    of codes and the bytes from one row to the next, the number of rows, the first row of the result
+    and the bytes from one row to the next, and what `finish` needs. The result starts with the
+    first panel's columns.
     """
     _emit_finish(module, f"{name}_finish", finish, element)
     with module.function(
         name,
         linear=PTR,
+        first=I64,
+        panels=I64,
         codes=PTR,
         code_stride=I64,
         rows=I64,
@@ -145,7 +148,7 @@ def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int
     def column(panel: Value, width: int) -> None:
         in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
 
-    in_blocks(f, LINEAR.read(f, f.linear, "panels"), widths, column)
+    in_blocks(f, f.panels, widths, column)
 
 
 def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
@@ -164,7 +167,7 @@ def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
             height = left.minimum(_AMX_ROWS)
             _finish(f, finish, sums, stride, panel, width, row, height, element)
 
-    in_blocks(f, LINEAR.read(f, f.linear, "panels"), (_AMX_PANELS, 1), column)
+    in_blocks(f, f.panels, (_AMX_PANELS, 1), column)
 
 
 def in_blocks(
@@ -190,6 +193,7 @@ def in_blocks(
 
 
 def _dot(f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int) -> None:
+    panel = f.first + panel
     bytes_of_panel = LINEAR.read(f, f.linear, "panel")
     f.call(
         name,
@@ -215,8 +219,8 @@ def _finish(
     height: Value | int,
     element: int,
 ) -> None:
-    column = panel * PANEL
-    out = f.out + (row * f.out_stride + column * element)
+    column = (f.first + panel) * PANEL
+    out = f.out + (row * f.out_stride + panel * (PANEL * element))
     f.call(name, f.linear, sums, stride, height, column, PANEL * width, out, f.out_stride, f.extra)
 
 
