@@ -61,24 +61,28 @@ def sample(shape: tuple[int, ...]) -> Array:
 
 
 def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
-    """Return the function of rows that maps `x` to `y`.
+    """Return the functions of rows that map `x` to `y`.
 
     Args:
         x: Rows, from `sample`.
         y: What a part of a graph computes from them.
 
     Returns:
-        Nothing for equal rows, one function, or `None` if it is another one.
+        In order: an activation function or none, and `"normalize"` or not. `None` if it is another
+        function.
     """
     if x.size != y.size:
         return None
     rows, made = x.astype(np.float64), y.reshape(x.shape)
-    if _is_close(made, rows):
-        return ()
-    for name, function in ACTIVATIONS.items():
-        if _is_close(made, function(rows)):
-            return (name,)
-    return ("normalize",) if _is_close(made, _normalize(rows)) else None
+    candidates: dict[tuple[RowFunction, ...], Doubles] = {(): rows}
+    candidates |= {(name,): function(rows) for name, function in ACTIVATIONS.items()}
+    for names, expected in candidates.items():
+        if _is_close(made, expected):
+            return names
+    for names, expected in candidates.items():
+        if _is_close(made, _normalize(expected)):
+            return (*names, "normalize")
+    return None
 
 
 def match_pooling(

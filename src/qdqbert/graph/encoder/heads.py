@@ -84,7 +84,7 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
             pooled = match_pooling(x, y, view.probe.is_text)
             if pooled is None:
                 raise _unknown(value, output)
-            steps += pooled[1]
+            steps += reversed(pooled[1])
             return _OutputNodes(
                 states=end,
                 pooling=pooled[0],
@@ -98,7 +98,7 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
         if rows is None:
             raise _unknown(value, output)
         step, value = _read_part(view, end)
-        steps += [*rows, step]
+        steps += [*reversed(rows), step]
         parts.append(end)
 
 
