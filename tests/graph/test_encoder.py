@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import transformers
 from encoder_reference import check_read, random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.errors import GraphError
+from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.export import GraphBody, example_inputs
 from qdqbert.graph.qdq import float_graph
@@ -157,7 +159,121 @@ def test_fewer_bits_of_activations_are_refused(bert) -> None:
         read_encoder(model)
 
 
-def replaced(model: ir.Model, name: str, array: Any) -> ir.Model:
-    """Replace a constant."""
-    model.graph.initializers[name].const_value = ir.tensor(array, name=name)
-    return model
+def replace_constant(model: ir.Model, end: str, array: Any) -> None:
+    """Replace the first constant whose name has that end."""
+    name = next(name for name in model.graph.initializers if name.endswith(end))
+    model.graph.initializers[name].const_value = ir.tensor(np.asarray(array), name=name)
+
+
+def insert_after(model: ir.Model, kind: str, op_type: str) -> None:
+    """Insert a node with one input after the first node of a kind."""
+    before = next(node for node in model.graph if node.op_type == kind)
+    value = before.outputs[0]
+    made = ir.node(op_type, [value], name="inserted")
+    value.replace_all_uses_with(made.outputs[0])
+    made.replace_input_with(0, value)
+    made.outputs[0].name = "inserted"
+    model.graph.insert_after(before, made)
+
+
+def put_ids_out(model: ir.Model) -> None:
+    """Add an output that is computed from the token ids alone."""
+    made = ir.node("Neg", [model.graph.inputs[0]], name="inserted")
+    made.outputs[0].name = "more"
+    made.outputs[0].dtype = ir.DataType.INT64
+    model.graph.append(made)
+    model.graph.outputs.append(made.outputs[0])
+
+
+def put_inner_states_out(model: ir.Model) -> None:
+    norms = [node for node in model.graph if node.op_type == "LayerNormalization"]
+    model.graph.outputs.append(norms[2].outputs[0])
+
+
+def add_node_without_reader(model: ir.Model) -> None:
+    model.graph.append(ir.node("Neg", [model.graph.outputs[0]], name="inserted"))
+
+
+def rename_input(model: ir.Model) -> None:
+    model.graph.inputs[1].name = "position_ids"
+
+
+CHANGES = {
+    "weight-with-zero-point": (
+        functools.partial(
+            replace_constant, end="query.weight_zero_point", array=np.ones(32, np.int8)
+        ),
+        "has a weight with a zero point",
+    ),
+    "unsigned-weight": (
+        functools.partial(
+            replace_constant, end="query.weight_codes", array=np.ones((32, 32), np.uint8)
+        ),
+        "has a weight of type uint8",
+    ),
+    "scale-of-zero": (
+        functools.partial(replace_constant, end="._input_quantizer.scale", array=np.float32(0)),
+        "has the scale 0.0",
+    ),
+    "codes-of-16-bits": (
+        functools.partial(replace_constant, end="._input_quantizer.zero_point", array=np.uint16(0)),
+        "has codes of type uint16",
+    ),
+    "other-activation": (
+        functools.partial(insert_after, kind="Gelu", op_type="Sin"),
+        "node 'inserted' .Sin. is not one of the activation functions",
+    ),
+    "changed-states": (
+        functools.partial(insert_after, kind="LayerNormalization", op_type="Neg"),
+        "node 'inserted' .Neg. changes an input of a residual add",
+    ),
+    "changed-probabilities": (
+        functools.partial(insert_after, kind="Softmax", op_type="Sqrt"),
+        "changes the probabilities",
+    ),
+    "changed-mask": (
+        functools.partial(insert_after, kind="Where", op_type="Neg"),
+        "has a mask that is neither of padding nor causal",
+    ),
+    "output-of-ids": (put_ids_out, "does not compute output `more` from states"),
+    "output-of-an-inner-layer": (put_inner_states_out, "computed from states of another layer"),
+    "node-without-reader": (add_node_without_reader, "is not part of the encoder or of a head"),
+    "other-input": (rename_input, "`position_ids` is not an input"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_engine_does_not_run_is_refused(bert, change) -> None:
+    model = lowered(bert, "linear")
+    edit, message = CHANGES[change]
+    edit(model)
+    with pytest.raises(GraphError, match=message):
+        read_encoder(model)
+
+
+def test_one_linear_layer_may_compute_query_key_and_value(bert, run_plainly) -> None:
+    model = float_graph(bert.graph)
+    graph = model.graph
+    adds = [
+        node
+        for node in graph
+        if node.op_type == "Add"
+        and any("layer.0.attention.self" in str(x.name) for x in node.inputs)
+    ]
+    assert len(adds) == 3
+    matmuls = [add.inputs[0].producer() for add in adds]
+    # Query, key and value are three parts of each output row.
+    weights = [matmul.inputs[1].const_value.numpy() for matmul in matmuls]
+    biases = [add.inputs[1].const_value.numpy() for add in adds]
+    weight, bias = (
+        add_constant(graph, name, np.concatenate(arrays, axis=-1))
+        for name, arrays in (("qkv.weight", weights), ("qkv.bias", biases))
+    )
+    product = ir.node("MatMul", [matmuls[0].inputs[0], weight], name="qkv")
+    total = ir.node("Add", [product.outputs[0], bias])
+    parts = ir.node("Split", total.outputs, {"axis": -1, "num_outputs": 3}, num_outputs=3)
+    graph.insert_before(matmuls[0], [product, total, parts])
+    for add, part in zip(adds, parts.outputs, strict=True):
+        add.outputs[0].replace_all_uses_with(part)
+    read = check_read(tidy(model), run_plainly, random_inputs((3, 9)), has_codes=False)
+    np.testing.assert_array_equal(read.layers[0].attention.key.weight, weights[1].T)

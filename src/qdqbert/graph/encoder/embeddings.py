@@ -115,20 +115,15 @@ def _read_term_without_lookup(view: GraphView, term: ir.Value) -> tuple[str, Tab
     if array is not None and array.size == array.shape[-1]:
         row = np.ascontiguousarray(array.reshape(1, -1), np.float32)
         return "token types", Table(rows=row, scale=None)
-    largest = _largest_constant(term)
-    if largest is None:
-        raise refuse(term.producer(), "is not an embedding table")
-    rows = largest.size // largest.shape[-1]
-    made = view.evaluate(term, probe=_long_probe(view, rows))
+    made = view.evaluate(term, probe=_long_probe(view, _most_rows(term)))
     table = np.ascontiguousarray(made.reshape(-1, made.shape[-1]), np.float32)
-    short = view.evaluate(term)
     tokens = view.probe.ids.shape[1]
-    if len(table) != rows or not np.array_equal(
-        np.broadcast_to(short, (*view.probe.ids.shape, table.shape[1])),
-        np.broadcast_to(table[:tokens], (*view.probe.ids.shape, table.shape[1])),
-    ):
+    short = view.evaluate(term).reshape(-1, table.shape[1])
+    repeated = np.tile(table[:tokens], (max(len(short) // tokens, 1), 1))
+    if len(table) < tokens or not np.array_equal(short, repeated):
         raise refuse(term.producer(), "does not add one row of a table for each position")
-    return "positions", _Positions(table=Table(rows=table, scale=None), limit=rows, padding_id=None)
+    rows = Table(rows=table, scale=None)
+    return "positions", _Positions(table=rows, limit=len(table), padding_id=None)
 
 
 def _lookup_of(term: ir.Value) -> _Lookup | None:
@@ -212,8 +207,8 @@ def _inputs_of(value: ir.Value) -> set[ir.Value]:
     return {each for each in seen if each.is_graph_input()}
 
 
-def _largest_constant(value: ir.Value) -> NDArray[np.generic] | None:
-    """Return the largest float constant that a value is computed from, if it is a table."""
+def _most_rows(value: ir.Value) -> int:
+    """Return the number of rows of the longest table that a value is computed from."""
     waiting, seen = [value], {value}
     while waiting:
         node = waiting.pop().producer()
@@ -222,5 +217,7 @@ def _largest_constant(value: ir.Value) -> NDArray[np.generic] | None:
             waiting += new
             seen |= new
     arrays = [array for each in seen if (array := constant_array(each)) is not None]
-    tables = [array for array in arrays if array.dtype == np.float32 and array.ndim > 1]
-    return max(tables, key=lambda array: array.size, default=None)
+    rows = [int(array.size) // int(array.shape[-1]) for array in arrays if array.ndim > 1]
+    if not rows:
+        raise refuse(value.producer(), "is not an embedding table")
+    return max(rows)

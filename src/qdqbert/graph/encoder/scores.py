@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.model import Floats
 from qdqbert.graph.edit import producer_of
-from qdqbert.graph.encoder.probe import Probe
+from qdqbert.graph.encoder.probe import Array, Probe
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView
 
@@ -79,20 +79,31 @@ def read_position_bias(
     """
     made, end = _input_of(view, softmax)
     probe = view.make_probe(texts=1, tokens=limit, padded=False)
-    added = view.evaluate(made, {end: np.zeros((1, 1, limit, limit), np.float32)}, probe)[0]
-    allowed = _allowed(probe, is_causal)[0]
+    # One score of zero stands for all. What is added has other sizes than 1 only where it differs.
+    added = view.evaluate(made, {end: np.zeros((1, 1, 1, 1), np.float32)}, probe)[0]
+    if added.any() or is_causal:
+        table = _by_distance(softmax, added, limit=limit, is_causal=is_causal)
+    else:
+        table = np.zeros((1, 2 * limit - 1), np.float32)
+    _check_padded(view, softmax, table, is_causal=is_causal, limit=limit)
+    return np.array(np.broadcast_to(table, (heads, 2 * limit - 1))) if table.any() else None
+
+
+def _by_distance(softmax: ir.Node, added: Array, *, limit: int, is_causal: bool) -> Floats:
+    """Return what is added to scores, by key minus query, `(heads or 1, 2 * limit - 1)`."""
+    added = np.broadcast_to(added, (len(added), limit, limit))
+    allowed = np.tri(limit, dtype=bool) if is_causal else np.ones((limit, limit), bool)
     if ((added > _LOW) != allowed).any():
         raise refuse(softmax, "masks tokens by their distance")
-    # By key minus query, from the first and the last row of the scores.
+    # The last row of the scores, and the first one.
     table = np.concatenate([added[:, -1, :-1], added[:, 0, :]], axis=-1)
     if is_causal:
         table[:, limit:] = 0
     distance = np.arange(limit) - np.arange(limit)[:, None] + limit - 1
     for bias, row in zip(added, table, strict=True):
-        if (bias != row[distance])[allowed[0]].any():
+        if (bias != row[distance])[allowed].any():
             raise refuse(softmax, "adds a bias that is not one of the distance of two tokens")
-    _check_padded(view, softmax, table, is_causal=is_causal, limit=limit)
-    return np.array(np.broadcast_to(table, (heads, 2 * limit - 1))) if table.any() else None
+    return table
 
 
 def _check_padded(
