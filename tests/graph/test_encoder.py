@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,12 @@ def test_each_recipe_is_read(bert, run_plainly, recipe) -> None:
         assert of_sums[0].pre_quant_scale.shape == (32,)
 
 
-def test_each_reader_may_have_a_pair_of_its_own(bert, run_plainly) -> None:
+def test_query_key_and_value_may_have_codes_of_their_own(bert, run_plainly) -> None:
     model = lowered(bert, "full", dedicated_pairs=True)
-    check_read(model, run_plainly, random_inputs((3, 9)))
+    replace_constant(model, "layer.0.attention.self.key._input_quantizer.scale", np.float32(0.05))
+    attention = check_read(model, run_plainly, random_inputs((3, 9))).layers[0].attention
+    assert attention.key.codes.scale == pytest.approx(0.05)
+    assert attention.query.codes.scale == attention.value.codes.scale != pytest.approx(0.05)
 
 
 def test_inputs_with_ranges_at_run_time_are_read(bert, run_plainly) -> None:
@@ -165,14 +169,17 @@ def replace_constant(model: ir.Model, end: str, array: Any) -> None:
     model.graph.initializers[name].const_value = ir.tensor(np.asarray(array), name=name)
 
 
-def insert_after(model: ir.Model, kind: str, op_type: str) -> None:
-    """Insert a node with one input after the first node of a kind."""
-    before = next(node for node in model.graph if node.op_type == kind)
+def insert_after(
+    model: ir.Model, kind: str, op_type: str, others: Sequence[ir.Value] = (), *, index: int = 0
+) -> None:
+    """Insert a node after a node of a kind, and let all readers of that one read it."""
+    before = [node for node in model.graph if node.op_type == kind][index]
     value = before.outputs[0]
-    made = ir.node(op_type, [value], name="inserted")
-    value.replace_all_uses_with(made.outputs[0])
+    made = ir.node(op_type, [value, *others], name="inserted")
+    name, value.name = value.name, "before"
+    made.outputs[0].name, made.outputs[0].type = name, value.type
+    value.replace_all_uses_with(made.outputs[0], replace_graph_outputs=True)
     made.replace_input_with(0, value)
-    made.outputs[0].name = "inserted"
     model.graph.insert_after(before, made)
 
 
@@ -188,6 +195,11 @@ def put_ids_out(model: ir.Model) -> None:
 def put_inner_states_out(model: ir.Model) -> None:
     norms = [node for node in model.graph if node.op_type == "LayerNormalization"]
     model.graph.outputs.append(norms[2].outputs[0])
+
+
+def flatten_output(model: ir.Model) -> None:
+    shape = add_constant(model.graph, "flat", np.array([-1, 32]))
+    insert_after(model, "LayerNormalization", "Reshape", [shape], index=-1)
 
 
 def add_node_without_reader(model: ir.Model) -> None:
@@ -237,6 +249,7 @@ CHANGES = {
     ),
     "output-of-ids": (put_ids_out, "does not compute output `more` from states"),
     "output-of-an-inner-layer": (put_inner_states_out, "computed from states of another layer"),
+    "flat-output": (flatten_output, "gives output `last_hidden_state` another shape"),
     "node-without-reader": (add_node_without_reader, "is not part of the encoder or of a head"),
     "other-input": (rename_input, "`position_ids` is not an input"),
 }

@@ -7,6 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm, Pooling
+from qdqbert.errors import GraphError
 from qdqbert.graph.encoder.functions import (
     RowFunction,
     match_column,
@@ -62,8 +63,8 @@ def read_heads(view: GraphView) -> tuple[tuple[Head, ...], ir.Value]:
                 f"is read by output `{each.output.name}`, but other outputs are computed from "
                 "states of another layer",
             )
-        functions = tuple(step for step in each.steps if isinstance(step, str))
-        key = (each.pooling, each.parts, functions)
+        kinds = tuple(step if isinstance(step, str) else "part" for step in each.steps)
+        key = (each.pooling, each.parts, kinds)
         outputs = (*heads[key].outputs, each.output) if key in heads else (each.output,)
         heads[key] = Head(pooling=each.pooling, steps=each.steps, outputs=outputs)
     return tuple(heads.values()), states
@@ -73,6 +74,7 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
     steps: list[Step] = []
     parts: list[ir.Value] = []
     column: int | None = None
+    shape: tuple[int, ...] = ()
     value = output
     while True:
         end, pairs = view.source(value, f"output `{output.name}`")
@@ -80,19 +82,11 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
             raise refuse(pairs[0], "quantizes a tensor of a head outside of a linear layer")
         x = sample(view.shape(end))
         y = view.evaluate(value, {end: x})
+        if value is output:
+            shape = y.shape
         if ends_layer(view, end):
-            pooled = match_pooling(x, y, view.probe.is_text)
-            if pooled is None:
-                raise _unknown(value, output)
-            steps += reversed(pooled[1])
-            return _OutputNodes(
-                states=end,
-                pooling=pooled[0],
-                steps=tuple(reversed(steps)),
-                parts=tuple(parts),
-                output=HeadOutput(name=str(output.name), column=column),
-            )
-        if value is output and y.shape != x.shape:
+            break
+        if value is output and shape != x.shape:
             column = match_column(x, y)
         rows = () if column is not None and value is output else match_rows(x, y)
         if rows is None:
@@ -100,6 +94,27 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
         step, value = _read_part(view, end)
         steps += [*reversed(rows), step]
         parts.append(end)
+    pooled = match_pooling(x, y, view.probe.is_text)
+    if pooled is None:
+        raise _unknown(value, output)
+    _check_shape(view, output, shape if column is not None else shape[:-1], pooled[0])
+    return _OutputNodes(
+        states=end,
+        pooling=pooled[0],
+        steps=(*pooled[1], *reversed(steps)),
+        parts=tuple(parts),
+        output=HeadOutput(name=str(output.name), column=column),
+    )
+
+
+def _check_shape(
+    view: GraphView, output: ir.Value, rows: tuple[int, ...], pooling: Pooling
+) -> None:
+    """Check that an output has one row for each text, or for each token."""
+    tokens = view.probe.ids.shape[1:] if pooling == "none" else ()
+    texts = next(iter(view.probe.inputs.values())).shape[:-1]
+    if rows != (*texts, *tokens):
+        raise refuse(output.producer(), f"gives output `{output.name}` another shape")
 
 
 def _read_part(view: GraphView, end: ir.Value) -> tuple[Step, ir.Value]:
@@ -113,7 +128,7 @@ def _read_part(view: GraphView, end: ir.Value) -> tuple[Step, ir.Value]:
     return read_norm(view, node)
 
 
-def _unknown(value: ir.Value, output: ir.Value) -> Exception:
+def _unknown(value: ir.Value, output: ir.Value) -> GraphError:
     return refuse(
         value.producer(),
         f"ends a computation of output `{output.name}` that is no pooling, activation function or "
