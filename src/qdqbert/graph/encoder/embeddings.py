@@ -93,8 +93,11 @@ def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int]
 
 def _read_term(view: GraphView, term: ir.Value) -> tuple[str, Table | _Positions]:
     """Return what a term of the sum is: `words`, `positions` or `token types`."""
-    if view.region(term).sources:
+    region = view.region(term)
+    if region.sources:
         raise refuse(term.producer(), "adds a state of the encoder to the embeddings")
+    if region.pairs:
+        raise refuse(region.pairs[0], "quantizes embeddings after they are looked up")
     lookup = _lookup_of(term)
     if lookup is None:
         return _read_term_without_lookup(view, term)
