@@ -102,7 +102,8 @@ class _Packer:
         return Packed(arrays=self._arrays, settings=settings)
 
     def _embeddings(self) -> dict[str, Any]:
-        tables, width = self._model.embeddings, padded(self._hidden)
+        tables = self._model.embeddings
+        width = padded(tables.words.rows.shape[1])
         self._arrays["words"] = _wide(tables.words.rows, width)
         if tables.words.scale is not None:
             self._arrays["word_scale"] = _wide(tables.words.scale, width)
@@ -112,6 +113,10 @@ class _Packer:
             self._arrays[name] = _wide(rows, width)
         return {
             "norm": self._norm("embedding_norm", tables.norm),
+            "width": tables.words.rows.shape[1],
+            "projection": None
+            if tables.projection is None
+            else self._float_linear("projection", tables.projection),
             "int8": tables.words.scale is not None,
             "has_positions": tables.positions is not None,
             "has_types": tables.token_types is not None,
@@ -202,7 +207,9 @@ class _Packer:
 
     def _float_linear(self, name: str, linear: Linear) -> dict[str, Any]:
         if linear.codes is not None:
-            raise GraphError("The native engine computes heads in float only.")
+            raise GraphError(
+                "The native engine computes the projection of embeddings, and heads, in float only."
+            )
         rows, depth = linear.weight.shape
         deep, count = padded(depth), padded(rows, PANEL)
         self._arrays[f"{name}.weights"] = pack_floats(linear.weight.astype(np.float32), deep)

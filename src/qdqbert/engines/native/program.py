@@ -105,11 +105,15 @@ class Program:
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
                     "causal": int(settings["causal"]),
+                    "embedding_width": padded(embeddings["width"]),
                     "words": arrays["words"],
                     "word_scale": arrays["word_scale"] if embeddings["int8"] else 0,
                     "positions": arrays["positions"],
                     "token_types": arrays["token_types"],
                     "embedding_norm": self.norm("embedding_norm", embeddings["norm"]),
+                    "projection": 0
+                    if embeddings["projection"] is None
+                    else self.float_linear("projection", embeddings["projection"]),
                 }
             )
         )
@@ -212,8 +216,10 @@ class Scratch:
     def __init__(self, program: Program) -> None:
         """Allocate buffers for texts of any length that the model takes."""
         rows, limit = program.isa.rows[0], program.limit
-        size = program.settings["head_size"]
+        settings = program.settings
+        size = settings["head_size"]
         self._buffers: dict[str, Array] = {
+            "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
             "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
             "projected": zeros((BLOCK, program.group * size), np.float32),
             "inner": zeros((BLOCK + SPARE_ROWS, program.inner), np.uint8),

@@ -100,11 +100,13 @@ MODEL = Record(
     score_scale=F32,  # factor of scores, times log2(e)
     limit=I64,  # longest text in tokens
     causal=I64,  # 1 if a token attends only to itself and those before it
-    words=PTR,  # int8 or float32 (vocabulary, hidden)
+    embedding_width=I64,  # channels of the embedding tables with padding
+    words=PTR,  # int8 or float32 (vocabulary, embedding_width)
     word_scale=PTR,  # float32 per channel; null if words are float32
-    positions=PTR,  # float32 (positions, hidden)
-    token_types=PTR,  # float32 (types, hidden)
+    positions=PTR,  # float32 (positions, embedding_width)
+    token_types=PTR,  # float32 (types, embedding_width)
     embedding_norm=PTR,  # NORM
+    projection=PTR,  # FLOAT_LINEAR from embedding_width to hidden; null if they are equal
 )
 """A model."""
 
@@ -133,6 +135,7 @@ THREAD = Record(
     last_row=I64,
     first_item=I64,  # an item is a text and a head: text * heads + head
     last_item=I64,
+    embedded=PTR,  # float32 (block, embedding_width)
     codes=PTR,  # u8 (block + 32, hidden)
     projected=PTR,  # float32 (block, group * head_size)
     inner=PTR,  # u8 (block + 32, inner)

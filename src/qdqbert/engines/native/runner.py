@@ -113,8 +113,14 @@ class NativeRunner:
         ids = inputs["input_ids"]
         _check_range("input_ids", ids[kept], self._program.vocabulary)
         places = np.broadcast_to(np.arange(kept.shape[1]), kept.shape)
-        if settings["padding_id"] is not None:
-            places = np.maximum(np.cumsum(ids != settings["padding_id"], axis=1) - 1, 0)
+        padding_id = settings["padding_id"]
+        if padding_id is not None:
+            if (ids[kept] == padding_id).any():
+                raise UserInputError(
+                    f"A text contains the padding token {padding_id}, which has no position. Set "
+                    "its attention mask to 0."
+                )
+            places = np.cumsum(ids != padding_id, axis=1) - 1
         types = np.zeros(int(lengths.sum()), np.int32)
         if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
             types = inputs["token_type_ids"][kept].astype(np.int32)

@@ -1,55 +1,58 @@
-"""Rows of the embedding tables, summed and normalized."""
+"""Rows of the embedding tables: summed, normalized, and projected if they are narrow."""
 
 from __future__ import annotations
 
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, Function, Module, Value, vector
-from qdqbert.engines.native.records import JOB, MODEL
+from qdqbert.engines.native.records import JOB, MODEL, THREAD
 
 
 def emit_embedding(module: Module, isa: InstructionSet) -> None:
-    """Write `embed`, which fills rows of hidden states.
+    """Write `embed`, which needs `float_linear` and fills rows of hidden states.
 
-    Its arguments are a `MODEL` and a `JOB` record, the first row and the end of the rows.
+    Its arguments are a `MODEL`, a `JOB` and a `THREAD` record, the first row and the number of
+    rows, at most a block.
     """
-    lanes = isa.lanes
+    with module.function("embed", model=PTR, job=PTR, thread=PTR, row=I64, rows=I64) as f:
+        hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "embedding_width"))
+        x = JOB.read(f, f.job, "x") + f.row * hidden * 4
+        projection = MODEL.read(f, f.model, "projection")
+        is_projected = f.emit(I64, f"ptrtoint ptr {projection.text} to i64").differs(0)
+        out = is_projected.select(THREAD.read(f, f.thread, "embedded"), x)
+        with f.loop(0, f.rows) as row:
+            _sum_rows(f, isa.lanes, f.row + row, out + row * width * 4)
+        f.call("layer_norm", MODEL.read(f, f.model, "embedding_norm"), out, width * 4, f.rows)
+        with f.when(is_projected):
+            f.call("float_linear", projection, out, width * 4, f.rows, x, hidden * 4)
+
+
+def _sum_rows(f: Function, lanes: int, token: Value, out: Value) -> None:
+    """Write the sum of the rows of a token."""
     floats = vector(F32, lanes)
-    with module.function("embed", model=PTR, job=PTR, first=I64, last=I64) as f:
-        hidden = MODEL.read(f, f.model, "hidden")
-        scale = MODEL.read(f, f.model, "word_scale")
-        tables = [MODEL.read(f, f.model, name) for name in ("positions", "token_types")]
-        indices = [JOB.read(f, f.job, name) for name in ("positions", "token_types")]
-        ids = JOB.read(f, f.job, "ids")
-        x = JOB.read(f, f.job, "x")
-        is_int8 = f.emit(I64, f"ptrtoint ptr {scale.text} to i64").differs(0)
-        with f.loop(f.first, f.last) as row:
-            word = _index(f, ids, row) * hidden
-            out = x + row * hidden * 4
-            with f.when(is_int8):
-                codes = MODEL.read(f, f.model, "words") + word
-                with f.loop(0, hidden, lanes) as channel:
-                    code = f.load(vector(I8, lanes), codes + channel).cast(
-                        "sext", vector(I32, lanes)
-                    )
-                    values = code.cast("sitofp", floats) * f.load(floats, scale + channel * 4)
-                    f.store(values, out + channel * 4)
-            with f.when(is_int8 ^ 1):
-                words = MODEL.read(f, f.model, "words") + word * 4
-                with f.loop(0, hidden, lanes) as channel:
-                    f.store(f.load(floats, words + channel * 4), out + channel * 4)
-            places = [
-                table + _index(f, index, row) * hidden * 4
-                for table, index in zip(tables, indices, strict=True)
-            ]
-            with f.loop(0, hidden, lanes) as channel:
-                values = f.load(floats, out + channel * 4)
-                for place in places:
-                    values = values + f.load(floats, place + channel * 4)
-                f.store(values, out + channel * 4)
-        norm = MODEL.read(f, f.model, "embedding_norm")
-        start = x + f.first * hidden * 4
-        f.call("layer_norm", norm, start, hidden * 4, f.last - f.first)
+    width = MODEL.read(f, f.model, "embedding_width")
+    word = _index(f, "ids", token) * width
+    others = [
+        MODEL.read(f, f.model, name) + _index(f, name, token) * width * 4
+        for name in ("positions", "token_types")
+    ]
+    scale = MODEL.read(f, f.model, "word_scale")
+    words = MODEL.read(f, f.model, "words")
+    is_int8 = f.emit(I64, f"ptrtoint ptr {scale.text} to i64").differs(0)
+
+    def store(channel: Value, values: Value) -> None:
+        for each in others:
+            values = values + f.load(floats, each + channel * 4)
+        f.store(values, out + channel * 4)
+
+    with f.when(is_int8), f.loop(0, width, lanes) as channel:
+        codes = f.load(vector(I8, lanes), words + (word + channel))
+        values = codes.cast("sext", vector(I32, lanes)).cast("sitofp", floats)
+        store(channel, values * f.load(floats, scale + channel * 4))
+    with f.when(is_int8 ^ 1), f.loop(0, width, lanes) as channel:
+        store(channel, f.load(floats, words + (word + channel) * 4))
 
 
-def _index(f: Function, indices: Value, row: Value) -> Value:
-    return f.load(I32, indices + row * 4).cast("sext", I64)
+def _index(f: Function, name: str, token: Value) -> Value:
+    """Return the row of a table that a token reads."""
+    place = JOB.read(f, f.job, name) + token * 4
+    return f.load(I32, place).cast("sext", I64)

@@ -43,9 +43,9 @@ def build_module(isa: InstructionSet, activation: str) -> Module:
     emit_linears(module, isa, (activation,))
     emit_norms(module, isa)
     emit_attention(module, isa)
+    emit_product(module, isa)
     emit_embedding(module, isa)
     emit_barrier(module, isa)
-    emit_product(module, isa)
     emit_activations(module)
     _emit_projections(module)
     _emit_rest(module, activation)
@@ -62,7 +62,9 @@ def _forward(f: Function, isa: InstructionSet) -> None:
         THREAD.read(f, f.thread, name)
         for name in ("first_row", "last_row", "first_item", "last_item")
     )
-    f.call("embed", f.model, f.job, first, last)
+    with f.loop(first, last, BLOCK) as row:
+        rows = (last - row).minimum(BLOCK)
+        f.call("embed", f.model, f.job, f.thread, row, rows)
     with f.loop(0, MODEL.read(f, f.model, "layer_count")) as index:
         layer = MODEL.read(f, f.model, "layers") + index * LAYER.size
         with f.loop(first, last, BLOCK) as row:
