@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.kernels.dot import PANEL, pack
+from qdqbert.engines.native.kernels.norm import SIGNED_TOP
 from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.model import (
     Codes,
@@ -28,6 +29,8 @@ from qdqbert.engines.native.model import (
 from qdqbert.errors import GraphError
 
 Array = NDArray[Any]
+# Activation functions are at least minus this.
+_OFFSETS = {"gelu": 0.17, "gelu_tanh": 0.1701, "relu": 0.0, "silu": 0.2785}
 _WIDTH = 64
 """Channels are padded to a multiple of this: the depth of AMX's tiles."""
 
@@ -82,6 +85,7 @@ class _Packer:
         attention = model.layers[0].attention
         layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
         settings = {
+            "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
             "activation": model.layers[0].activation,
             "hidden": self._hidden,
             "inner": self._inner,
@@ -142,7 +146,7 @@ class _Packer:
             "output": output,
             "attention_norm": self._norm(f"{name}.attention_norm", layer.attention_residual.norm),
             "up": self._linear(f"{name}.up", layer.up),
-            "down": self._linear(f"{name}.down", layer.down),
+            "down": self._linear(f"{name}.down", layer.down, offset=_OFFSETS.get(layer.activation)),
             "norm": self._norm(f"{name}.norm", layer.residual.norm),
         }
 
@@ -154,6 +158,7 @@ class _Packer:
         columns: NDArray[np.intp] | None = None,
         channels: NDArray[np.intp] | None = None,
         count: int | None = None,
+        offset: float | None = None,
     ) -> dict[str, Any]:
         """Add the arrays of a linear layer, and return its settings.
 
@@ -163,6 +168,8 @@ class _Packer:
             columns: Where its columns go; in order by default.
             channels: Where its input channels go; in order by default.
             count: Number of columns with padding.
+            offset: What makes all inputs positive, if there is such a number. It matters if the
+                scale is dynamic.
         """
         rows, depth = linear.weight.shape
         columns = np.arange(rows) if columns is None else columns
@@ -176,14 +183,28 @@ class _Packer:
         sums = weight.astype(np.int32).sum(axis=1, dtype=np.int32)
         codes = linear.codes
         scale = linear.weight_scale * np.float32(codes.scale)
+        bias, zero_point, top = linear.bias, codes.zero_point, 0
+        multiplier = np.broadcast_to(codes.multiplier, depth)
+        if codes.dynamic and offset is None:
+            zero_point, top = 128, SIGNED_TOP
+        elif codes.dynamic:
+            zero_point, top = 0, 255
+            # Codes stand for `(x + offset) * multiplier`.
+            bias = bias - scale * np.float32(offset) * (linear.weight @ multiplier)
         self._arrays |= {
             f"{name}.weights": pack(weight, deep),
-            f"{name}.start": (-codes.zero_point * sums).astype(np.int32),
+            f"{name}.start": (-zero_point * sums).astype(np.int32),
             f"{name}.factor": _placed(scale, columns, count),
-            f"{name}.bias": _placed(linear.bias, columns, count),
-            f"{name}.multiplier": _placed(np.broadcast_to(codes.multiplier, depth), channels, deep),
+            f"{name}.bias": _placed(bias, columns, count),
+            f"{name}.multiplier": _placed(multiplier, channels, deep),
         }
-        return {"depth": deep, "columns": count, "zero_point": codes.zero_point}
+        return {
+            "depth": deep,
+            "columns": count,
+            "zero_point": zero_point,
+            "top": top,
+            "offset": 0.0 if offset is None or not codes.dynamic else offset,
+        }
 
     def _norm(self, name: str, norm: Norm) -> dict[str, Any]:
         width = padded(len(norm.weight))
@@ -225,6 +246,15 @@ def _check(model: EncoderModel) -> None:
         residuals = (layer.attention_residual, layer.residual)
         if any(each.codes is None for each in (*linears, layer.up, layer.down)):
             raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
+        first = model.layers[0].up.codes
+        if any(
+            each.codes and first and each.codes.dynamic != first.dynamic
+            for each in (*linears, layer.up, layer.down)
+        ):
+            raise GraphError(
+                "The native engine needs either static or dynamic scales in all linear layers; "
+                f"layer {index} has both."
+            )
         if any(
             each is not None
             for each in (

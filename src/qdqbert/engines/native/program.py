@@ -13,7 +13,12 @@ from qdqbert.engines.native.cache import compiled
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.kernels.forward import BLOCK, SPARE_ROWS, build_module
+from qdqbert.engines.native.kernels.forward import (
+    BLOCK,
+    INNER_BLOCK,
+    SPARE_ROWS,
+    build_module,
+)
 from qdqbert.engines.native.memory import aligned, zeros
 from qdqbert.engines.native.packed import Packed, padded, shift_of
 from qdqbert.engines.native.records import (
@@ -72,7 +77,7 @@ class Program:
         self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
-        module = build_module(isa, self.settings["activation"])
+        module = build_module(isa, self.settings["activation"], dynamic=self.settings["dynamic"])
         self._library = Library(compiled(module, isa), isa)
         self.functions: dict[str, Callable[..., None]] = {
             name: self._library.function(module.functions[name]) for name in _CALLED
@@ -161,6 +166,8 @@ class Program:
                 {
                     "multiplier": self._arrays[f"{name}.multiplier"],
                     "shift": shift_of(settings["zero_point"]),
+                    "offset": settings["offset"],
+                    "top": settings["top"],
                 }
             )
         )
@@ -222,7 +229,11 @@ class Scratch:
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
             "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
             "projected": zeros((BLOCK, program.group * size), np.float32),
-            "inner": zeros((BLOCK + SPARE_ROWS, program.inner), np.uint8),
+            "inner": zeros((BLOCK + SPARE_ROWS, max(program.inner, program.width)), np.uint8),
+            "row_scale": zeros(BLOCK, np.float32),
+            "inner_float": zeros(
+                (INNER_BLOCK if settings["dynamic"] else 0, program.inner), np.float32
+            ),
             "keys": zeros(limit * size, np.int8),
             "values": zeros(limit * size, np.int8),
             "start": zeros(limit, np.int32),
@@ -289,13 +300,14 @@ class Job:
     def _allocate(self, tokens: int) -> None:
         program, rows = self._program, tokens + SPARE_ROWS
         scales = zeros((3, program.settings["heads"], rows), np.float32)
-        codes = zeros((4, rows, program.width), np.uint8)
+        codes = zeros((3, rows, program.width), np.uint8)
+        context = np.float32 if program.settings["dynamic"] else np.uint8
         self._buffers = {
             "x": zeros((rows, program.hidden), np.float32),
             "queries": codes[0],
             "keys": codes[1],
             "values": codes[2],
-            "context": codes[3],
+            "context": zeros((rows, program.width), context),
             "query_scale": scales[0],
             "key_scale": scales[1],
             "value_scale": scales[2],

@@ -61,6 +61,8 @@ LINEAR = Record(
 CODES = Record(
     multiplier=PTR,  # float32 per channel
     shift=F32,  # ROUNDING + zero point
+    offset=F32,  # added before the multiplication if scales are dynamic
+    top=F32,  # code of the largest value, minus the zero point, if scales are dynamic
 )
 """How float32 becomes codes."""
 
@@ -123,7 +125,7 @@ JOB = Record(
     key_scale=PTR,  # float32 (heads, tokens + 32)
     value_scale=PTR,  # float32 (heads, tokens + 32)
     scale_stride=I64,  # bytes from the scales of one head to the next
-    context=PTR,  # u8 (tokens, width)
+    context=PTR,  # u8 (tokens, width); float32 if scales are dynamic
     barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
     give_way=PTR,  # function without arguments that lets another thread run
@@ -138,7 +140,9 @@ THREAD = Record(
     embedded=PTR,  # float32 (block, embedding_width)
     codes=PTR,  # u8 (block + 32, hidden)
     projected=PTR,  # float32 (block, group * head_size)
-    inner=PTR,  # u8 (block + 32, inner)
+    inner=PTR,  # u8 (block + 32, inner or width)
+    row_scale=PTR,  # float32 (block,): dynamic scales of codes
+    inner_float=PTR,  # float32 (32, inner), if scales are dynamic
     keys=PTR,  # i8, panels of keys: limit * head_size
     values=PTR,  # i8, panels of values: limit * head_size
     start=PTR,  # int32 (limit,): -128 * sum of a key

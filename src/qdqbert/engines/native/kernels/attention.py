@@ -73,14 +73,20 @@ def attention(
     return np.asarray((weights @ v) / (weights / v_scale).sum(axis=1, keepdims=True))
 
 
-def emit_attention(module: Module, isa: InstructionSet) -> None:
-    """Write `quantize_heads` and `attention`."""
+def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
+    """Write `quantize_heads` and `attention`.
+
+    Args:
+        module: The module.
+        isa: The instruction set.
+        dynamic: Whether contexts are float32, as codes of a row need all heads.
+    """
     _emit_quantize_heads(module, isa.lanes)
     _emit_pack(module, isa)
     _emit_softmax(module, isa.lanes)
-    _emit_context(module, isa.lanes)
+    _emit_context(module, isa.lanes, dynamic=dynamic)
     with module.function("attention", model=PTR, layer=PTR, job=PTR, thread=PTR, item=I64) as f:
-        _attention(f, isa)
+        _attention(f, isa, element=4 if dynamic else 1)
 
 
 def _emit_quantize_heads(module: Module, lanes: int) -> None:
@@ -184,7 +190,7 @@ def _emit_token_factors(module: Module, lanes: int) -> None:
             f.store(is_real.select(1.0 / scale, 0.0), f.value_inverse + token * 4)
 
 
-def _attention(f: Function, isa: InstructionSet) -> None:
+def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
     heads, size, width = (MODEL.read(f, f.model, name) for name in ("heads", "head_size", "width"))
     text, head = f.item // heads, f.item % heads
     starts = JOB.read(f, f.job, "starts") + text * 8
@@ -217,7 +223,7 @@ def _attention(f: Function, isa: InstructionSet) -> None:
         buffer["value_log"],
         buffer["value_inverse"],
     )
-    queries, context = of_job("queries") + here, of_job("context") + here
+    queries, context = of_job("queries") + here, of_job("context") + here * element
     zeros = f.allocate(I32, max(isa.lanes * max(isa.vectors), PANEL))
     with f.loop(0, max(isa.lanes * max(isa.vectors), PANEL)) as each:
         f.store(f.constant(I32, 0), zeros + each * 4)
@@ -269,7 +275,7 @@ def _attention(f: Function, isa: InstructionSet) -> None:
                 head * size,
                 each,
                 size,
-                context + (row + each) * width,
+                context + (row + each) * width * element,
             )
 
     in_blocks(f, length, isa.rows, rows)
@@ -388,8 +394,8 @@ def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value) -> N
         f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
 
 
-def _emit_context(module: Module, lanes: int) -> None:
-    """Write `context`: sums of values to codes of the next linear layer."""
+def _emit_context(module: Module, lanes: int, *, dynamic: bool) -> None:
+    """Write `context`: sums of values to codes of the next linear layer, or to float32."""
     floats, integers = vector(F32, lanes), vector(I32, lanes)
     with module.function(
         "context", layer=PTR, thread=PTR, channel=I64, row=I64, size=I64, out=PTR
@@ -402,5 +408,8 @@ def _emit_context(module: Module, lanes: int) -> None:
         multiplier = CODES.read(f, codes, "multiplier") + f.channel * 4
         with f.loop(0, f.size, lanes) as channel:
             total = f.load(integers, sums + channel * 4).cast("sitofp", floats) * inverse
-            factor = f.load(floats, multiplier + channel * 4)
-            f.store(unsigned_codes(f, total, factor, shift), f.out + channel)
+            if dynamic:
+                f.store(total, f.out + channel * 4)
+            else:
+                factor = f.load(floats, multiplier + channel * 4)
+                f.store(unsigned_codes(f, total, factor, shift), f.out + channel)

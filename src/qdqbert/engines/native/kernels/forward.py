@@ -27,28 +27,32 @@ from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THR
 BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
 
+INNER_BLOCK = 32
+"""Rows of the feed-forward part that are in float32 at a time if scales are dynamic."""
+
 SPARE_ROWS = 32
 """Rows after the last one that kernels may read."""
 
 
-def build_module(isa: InstructionSet, activation: str) -> Module:
+def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False) -> Module:
     """Return all kernels of a model.
 
     Args:
         isa: The instruction set.
         activation: Name of the activation function of the feed-forward part.
+        dynamic: Whether each row of codes gets its own scale while the model runs.
     """
     module = Module('"prefer-vector-width"="512"')
     emit_dots(module, isa)
-    emit_linears(module, isa, (activation,))
-    emit_norms(module, isa)
-    emit_attention(module, isa)
+    emit_linears(module, isa, activation, dynamic=dynamic)
+    emit_norms(module, isa, dynamic=dynamic)
+    emit_attention(module, isa, dynamic=dynamic)
     emit_product(module, isa)
     emit_embedding(module, isa)
     emit_barrier(module, isa)
     emit_activations(module)
     _emit_projections(module)
-    _emit_rest(module, activation)
+    _emit_rest(module, activation, dynamic=dynamic)
     with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
         _forward(f, isa)
     emit_mailbox(module, isa)
@@ -94,13 +98,16 @@ def _emit_projections(module: Module) -> None:
         codes = THREAD.read(f, f.thread, "codes")
         inputs = LAYER.read(f, f.layer, "projection_codes")
         has_own_codes = LAYER.read(f, f.layer, "shares_codes") ^ 1
-        f.call("quantize_rows", inputs, x, hidden * 4, f.rows, codes, hidden)
+        scale = THREAD.read(f, f.thread, "row_scale")
+        f.call("quantize_rows", inputs, x, hidden * 4, f.rows, codes, hidden, scale)
         _project(f, 0, "queries", "query_scale", codes)
         with f.when(has_own_codes.differs(0)):
-            f.call("quantize_rows", inputs + CODES.size, x, hidden * 4, f.rows, codes, hidden)
+            own = inputs + CODES.size
+            f.call("quantize_rows", own, x, hidden * 4, f.rows, codes, hidden, scale)
         _project(f, 1, "keys", "key_scale", codes)
         with f.when(has_own_codes.differs(0)):
-            f.call("quantize_rows", inputs + 2 * CODES.size, x, hidden * 4, f.rows, codes, hidden)
+            own = inputs + 2 * CODES.size
+            f.call("quantize_rows", own, x, hidden * 4, f.rows, codes, hidden, scale)
         _project(f, 2, "values", "value_scale", codes)
 
 
@@ -128,6 +135,7 @@ def _project(f: Function, index: int, out: str, scales: str, codes: Value) -> No
             f.rows,
             projected,
             stride,
+            THREAD.read(f, f.thread, "row_scale"),
             f.layer,
         )
         f.call(
@@ -146,7 +154,7 @@ def _project(f: Function, index: int, out: str, scales: str, codes: Value) -> No
         )
 
 
-def _emit_rest(module: Module, activation: str) -> None:
+def _emit_rest(module: Module, activation: str, *, dynamic: bool) -> None:
     """Write `feed_forward`: what follows attention in a layer, for some rows."""
     with module.function(
         "feed_forward", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64
@@ -156,30 +164,67 @@ def _emit_rest(module: Module, activation: str) -> None:
         )
         record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
-        context = JOB.read(f, f.job, "context") + f.row * width
-        codes, inner_codes = (THREAD.read(f, f.thread, name) for name in ("codes", "inner"))
+        codes, inner_codes, scale = (
+            THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scale")
+        )
         stride = hidden * 4
-
-        def linear(
-            kernel: str, name: str, source: Value, source_stride: Value, out: Value, step: Value
-        ) -> None:
-            panels = LINEAR.read(f, record[name], "panels")
-            f.call(
-                kernel,
-                record[name],
-                0,
-                panels,
-                source,
-                source_stride,
-                f.rows,
-                out,
-                step,
-                record["down_codes"],
-            )
-
-        linear("linear_add", "output", context, width, x, stride)
+        context = JOB.read(f, f.job, "context")
+        if dynamic:
+            rows = context + f.row * width * 4
+            context = inner_codes
+            own = record["context_codes"]
+            f.call("quantize_rows", own, rows, width * 4, f.rows, context, width, scale)
+        else:
+            context = context + f.row * width
+        _linear(f, "linear_add", record["output"], context, width, f.rows, x, stride, scale)
         f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
-        f.call("quantize_rows", record["up_codes"], x, stride, f.rows, codes, hidden)
-        linear(f"linear_codes_{activation}", "up", codes, hidden, inner_codes, inner)
-        linear("linear_add", "down", inner_codes, inner, x, stride)
+        f.call("quantize_rows", record["up_codes"], x, stride, f.rows, codes, hidden, scale)
+        up, down_codes = record["up"], record["down_codes"]
+        if dynamic:
+            with f.loop(0, f.rows, INNER_BLOCK) as row:
+                count = (f.rows - row).minimum(INNER_BLOCK)
+                floats = THREAD.read(f, f.thread, "inner_float")
+                scales = scale + row * 4
+                source = codes + row * hidden
+                kernel = f"linear_{activation}"
+                _linear(f, kernel, up, source, hidden, count, floats, inner * 4, scales)
+                out = inner_codes + row * inner
+                f.call("quantize_rows", down_codes, floats, inner * 4, count, out, inner, scales)
+        else:
+            kernel = f"linear_codes_{activation}"
+            _linear(
+                f, kernel, up, codes, hidden, f.rows, inner_codes, inner, scale, extra=down_codes
+            )
+        down = record["down"]
+        _linear(f, "linear_add", down, inner_codes, inner, f.rows, x, stride, scale)
         f.call("layer_norm", record["norm"], x, stride, f.rows)
+
+
+def _linear(
+    f: Function,
+    kernel: str,
+    linear: Value,
+    codes: Value,
+    code_stride: Value,
+    rows: Value,
+    out: Value,
+    out_stride: Value,
+    row_scale: Value,
+    *,
+    extra: Value | None = None,
+) -> None:
+    """Write the call of a linear layer's kernel, with all columns."""
+    panels = LINEAR.read(f, linear, "panels")
+    f.call(
+        kernel,
+        linear,
+        0,
+        panels,
+        codes,
+        code_stride,
+        rows,
+        out,
+        out_stride,
+        row_scale,
+        linear if extra is None else extra,
+    )

@@ -2,6 +2,8 @@
 
     value = (codes @ weights + start) * factor + bias
 
+With dynamic scales, the sum is multiplied by the scale of its row, too.
+
 `linear_float` stores the values, `linear_add` adds them to a residual, and `linear_codes_gelu` and
 its like apply an activation function and store the codes of the next linear layer.
 """
@@ -42,19 +44,26 @@ def linear(
     return (dot(codes, weights, start).astype(np.float64) * factor + bias).astype(np.float32)
 
 
-def emit_linears(module: Module, isa: InstructionSet, activations: tuple[str, ...]) -> None:
+def emit_linears(
+    module: Module, isa: InstructionSet, activation: str, *, dynamic: bool = False
+) -> None:
     """Write all kernels of linear layers.
 
     Args:
         module: The module.
         isa: The instruction set.
-        activations: Names of the activation functions before a linear layer.
+        activation: Name of the activation function before the last linear layer.
+        dynamic: Whether each row of codes has its own scale.
     """
-    _emit(module, isa, "linear_float", _store, element=4)
-    _emit(module, isa, "linear_add", _add, element=4)
-    for name in activations:
-        _emit(module, isa, f"linear_codes_{name}", _store_codes(name), element=1)
-        _emit(module, isa, f"linear_{name}", _store_activation(name), element=4)
+    _emit(module, isa, "linear_float", _store, element=4, dynamic=dynamic)
+    _emit(module, isa, "linear_add", _add, element=4, dynamic=dynamic)
+    if dynamic:
+        # The scale of a row depends on all of its values.
+        name, finish = f"linear_{activation}", _store_activation(activation)
+        _emit(module, isa, name, finish, element=4, dynamic=True)
+    else:
+        name, finish = f"linear_codes_{activation}", _store_codes(activation)
+        _emit(module, isa, name, finish, element=1, dynamic=False)
 
 
 def emit_activations(module: Module) -> None:
@@ -107,15 +116,23 @@ def _store_parts(f: Function, places: list[Value], values: Value) -> None:
         f.store(part, place)
 
 
-def _emit(module: Module, isa: InstructionSet, name: str, finish: Finish, *, element: int) -> None:
+def _emit(
+    module: Module,
+    isa: InstructionSet,
+    name: str,
+    finish: Finish,
+    *,
+    element: int,
+    dynamic: bool,
+) -> None:
     """Write a kernel that computes rows of a linear layer.
 
     Its arguments are a `LINEAR` record, the first panel of columns and their number, the first row
     of codes and the bytes from one row to the next, the number of rows, the first row of the result
-    and the bytes from one row to the next, and what `finish` needs. The result starts with the
-    first panel's columns.
+    and the bytes from one row to the next, the scale of each row if scales are dynamic, and what
+    `finish` needs. The result starts with the first panel's columns.
     """
-    _emit_finish(module, f"{name}_finish", finish, element)
+    _emit_finish(module, f"{name}_finish", finish, element, dynamic=dynamic)
     with module.function(
         name,
         linear=PTR,
@@ -126,6 +143,7 @@ def _emit(module: Module, isa: InstructionSet, name: str, finish: Finish, *, ele
         rows=I64,
         out=PTR,
         out_stride=I64,
+        row_scale=PTR,
         extra=PTR,
     ) as f:
         if isa.amx:
@@ -221,10 +239,22 @@ def _finish(
 ) -> None:
     column = (f.first + panel) * PANEL
     out = f.out + (row * f.out_stride + panel * (PANEL * element))
-    f.call(name, f.linear, sums, stride, height, column, PANEL * width, out, f.out_stride, f.extra)
+    f.call(
+        name,
+        f.linear,
+        sums,
+        stride,
+        height,
+        column,
+        PANEL * width,
+        out,
+        f.out_stride,
+        f.row_scale + row * 4,
+        f.extra,
+    )
 
 
-def _emit_finish(module: Module, name: str, finish: Finish, element: int) -> None:
+def _emit_finish(module: Module, name: str, finish: Finish, element: int, *, dynamic: bool) -> None:
     """Write the function that turns a tile of sums into results.
 
     Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
@@ -240,6 +270,7 @@ def _emit_finish(module: Module, name: str, finish: Finish, element: int) -> Non
         columns=I64,
         out=PTR,
         out_stride=I64,
+        row_scale=PTR,
         extra=PTR,
     ) as f:
         factors = LINEAR.read(f, f.linear, "factor") + f.column * 4
@@ -258,8 +289,12 @@ def _emit_finish(module: Module, name: str, finish: Finish, element: int) -> Non
                 integers = vector(I32, floats.lanes)
                 places = [sums + f.sum_stride * each for each in range(height)]
                 totals = f.join([f.load(integers, place) for place in places])
+                totals = totals.cast("sitofp", vector(F32, totals.type.lanes))
+                if dynamic:
+                    scales = [f.load(F32, f.row_scale + (row + each) * 4) for each in range(height)]
+                    totals = totals * f.join([f.splat(each, floats.lanes) for each in scales])
                 values = f.fma(
-                    totals.cast("sitofp", vector(F32, totals.type.lanes)),
+                    totals,
                     f.join([factor] * height),
                     f.join([bias] * height),
                 )

@@ -7,8 +7,15 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.functions import unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, I64, PTR, Module, Value, vector
 from qdqbert.engines.native.records import CODES, NORM
+
+
+SIGNED_TOP = 127
+"""`CODES.top` of values of both signs."""
+
+# Scale of rows of zeros.
+_SMALLEST = 1e-30
 
 
 def layer_norm(
@@ -33,10 +40,30 @@ def codes(
     return np.asarray(np.clip(rounded, 0, 255), np.uint8)
 
 
-def emit_norms(module: Module, isa: InstructionSet) -> None:
-    """Write `layer_norm` and `quantize_rows`."""
+def dynamic_codes(
+    x: NDArray[np.float32], multiplier: NDArray[np.float32], offset: float, top: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return the codes of rows, and a scale for each of them.
+
+    `top` is `SIGNED_TOP`, or 255 if no value plus the offset is negative.
+    """
+    shifted = (x.astype(np.float64) + offset) * multiplier
+    scale = np.maximum(np.abs(shifted).max(axis=1), _SMALLEST) / top
+    zero_point = 128 if top == SIGNED_TOP else 0
+    rounded = np.rint(shifted / scale[:, None]) + zero_point
+    return np.asarray(np.clip(rounded, 0, 255), np.uint8), np.asarray(scale, np.float32)
+
+
+def emit_norms(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
+    """Write `layer_norm` and `quantize_rows`.
+
+    Args:
+        module: The module.
+        isa: The instruction set.
+        dynamic: Whether `quantize_rows` gives each row its own scale.
+    """
     _emit_layer_norm(module, isa.lanes)
-    _emit_quantize_rows(module, isa.lanes)
+    _emit_quantize_rows(module, isa.lanes, dynamic=dynamic)
 
 
 def _emit_layer_norm(module: Module, lanes: int) -> None:
@@ -79,27 +106,45 @@ def _emit_layer_norm(module: Module, lanes: int) -> None:
                 )
 
 
-def _emit_quantize_rows(module: Module, lanes: int) -> None:
+def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
     """Write `quantize_rows`.
 
     Its arguments are a `CODES` record, the first row of float32, the bytes from one row to the
-    next, the number of rows, and the first row of codes and the bytes from one row to the next,
-    which is also the number of channels.
+    next, the number of rows, the first row of codes and the bytes from one row to the next, which
+    is also the number of channels, and where the scales go if they are dynamic.
     """
+    floats = vector(F32, lanes)
     with module.function(
-        "quantize_rows", extra=PTR, x=PTR, stride=I64, rows=I64, out=PTR, out_stride=I64
+        "quantize_rows",
+        extra=PTR,
+        x=PTR,
+        stride=I64,
+        rows=I64,
+        out=PTR,
+        out_stride=I64,
+        row_scale=PTR,
     ) as f:
         shift = f.splat(CODES.read(f, f.extra, "shift"), lanes)
         multiplier = CODES.read(f, f.extra, "multiplier")
+        offset = f.splat(CODES.read(f, f.extra, "offset"), lanes)
+
+        def values(x: Value, channel: Value) -> Value:
+            found = f.load(floats, x + channel * 4)
+            return found + offset if dynamic else found
+
         with f.loop(0, f.rows) as row:
             x, out = f.x + row * f.stride, f.out + row * f.out_stride
+            scale = f.constant(floats, 1.0)
+            if dynamic:
+                largest = f.variable(f.constant(floats, _SMALLEST))
+                with f.loop(0, f.out_stride, lanes) as channel:
+                    found = values(x, channel) * f.load(floats, multiplier + channel * 4)
+                    magnitude = f.intrinsic(f"llvm.fabs.{floats.suffix}", floats, found)
+                    largest.set(magnitude.maximum(largest.get()))
+                amax, top = f.maximum_of(largest.get()), CODES.read(f, f.extra, "top")
+                f.store(amax / top, f.row_scale + row * 4)
+                scale = f.splat(top / amax, lanes)
             with f.loop(0, f.out_stride, lanes) as channel:
-                _store_codes(f, x, out, channel, multiplier, shift)
-
-
-def _store_codes(
-    f: Function, x: Value, out: Value, channel: Value, multiplier: Value, shift: Value
-) -> None:
-    values = f.load(shift.type, x + channel * 4)
-    factor = f.load(shift.type, multiplier + channel * 4)
-    f.store(unsigned_codes(f, values, factor, shift), out + channel)
+                factor = f.load(floats, multiplier + channel * 4) * scale
+                codes = unsigned_codes(f, values(x, channel), factor, shift)
+                f.store(codes, out + channel)
