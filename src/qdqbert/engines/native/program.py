@@ -240,9 +240,9 @@ class Scratch:
             "value_log": zeros(limit, np.float32),
             "value_inverse": zeros(limit, np.float32),
             "sums": zeros((rows, limit), np.int32),
-            "probabilities": zeros((rows, limit), np.uint8),
+            "probabilities": zeros((2, rows, limit), np.uint8),
             "inverse": zeros(rows, np.float32),
-            "sums_of_values": zeros((rows, size), np.int32),
+            "sums_of_values": zeros((2, rows, size), np.int32),
         }
         ends = dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0)
         self.record = THREAD.make({**ends, **self._buffers})

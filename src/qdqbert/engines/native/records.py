@@ -149,9 +149,9 @@ THREAD = Record(
     value_log=PTR,  # float32 (limit,): log2 of the scale of a value
     value_inverse=PTR,  # float32 (limit,): 1 / scale of a value
     sums=PTR,  # int32 (rows of a tile, limit)
-    probabilities=PTR,  # u8 (rows of a tile, limit)
+    probabilities=PTR,  # u8 (2, rows of a tile, limit): higher and lower bytes
     inverse=PTR,  # float32 (rows of a tile,): 1 / sum of the probabilities
-    sums_of_values=PTR,  # int32 (rows of a tile, head_size)
+    sums_of_values=PTR,  # int32 (2, rows of a tile, head_size)
 )
 """What one thread computes, and its buffers."""
 

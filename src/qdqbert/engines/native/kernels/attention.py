@@ -7,10 +7,12 @@ Queries, keys and values have one scale per token and head. A score is
 and the scale of a value moves into its probability, so that sums over tokens stay integers:
 
     weight[i, j] = 2 ** (score[i, j] + log2(value_scale[j]) - the largest of these)
-    context[i]   = sum(rint(255 weight[i, j]) values[j]) / sum(rint(255 weight[i, j]) / value_scale[j])
+    code[i, j]   = rint(65535 weight[i, j])
+    context[i]   = sum(code[i, j] values[j]) / sum(code[i, j] / value_scale[j])
 
-The denominator has the rounded weights, so that probabilities add up to 1. `score_scale` includes
-log2(e).
+The denominator has the rounded weights, so that probabilities add up to 1. With 8 bits, the many
+small weights of a token would be lost; the two bytes of a code are multiplied one after another.
+`score_scale` includes log2(e).
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ from qdqbert.engines.native.kernels.dot import PANEL, add_products, exact_name
 from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 
-# Smaller than any score: 2 to this power is 0 in 8 bits.
+# Smaller than any score: the code of 2 to this power is 0.
 _MASKED = -1e30
+# Code of the largest weight of a row.
+_TOP = 65535
 # Panels of keys that are computed together; see `linear._emit_finish`.
 _KEYS = (4, 2, 1)
 # Scales of rows of zeros.
@@ -69,7 +73,7 @@ def attention(
     scores = scores * math.log2(math.e) + np.log2(v_scale.astype(np.float64))
     if causal:
         scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
-    weights = np.rint(255 * 2.0 ** (scores - scores.max(axis=1, keepdims=True)))
+    weights = np.rint(_TOP * 2.0 ** (scores - scores.max(axis=1, keepdims=True)))
     return np.asarray((weights @ v) / (weights / v_scale).sum(axis=1, keepdims=True))
 
 
@@ -83,8 +87,8 @@ def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False
     """
     _emit_quantize_heads(module, isa.lanes)
     _emit_pack(module, isa)
-    _emit_softmax(module, isa.lanes)
-    _emit_context(module, isa.lanes, dynamic=dynamic)
+    _emit_softmax(module, isa)
+    _emit_context(module, isa, dynamic=dynamic)
     with module.function("attention", model=PTR, layer=PTR, job=PTR, thread=PTR, item=I64) as f:
         _attention(f, isa, element=4 if dynamic else 1)
 
@@ -254,19 +258,20 @@ def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
                 of_job("query_scale") + (scales + (row + each) * 4),
                 of_job("key_scale") + scales,
             )
-        _tiles(
-            f,
-            isa,
-            height,
-            size,
-            buffer["probabilities"],
-            padded,
-            buffer["values"],
-            padded,
-            buffer["sums_of_values"],
-            zeros,
-            same_start=True,
-        )
+        for byte in range(2):
+            _tiles(
+                f,
+                isa,
+                height,
+                size,
+                buffer["probabilities"] + padded * (byte * isa.rows[0]),
+                padded,
+                buffer["values"],
+                padded,
+                buffer["sums_of_values"] + size * (4 * byte * isa.rows[0]),
+                zeros,
+                same_start=True,
+            )
         with f.loop(0, height) as each:
             f.call(
                 "context",
@@ -314,8 +319,9 @@ def _tiles(
     in_blocks(f, columns // PANEL, widths, tile)
 
 
-def _emit_softmax(module: Module, lanes: int) -> None:
-    """Write `softmax`: a row of sums to 8-bit weights and the inverse of the denominator."""
+def _emit_softmax(module: Module, isa: InstructionSet) -> None:
+    """Write `softmax`: a row of sums to codes of weights and the inverse of the denominator."""
+    lanes = isa.lanes
     with module.function(
         "softmax",
         model=PTR,
@@ -344,7 +350,7 @@ def _emit_softmax(module: Module, lanes: int) -> None:
             with f.loop(0, f.padded, lanes) as key:
                 largest.set(f.load(floats, sums + key * 4).maximum(largest.get()))
         mass = f.variable(f.constant(floats, 0.0))
-        _store_weights(f, sums, f.maximum_of(largest.get()), mass)
+        _store_weights(f, isa.rows[0], sums, f.maximum_of(largest.get()), mass)
         place = THREAD.read(f, f.thread, "inverse") + f.row * 4
         f.store(1.0 / f.sum_of(mass.get()), place)
 
@@ -366,17 +372,22 @@ def _store_scores(f: Function, sums: Value, largest: Variable) -> None:
     in_blocks(f, f.padded // PANEL, _KEYS, block)
 
 
-def _store_weights(f: Function, scores: Value, largest: Value, mass: Variable) -> None:
-    """Store the 8-bit weights of a row, and add what they contribute to the denominator."""
-    codes = THREAD.read(f, f.thread, "probabilities") + f.row * f.padded
+def _store_weights(f: Function, rows: int, scores: Value, largest: Value, mass: Variable) -> None:
+    """Store the codes of a row, and add what they contribute to the denominator.
+
+    The lower bytes of all rows come after the higher bytes of `rows` rows.
+    """
+    high = THREAD.read(f, f.thread, "probabilities") + f.row * f.padded
+    low = high + f.padded * rows
     inverses = THREAD.read(f, f.thread, "value_inverse")
 
     def block(panel: Value, width: int) -> None:
         floats, key = vector(F32, PANEL * width), panel * PANEL
         score = f.load(floats, scores + key * 4) - f.splat(largest, floats.lanes)
-        rounded = f.fma(exp2(f, score), 255.0, ROUNDING)
-        bits = rounded.bits(vector(I32, floats.lanes))
-        f.store(bits.cast("trunc", vector(I8, floats.lanes)), codes + key)
+        rounded = f.fma(exp2(f, score), float(_TOP), ROUNDING)
+        code, byte = rounded.bits(vector(I32, floats.lanes)), vector(I8, floats.lanes)
+        f.store((code >> 8).cast("trunc", byte), high + key)
+        f.store(code.cast("trunc", byte), low + key)
         weighted = (rounded - ROUNDING) * f.load(floats, inverses + key * 4)
         for part in weighted.parts(floats.lanes // mass.type.lanes):
             mass.set(mass.get() + part)
@@ -394,20 +405,25 @@ def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value) -> N
         f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
 
 
-def _emit_context(module: Module, lanes: int, *, dynamic: bool) -> None:
+def _emit_context(module: Module, isa: InstructionSet, *, dynamic: bool) -> None:
     """Write `context`: sums of values to codes of the next linear layer, or to float32."""
+    lanes = isa.lanes
     floats, integers = vector(F32, lanes), vector(I32, lanes)
     with module.function(
         "context", layer=PTR, thread=PTR, channel=I64, row=I64, size=I64, out=PTR
     ) as f:
-        sums = THREAD.read(f, f.thread, "sums_of_values") + f.row * f.size * 4
+        high = THREAD.read(f, f.thread, "sums_of_values") + f.row * f.size * 4
+        low = high + f.size * (4 * isa.rows[0])
         inverse = f.load(F32, THREAD.read(f, f.thread, "inverse") + f.row * 4)
         inverse = f.splat(inverse, lanes)
         codes = LAYER.read(f, f.layer, "context_codes")
         shift = f.splat(CODES.read(f, codes, "shift"), lanes)
         multiplier = CODES.read(f, codes, "multiplier") + f.channel * 4
         with f.loop(0, f.size, lanes) as channel:
-            total = f.load(integers, sums + channel * 4).cast("sitofp", floats) * inverse
+            bytes_ = [
+                f.load(integers, sums + channel * 4).cast("sitofp", floats) for sums in (high, low)
+            ]
+            total = f.fma(bytes_[0], 256.0, bytes_[1]) * inverse
             if dynamic:
                 f.store(total, f.out + channel * 4)
             else:
