@@ -26,8 +26,8 @@ def cache_folder() -> Path:
 def compiled(module: Module, isa: InstructionSet, folder: Path | None = None) -> bytes:
     """Return a module as an object file, from the cache if it is there.
 
-    A file of the cache starts with the SHA-256 of its content. It is used only if that is right, and
-    if nobody but this user could have written it. A cache that cannot be written is not used.
+    A file of the cache starts with the SHA-256 of its content. It is used only if that is right,
+    and if nobody but this user could have written it. A cache that cannot be written is not used.
 
     Args:
         module: The kernels.

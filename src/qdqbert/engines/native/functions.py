@@ -1,7 +1,7 @@
 """Functions of vectors of float32, written in a kernel: exp, erf, activation functions, codes.
 
-Each takes and returns a `Value` of type `<lanes x float>`. Polynomials are fitted when this module is
-imported; the errors in the docstrings are the largest over all float32 of the stated interval.
+Each takes and returns a `Value` of type `<lanes x float>`. Most polynomials are fitted when this
+module is imported. Errors in the docstrings are the largest ones of the stated interval.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def sigmoid(f: Function, x: Value) -> Value:
 
 
 def tanh(f: Function, x: Value) -> Value:
-    """Return tanh(x), within 1e-6."""
+    """Return the hyperbolic tangent of `x`, within 1e-6."""
     return sigmoid(f, x * 2.0) * 2.0 - 1.0
 
 

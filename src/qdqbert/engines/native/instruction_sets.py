@@ -1,4 +1,4 @@
-"""The instruction sets that kernels are generated for, as facts about registers and instructions."""
+"""The instruction sets that kernels are generated for: facts about registers and instructions."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@
             f.store(f.load(vector(F32, 16), x) * f.splat(f.factor, 16), x)
 
 A `Value` is one SSA value. Operators emit instructions: `+ - *` on integers and floats, `+` of a
-pointer and an integer is an address in bytes. Python numbers become constants of the other operand's
-type. Loops and conditions are context managers. A value that changes in a loop is a `Variable`,
-which LLVM's optimizer turns into registers.
+pointer and an integer is an address in bytes. Python numbers become constants of the other
+operand's type. Loops and conditions are context managers. A value that changes in a loop is a
+`Variable`, which LLVM's optimizer turns into registers.
 """
 
 from __future__ import annotations

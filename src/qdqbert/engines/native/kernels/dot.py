@@ -79,7 +79,8 @@ def _emit_dot(module: Module, isa: InstructionSet, name: str, rows: int, vectors
 
     Its arguments are the first row of codes and the bytes from one row to the next, the first
     panel of weights and the bytes from one panel to the next, the first row of sums and the bytes
-    from one row to the next, the depth divided by 4, and the sums to start from, int32 `(columns,)`.
+    from one row to the next, the depth divided by 4, and the sums to start from, int32
+    `(columns,)`.
     """
     lanes = isa.lanes
     sums_type = vector(I32, lanes)
@@ -135,7 +136,7 @@ def add_products(
         # The first operand is the unsigned one.
         return f.intrinsic("llvm.aarch64.neon.usdot.v4i32.v16i8", total.type, total, codes, weights)
     if isa.dot == "pmaddubsw":
-        # Sums of two products have 16 bits. The limit on adjacent weights keeps them from saturating.
+        # Sums of two products have 16 bits. The adjacent sum limit keeps them from saturating.
         pairs = f.intrinsic("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * lanes), codes, weights)
         ones = f.constant(pairs.type, 1)
         return total + f.intrinsic("llvm.x86.avx2.pmadd.wd", total.type, pairs, ones)

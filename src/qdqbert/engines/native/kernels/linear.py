@@ -70,10 +70,12 @@ def emit_activations(module: Module) -> None:
     """Write `apply_gelu` and its like, which change a number of float32, a multiple of 16."""
     floats = vector(F32, PANEL)
     for name, activation in ACTIVATIONS.items():
-        with module.function(f"apply_{name}", x=PTR, count=I64) as f:
-            with f.loop(0, f.count, PANEL) as each:
-                place = f.x + each * 4
-                f.store(activation(f, f.load(floats, place)), place)
+        with (
+            module.function(f"apply_{name}", x=PTR, count=I64) as f,
+            f.loop(0, f.count, PANEL) as each,
+        ):
+            place = f.x + each * 4
+            f.store(activation(f, f.load(floats, place)), place)
 
 
 def _store(f: Function, column: Value, floats: Type) -> Write:

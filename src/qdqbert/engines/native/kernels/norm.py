@@ -10,7 +10,6 @@ from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Module, Value, vector
 from qdqbert.engines.native.records import CODES, NORM
 
-
 SIGNED_TOP = 127
 """`CODES.top` of values of both signs."""
 

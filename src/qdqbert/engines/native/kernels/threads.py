@@ -1,8 +1,8 @@
 """How threads meet: a barrier, and a mailbox through which one thread gives another work.
 
 A worker waits for its mailbox in a loop that uses the core for some microseconds, and then returns
-to Python, which lets it sleep. No wake-up is lost: a worker says that it sleeps before it looks at the
-mailbox for the last time, and a caller posts before it asks whether the worker sleeps.
+to Python, which lets it sleep. No wake-up is lost: a worker says that it sleeps before it looks at
+the mailbox for the last time, and a caller posts before it asks whether the worker sleeps.
 """
 
 from __future__ import annotations
