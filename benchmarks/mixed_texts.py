@@ -37,6 +37,7 @@ def main() -> None:
     ]
     texts: list[str] = []
     for number, kind in enumerate(kinds):
+        kind = [text for text in kind if text]
         rng.shuffle(kind)
         share = arguments.count * (number + 1) // len(kinds) - len(texts)
         texts += itertools.islice(itertools.cycle(kind), share)
