@@ -12,14 +12,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.polynomial import chebyshev
 
-from qdqbert.engines.native.ir import I8, I32, Function, Value, vector
+from qdqbert.engines.native.ir import I32, Function, Value, vector
 
 # Adding this number to a float32 below 2^22 rounds it to an integer, ties to even. The integer is
 # then in the lowest bits.
 ROUNDING = float(3 << 22)
 ROUNDING_BITS = int(np.float32(ROUNDING).view(np.int32))
 
-_DEGREE_OF_EXP2 = 6
 _DEGREE_OF_LOG2 = 8
 
 
@@ -32,7 +31,7 @@ def _fit(function: Callable[[float], float], low: float, high: float, degree: in
 
 
 # 2^x on [-1/2, 1/2], and log2 of a mantissa minus 1.5.
-_EXP2 = _fit(lambda x: 2.0**x, -0.5, 0.5, _DEGREE_OF_EXP2)
+_EXP2, _EXP2_OF_CODES = (_fit(lambda x: 2.0**x, -0.5, 0.5, degree) for degree in (6, 4))
 _LOG2 = _fit(lambda x: math.log2(x + 1.5), -0.5, 0.5, _DEGREE_OF_LOG2)
 # erf(x / sqrt 2) / (2 x) as a polynomial of x^2 up to x = 4, where the largest error of
 # x^2 * polynomial is smallest (found with Lawson's algorithm).
@@ -60,14 +59,20 @@ def polynomial(f: Function, x: Value, coefficients: list[float]) -> Value:
     return f.operand(x.type, terms[0])
 
 
-def exp2(f: Function, x: Value) -> Value:
-    """Return 2^x for `x` of at most 127, within 2e-7 of it; 2^-126 or less is 2^-126."""
+def exp2(f: Function, x: Value, *, for_codes: bool = False) -> Value:
+    """Return 2^x for `x` of at most 127; 2^-126 or less is 2^-126.
+
+    Args:
+        f: The function that is written.
+        x: `<lanes x float>`.
+        for_codes: Whether a relative error of 5e-5 is small enough, instead of 2e-7.
+    """
     x = x.maximum(-126.0)
     rounded = x + ROUNDING
     exponent = rounded.bits(vector(I32, x.type.lanes)) << 23
     fraction = x - (rounded - ROUNDING)
-    power = polynomial(f, fraction, _EXP2).bits(exponent.type) + exponent
-    return power.bits(x.type)
+    power = polynomial(f, fraction, _EXP2_OF_CODES if for_codes else _EXP2)
+    return (power.bits(exponent.type) + exponent).bits(x.type)
 
 
 def log2(f: Function, x: Value) -> Value:
@@ -129,7 +134,7 @@ ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
 
 
 def unsigned_codes(f: Function, x: Value, multiplier: Value, shift: Value) -> Value:
-    """Return `clip(rint(x * multiplier) + zero_point, 0, 255)` as `<lanes x i8>`.
+    """Return `clip(rint(x * multiplier) + zero_point, 0, 255)` in the lowest bytes of i32.
 
     Args:
         f: The function that is written.
@@ -140,4 +145,4 @@ def unsigned_codes(f: Function, x: Value, multiplier: Value, shift: Value) -> Va
     # The zero point is added with the constant that rounds, and the limits are those of code 0 and
     # 255 in the same form, so that the lowest 8 bits are the code.
     shifted = f.fma(x, multiplier, shift).maximum(ROUNDING).minimum(ROUNDING + 255)
-    return shifted.bits(vector(I32, x.type.lanes)).cast("trunc", vector(I8, x.type.lanes))
+    return shifted.bits(vector(I32, x.type.lanes))

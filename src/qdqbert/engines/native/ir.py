@@ -315,6 +315,13 @@ class Function:
         end = "" if aligned else ", align 1"
         self._lines.append(f"  store {value.type} {value.text}, ptr {place.text}{end}")
 
+    def store_bytes(self, value: Value, place: Value) -> None:
+        """Store the lowest byte of each i32, 16 lanes at a time, which one instruction can do."""
+        parts = value.parts(max(1, value.type.lanes // 16))
+        for index, part in enumerate(parts):
+            bytes_ = part.cast("trunc", vector(I8, part.type.lanes))
+            self.store(bytes_, self.address(place, 16 * index))
+
     def variable(self, value: Value) -> Variable:
         """Return a variable with a first value."""
         found = Variable(value.type, self.allocate(value.type))

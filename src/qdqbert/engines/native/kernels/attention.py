@@ -129,8 +129,7 @@ def _emit_quantize_heads(module: Module, lanes: int) -> None:
             with f.loop(0, f.size, lanes) as channel:
                 # The magnitude is at most 127, so there is nothing to clip.
                 values = f.fma(f.load(floats, x + channel * 4), factor, shift)
-                codes = values.bits(vector(I32, lanes)).cast("trunc", vector(I8, lanes))
-                f.store(codes, out + channel)
+                f.store_bytes(values.bits(vector(I32, lanes)), out + channel)
             f.store(amax * (1 / 127), f.scales + (head * f.scale_stride + row * 4))
 
 
@@ -384,10 +383,10 @@ def _store_weights(f: Function, rows: int, scores: Value, largest: Value, mass: 
     def block(panel: Value, width: int) -> None:
         floats, key = vector(F32, PANEL * width), panel * PANEL
         score = f.load(floats, scores + key * 4) - f.splat(largest, floats.lanes)
-        rounded = f.fma(exp2(f, score), float(_TOP), ROUNDING)
-        code, byte = rounded.bits(vector(I32, floats.lanes)), vector(I8, floats.lanes)
-        f.store((code >> 8).cast("trunc", byte), high + key)
-        f.store(code.cast("trunc", byte), low + key)
+        rounded = f.fma(exp2(f, score, for_codes=True), float(_TOP), ROUNDING)
+        code = rounded.bits(vector(I32, floats.lanes))
+        f.store_bytes(code >> 8, high + key)
+        f.store_bytes(code, low + key)
         weighted = (rounded - ROUNDING) * f.load(floats, inverses + key * 4)
         for part in weighted.parts(floats.lanes // mass.type.lanes):
             mass.set(mass.get() + part)
@@ -428,4 +427,4 @@ def _emit_context(module: Module, isa: InstructionSet, *, dynamic: bool) -> None
                 f.store(total, f.out + channel * 4)
             else:
                 factor = f.load(floats, multiplier + channel * 4)
-                f.store(unsigned_codes(f, total, factor, shift), f.out + channel)
+                f.store_bytes(unsigned_codes(f, total, factor, shift), f.out + channel)

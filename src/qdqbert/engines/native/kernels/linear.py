@@ -106,7 +106,8 @@ def _store_codes(name: str) -> Finish:
             factor = f.join([multiplier] * len(places))
             shifts = f.splat(shift, values.type.lanes)
             codes = unsigned_codes(f, ACTIVATIONS[name](f, values), factor, shifts)
-            _store_parts(f, places, codes)
+            for place, part in zip(places, codes.parts(len(places)), strict=True):
+                f.store_bytes(part, place)
 
         return write
 

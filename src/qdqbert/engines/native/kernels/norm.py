@@ -146,4 +146,4 @@ def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
             with f.loop(0, f.out_stride, lanes) as channel:
                 factor = f.load(floats, multiplier + channel * 4) * scale
                 codes = unsigned_codes(f, values(x, channel), factor, shift)
-                f.store(codes, out + channel)
+                f.store_bytes(codes, out + channel)
