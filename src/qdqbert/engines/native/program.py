@@ -13,6 +13,7 @@ from qdqbert.engines.native.cache import compiled
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
     INNER_BLOCK,
@@ -31,14 +32,18 @@ from qdqbert.engines.native.records import (
     NORM,
     THREAD,
 )
+from qdqbert.engines.native.schedule import FEW_ROWS, divide_evenly
 
 Array = NDArray[Any]
 
+# Panels that tiles of AMX have, at least.
+_PAIR = 2
 # Columns of a tile of AVX-512, and two tiles of AMX.
 _GROUP_COLUMNS = 64
 
 _CALLED = (
     "forward",
+    "forward_columns",
     "post",
     "serve",
     "finish",
@@ -220,8 +225,14 @@ class Texts:
 class Scratch:
     """Buffers of one thread, and the record that kernels read."""
 
-    def __init__(self, program: Program) -> None:
-        """Allocate buffers for texts of any length that the model takes."""
+    def __init__(self, program: Program, thread: int = 0, threads: int = 1) -> None:
+        """Allocate buffers for texts of any length that the model takes.
+
+        Args:
+            program: The model.
+            thread: Number of the thread.
+            threads: How many threads run a forward pass together.
+        """
         rows, limit = program.isa.rows[0], program.limit
         settings = program.settings
         size = settings["head_size"]
@@ -244,12 +255,28 @@ class Scratch:
             "inverse": zeros(rows, np.float32),
             "sums_of_values": zeros((2, rows, size), np.int32),
         }
-        ends = dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0)
-        self.record = THREAD.make({**ends, **self._buffers})
+        panels = [-(-settings[name] // PANEL) for name in ("hidden", "inner")]
+        hidden, inner = (divide_evenly(each, threads, _PAIR)[thread] for each in panels)
+        self._all_heads = range(settings["heads"])
+        self._own_heads = divide_evenly(settings["heads"], threads, program.group)[thread]
+        # Hidden states of a thread that computes all rows.
+        self.states = zeros((FEW_ROWS + SPARE_ROWS if thread else 0, program.hidden), np.float32)
+        self.record = THREAD.make(
+            {
+                **dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0),
+                **dict.fromkeys(("first_head", "last_head"), 0),
+                "first_hidden": hidden.start,
+                "own_hidden": len(hidden),
+                "first_inner": inner.start,
+                "own_inner": len(inner),
+                **self._buffers,
+            }
+        )
 
-    def take(self, rows: range, items: range) -> None:
-        """Let the next forward pass compute some rows and items."""
-        self.record[:4] = rows.start, rows.stop, items.start, items.stop
+    def take(self, rows: range, items: range, *, by_columns: bool = False) -> None:
+        """Let the next forward pass compute some rows and items, or all rows by columns."""
+        heads = self._own_heads if by_columns else self._all_heads
+        self.record[:6] = (rows.start, rows.stop, items.start, items.stop, heads.start, heads.stop)
 
 
 class Job:
@@ -288,7 +315,14 @@ class Job:
         self._texts = texts
         for field in dataclasses.fields(texts):
             self.record[JOB.offset(field.name) // 8] = getattr(texts, field.name).ctypes.data
+        self.record[JOB.offset("texts") // 8] = len(texts.starts) - 1
         self.record[JOB.offset("threads") // 8] = threads
+
+    def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
+        """Return the record for another thread that computes all rows, with its own states."""
+        found = self.record.copy()
+        found[JOB.offset("x") // 8] = scratch.states.ctypes.data
+        return found
 
     @property
     def states(self) -> NDArray[np.float32]:
@@ -311,6 +345,8 @@ class Job:
             "query_scale": scales[0],
             "key_scale": scales[1],
             "value_scale": scales[2],
+            "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
+            "inner": zeros((FEW_ROWS + SPARE_ROWS, program.inner), context),
             "barrier": zeros(2, np.int64),
         }
         self.record = JOB.make(
@@ -318,6 +354,7 @@ class Job:
                 **dict.fromkeys((field.name for field in dataclasses.fields(Texts)), 0),
                 **self._buffers,
                 "scale_stride": scales.strides[1],
+                "texts": 0,
                 "threads": 1,
                 "give_way": self._give_way,
             }

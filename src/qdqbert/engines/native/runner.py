@@ -28,7 +28,7 @@ class _Stream:
     def __init__(self, program: Program, threads: int) -> None:
         self.team = Team(program.functions, program.model, threads)
         self.job = Job(program, self.team.give_way)
-        self.scratch = [Scratch(program) for _ in range(threads)]
+        self.scratch = [Scratch(program, each, threads) for each in range(threads)]
 
 
 class NativeRunner:
@@ -96,8 +96,12 @@ class NativeRunner:
         stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
         used = stream.scratch[: len(shares.rows)]
         for scratch, rows, items in zip(used, shares.rows, shares.items, strict=True):
-            scratch.take(rows, items)
-        stream.team.run(stream.job.record, [each.record for each in used])
+            scratch.take(rows, items, by_columns=shares.by_columns)
+        jobs = [stream.job.record] * len(used)
+        if shares.by_columns:
+            jobs[1:] = [stream.job.record_for(each) for each in used[1:]]
+        records = [each.record for each in used]
+        stream.team.run(jobs, records, by_columns=shares.by_columns)
 
     def _texts(self, inputs: Mapping[str, NDArray[Any]], kept: NDArray[np.bool_]) -> Texts:
         """Return inputs without padding."""

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# A thread gets at least this number of rows: fewer cost a tile of AMX as much.
-_FEWEST_ROWS = 16
+FEW_ROWS = 64
+"""Up to this number of rows, reading the weights takes longer than multiplying by them."""
+
 # How much more than its share a thread may get before threads share texts instead.
 _IMBALANCE = 1.15
 # Attention of a token costs this many times as much for each other token as for itself.
@@ -25,15 +26,20 @@ class Shares:
         rows: Tokens of each thread.
         items: Pairs of text and head of each thread, `text * heads + head`.
         is_shared: Whether threads share texts and have to wait for each other.
+        by_columns: Whether each thread computes all rows, and some heads and columns. Then it has
+            all rows and no items.
     """
 
     rows: list[range]
     items: list[range]
     is_shared: bool
+    by_columns: bool = False
 
 
 def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
     """Divide texts among threads: whole texts if that is balanced, else rows and heads.
+
+    Very few rows are divided by columns.
 
     Args:
         starts: Index of the first token of each text, and of the end.
@@ -41,9 +47,10 @@ def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
         threads: Number of threads there are.
     """
     texts, tokens = len(starts) - 1, int(starts[-1])
-    threads = max(1, min(threads, tokens // _FEWEST_ROWS))
     if threads == 1:
         return Shares([range(tokens)], [range(texts * heads)], False)
+    if tokens <= FEW_ROWS:
+        return Shares([range(tokens)] * threads, [range(0)] * threads, True, True)
     ends = [int(np.abs(starts - tokens * each / threads).argmin()) for each in range(threads + 1)]
     most = max(starts[ends[1:]] - starts[ends[:-1]])
     if texts >= threads and most <= _IMBALANCE * tokens / threads:
@@ -54,6 +61,19 @@ def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
     cuts = [int(np.abs(costs - costs[-1] * each / threads).argmin()) for each in range(threads + 1)]
     edges = [round(tokens * each / threads) for each in range(threads + 1)]
     return Shares(_ranges(edges), _ranges(cuts), True)
+
+
+def divide_evenly(count: int, parts: int, multiple: int) -> list[range]:
+    """Return `parts` ranges of about equal length that cover `range(count)`.
+
+    Args:
+        count: The end of the last range.
+        parts: Number of ranges. Some are empty if there are too many.
+        multiple: Every range starts at a multiple of this.
+    """
+    blocks = -(-count // multiple)
+    edges = [min(count, round(blocks * each / parts) * multiple) for each in range(parts + 1)]
+    return _ranges(edges)
 
 
 def _ranges(edges: Sequence[int]) -> list[range]:

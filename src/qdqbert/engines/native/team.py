@@ -18,7 +18,9 @@ from qdqbert.engines.native.records import MAILBOX
 # About 100 us: a caller that asks again soon finds its workers awake.
 _PATIENCE = 2500
 
-_JOB, _THREAD = (list(MAILBOX.fields).index(name) for name in ("job", "thread"))
+_JOB, _THREAD, _BY_COLUMNS = (
+    list(MAILBOX.fields).index(name) for name in ("job", "thread", "by_columns")
+)
 _WAS_ASLEEP = list(MAILBOX.fields).index("was_asleep")
 
 
@@ -54,19 +56,29 @@ class Team:
             self, _end, functions, tuple(self._mailboxes), tuple(self._awake)
         )
 
-    def run(self, job: NDArray[np.int64], records: Sequence[NDArray[np.int64]]) -> None:
-        """Run the forward pass of a job.
+    def run(
+        self,
+        jobs: Sequence[NDArray[np.int64]],
+        records: Sequence[NDArray[np.int64]],
+        *,
+        by_columns: bool = False,
+    ) -> None:
+        """Run a forward pass.
 
         Args:
-            job: The `JOB` record.
-            records: A `THREAD` record for each thread that takes part; the first is the caller's.
+            jobs: A `JOB` record for each thread that takes part; the first is the caller's.
+            records: Their `THREAD` records.
+            by_columns: Whether each thread computes all rows, and some columns.
         """
         workers = range(len(records) - 1)
         for worker, record in zip(workers, records[1:], strict=True):
             mailbox = self._mailboxes[worker]
-            mailbox[_JOB], mailbox[_THREAD] = job.ctypes.data, record.ctypes.data
+            mailbox[_JOB] = jobs[worker + 1].ctypes.data
+            mailbox[_THREAD], mailbox[_BY_COLUMNS] = record.ctypes.data, int(by_columns)
             _post(self._functions, mailbox, self._awake[worker])
-        self._functions["forward"](self._model.ctypes.data, job.ctypes.data, records[0].ctypes.data)
+        self._functions["forward_columns" if by_columns else "forward"](
+            self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data
+        )
         for worker in workers:
             self._functions["finish"](self._mailboxes[worker].ctypes.data)
 
@@ -86,6 +98,7 @@ class Team:
                 "model": self._model,
                 "job": 0,
                 "thread": 0,
+                "by_columns": 0,
                 "give_way": self.give_way,
             }
         )

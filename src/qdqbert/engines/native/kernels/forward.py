@@ -7,8 +7,8 @@ the second one:
     items    attention of one head within one text
     rows     output, residual, LayerNorm, feed-forward part, residual, LayerNorm
 
-Threads that share texts wait for each other before and after the second phase. No result depends on
-how rows and items are divided.
+Threads that share texts wait for each other before and after the second phase. Threads that share
+few rows run `columns` instead. No result depends on how rows and items are divided.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import emit_attention
+from qdqbert.engines.native.kernels.columns import emit_columns
 from qdqbert.engines.native.kernels.dot import PANEL, emit_dots
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
@@ -55,6 +56,7 @@ def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False)
     _emit_rest(module, activation, dynamic=dynamic)
     with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
         _forward(f, isa)
+    emit_columns(module, isa, activation, dynamic=dynamic)
     emit_mailbox(module, isa)
     return module
 
@@ -113,17 +115,18 @@ def _emit_projections(module: Module) -> None:
 
 def _project(f: Function, index: int, out: str, scales: str, codes: Value) -> None:
     """Write one of the three projections, and the codes of its result."""
-    hidden, width, heads, size, group = (
-        MODEL.read(f, f.model, name) for name in ("hidden", "width", "heads", "head_size", "group")
+    hidden, width, size, group = (
+        MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size", "group")
     )
+    first, last = (THREAD.read(f, f.thread, name) for name in ("first_head", "last_head"))
     projected = THREAD.read(f, f.thread, "projected")
     linear = LAYER.read(f, f.layer, "projections") + index * LINEAR.size
     stride = group * size * 4
     rows = JOB.read(f, f.job, out) + f.row * width
     scale_stride = JOB.read(f, f.job, "scale_stride")
     scale = JOB.read(f, f.job, scales) + f.row * 4
-    with f.loop(0, heads, group) as head:
-        count = (heads - head).minimum(group)
+    with f.loop(first, last, group) as head:
+        count = (last - head).minimum(group)
         column = head * size
         f.call(
             "linear_float",

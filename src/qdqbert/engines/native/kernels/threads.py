@@ -33,7 +33,7 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
 
 
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
-    """Write `post`, `serve` and `finish`, which need `forward`.
+    """Write `post`, `serve` and `finish`, which need `forward` and `forward_columns`.
 
     `post` gives a worker what the fields `model`, `job` and `thread` of its `MAILBOX` say, and sets
     `was_asleep`. `serve` works on what is posted until nothing came for a while, or until the job
@@ -73,12 +73,12 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         _store(f, 0, _field(f, "is_asleep"))
         job = MAILBOX.read(f, f.mailbox, "job")
         end.leave_if(f.emit(I64, f"ptrtoint ptr {job.text} to i64").equals(0))
-        f.call(
-            "forward",
-            MAILBOX.read(f, f.mailbox, "model"),
-            job,
-            MAILBOX.read(f, f.mailbox, "thread"),
-        )
+        model, thread = (MAILBOX.read(f, f.mailbox, name) for name in ("model", "thread"))
+        by_columns = MAILBOX.read(f, f.mailbox, "by_columns").differs(0)
+        with f.when(by_columns):
+            f.call("forward_columns", model, job, thread)
+        with f.when(by_columns ^ 1):
+            f.call("forward", model, job, thread)
         _store(f, done + 1, _field(f, "done"))
 
 
