@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.cache import compiled
+from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
@@ -69,7 +70,11 @@ class Program:
         Args:
             packed: The model. Its arrays are used in place.
             isa: The instruction set of the kernels.
+
+        Raises:
+            CheckpointError: An array has another dtype or shape than the settings need.
         """
+        check_packed(packed)
         self.settings = packed.settings
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])

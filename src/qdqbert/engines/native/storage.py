@@ -7,6 +7,7 @@ the header is padded. The settings are JSON in the header's metadata.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ FORMAT = 1
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}
 _TYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
 _LARGEST_HEADER = 100_000_000
+_MOST_AXES = 8
 
 
 def save_packed(packed: Packed, path: Path) -> None:
@@ -63,6 +65,8 @@ def load_packed(path: Path) -> Packed:
         raise CheckpointError(f"Cannot read {str(path)!r}: {error}.") from error
     header, start = _read_header(path, data)
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise _damaged(path, "its metadata is not an object")
     if metadata.get("format") != "qdqbert-native" or metadata.get("version") != str(FORMAT):
         raise CheckpointError(
             f"{str(path)!r} is not a model of the native engine in format {FORMAT}. Quantize the "
@@ -70,11 +74,9 @@ def load_packed(path: Path) -> Packed:
         )
     arrays: dict[str, NDArray[Any]] = {}
     end = 0
-    for name, entry in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
-        kind, shape = _TYPES.get(entry["dtype"]), tuple(entry["shape"])
-        first, last = entry["data_offsets"]
-        size = 0 if kind is None else int(np.prod(shape)) * kind.itemsize
-        if kind is None or min(shape) < 0 or first != end or last - first != size:
+    entries = [_entry(path, *each) for each in header.items()]
+    for name, kind, shape, first, last in sorted(entries, key=lambda each: each[3:]):
+        if first != end or last - first != math.prod(shape) * kind.itemsize:
             raise _damaged(path, f"array {name!r} has wrong offsets")
         if start + last > len(data):
             raise _damaged(path, "it ends too early")
@@ -84,9 +86,32 @@ def load_packed(path: Path) -> Packed:
         raise _damaged(path, "it is longer than its arrays")
     try:
         settings = json.loads(metadata["settings"])
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, "its settings are not JSON") from error
+    if not isinstance(settings, dict):
+        raise _damaged(path, "its settings are not an object")
     return Packed(arrays=arrays, settings=settings)
+
+
+def _entry(
+    path: Path, name: str, entry: Any
+) -> tuple[str, np.dtype[Any], tuple[int, ...], int, int]:
+    """Return name, dtype, shape, start and end of an array of the header."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(path, f"array {name!r} has wrong fields")
+    kind = _TYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if kind is None:
+        raise _damaged(path, f"array {name!r} has the dtype {entry['dtype']!r:.40}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    for numbers in (shape, offsets):
+        # Python has no limit of integers, but numpy has.
+        if not isinstance(numbers, list) or not all(
+            type(each) is int and 0 <= each < 2**48 for each in numbers
+        ):
+            raise _damaged(path, f"array {name!r} has a wrong shape or wrong offsets")
+    if not 1 <= len(shape) <= _MOST_AXES or len(offsets) != 2:
+        raise _damaged(path, f"array {name!r} has a wrong shape or wrong offsets")
+    return name, kind, tuple(shape), offsets[0], offsets[1]
 
 
 def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
@@ -98,7 +123,7 @@ def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], i
         raise _damaged(path, "its header has a wrong length")
     try:
         header = json.loads(data[8 : 8 + length].tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not an object")

@@ -1,0 +1,228 @@
+"""Check that a packed model has the settings and the arrays that kernels rely on.
+
+Kernels get addresses and sizes only, so a file whose arrays are smaller than its settings say would
+make them read other memory. Everything is compared here before a kernel gets an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+from qdqbert.engines.native.functions import ACTIVATIONS
+from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.model import Pooling
+from qdqbert.engines.native.packed import Packed, padded
+from qdqbert.errors import CheckpointError
+
+# Sums of this number of products of 8-bit codes fit in 32 bits.
+_LARGEST = 65_536
+# Larger floats have no float32.
+_LARGEST_FLOAT = 1e30
+_INPUTS = ("input_ids", "attention_mask")
+
+# A length of `None` is any number from 1.
+Shape = tuple[int | None, ...]
+Expected = tuple[str, type[np.generic], Shape]
+
+
+def check_packed(packed: Packed) -> None:
+    """Compare each setting with its limits, and each array with the settings.
+
+    Raises:
+        CheckpointError: A setting is missing or has a wrong value, or an array is missing, unknown,
+            or has another dtype or shape.
+    """
+    expected = {name: each for name, *each in _model(_Settings(packed.settings, ""), packed)}
+    if unknown := sorted(packed.arrays.keys() ^ expected.keys()):
+        state = "is missing" if unknown[0] in expected else "is unknown"
+        raise _wrong(f"array {unknown[0]!r} {state}")
+    for name, (dtype, shape) in expected.items():
+        array = packed.arrays[name]
+        lengths = zip(array.shape, shape, strict=False)
+        fits = array.ndim == len(shape) and all(
+            length >= 1 if wanted is None else length == wanted for length, wanted in lengths
+        )
+        if array.dtype != dtype or not fits:
+            raise _wrong(
+                f"array {name!r} is {array.dtype} {array.shape}, and the settings need "
+                f"{np.dtype(dtype)} ({', '.join('any' if n is None else str(n) for n in shape)})"
+            )
+
+
+def _wrong(reason: str) -> CheckpointError:
+    return CheckpointError(f"The packed model is damaged: {reason}. Quantize the model again.")
+
+
+class _Settings:
+    """Settings with checked values. Names in errors start with those of the parents."""
+
+    def __init__(self, values: Any, path: str) -> None:
+        self._path = path
+        if not isinstance(values, Mapping):
+            raise self._refuse("", values, "an object")
+        self._values = values
+
+    def _refuse(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
+        return _wrong(f"setting '{self._path}{name}' is {shown} and has to be {wanted}")
+
+    def get(self, name: str) -> Any:
+        """Return a value of any kind."""
+        if name not in self._values:
+            raise _wrong(f"setting '{self._path}{name}' is missing")
+        return self._values[name]
+
+    def integer(self, name: str, low: int = 1, high: int = _LARGEST, *, multiple: int = 1) -> int:
+        """Return an integer between two limits."""
+        value = self.get(name)
+        if type(value) is not int or not low <= value <= high or value % multiple:
+            what = f"a multiple of {multiple}" if multiple > 1 else "an integer"
+            raise self._refuse(name, value, f"{what} from {low} to {high}")
+        return value
+
+    def equal(self, name: str, wanted: int) -> None:
+        """Check an integer that follows from others."""
+        self.integer(name, wanted, wanted)
+
+    def number(self, name: str, low: float = -_LARGEST_FLOAT) -> None:
+        """Check a finite number."""
+        value = self.get(name)
+        if type(value) not in (int, float) or not low <= value <= _LARGEST_FLOAT:
+            raise self._refuse(name, value, "a finite number" if low else "a number from 0")
+
+    def truth(self, name: str) -> bool:
+        """Return a truth value."""
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise self._refuse(name, value, "true or false")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return one of some texts."""
+        value = self.get(name)
+        if not isinstance(value, str) or value not in choices:
+            raise self._refuse(name, value, f"one of {', '.join(choices)}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of different texts."""
+        value = self.get(name)
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not is_list or len(set(value)) < len(value):
+            raise self._refuse(name, value, "a list of different names")
+        return list(value)
+
+    def child(self, name: str) -> _Settings:
+        """Return an object."""
+        return _Settings(self.get(name), f"{self._path}{name}.")
+
+    def children(self, name: str) -> list[_Settings]:
+        """Return a list of objects."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            raise self._refuse(name, value, "a list")
+        return [_Settings(each, f"{self._path}{name}.{i}.") for i, each in enumerate(value)]
+
+
+def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
+    """Check the settings of a model, and yield the arrays that it needs."""
+    hidden, inner = padded(settings.integer("hidden")), padded(settings.integer("inner"))
+    heads, size = settings.integer("heads"), settings.integer("head_size", multiple=PANEL)
+    if (width := padded(heads * size)) > _LARGEST:
+        raise _wrong(f"{heads} heads of {size} channels are too many")
+    limit = settings.integer("limit")
+    settings.choice("activation", tuple(ACTIVATIONS))
+    settings.number("score_scale")
+    settings.truth("causal")
+    settings.truth("has_choices")
+    names = settings.texts("input_names")
+    if missing := [each for each in _INPUTS if each not in names]:
+        raise _wrong(f"the inputs {names} have no {missing[0]!r}")
+    if settings.get("padding_id") is not None:
+        settings.integer("padding_id", 0, 2**31 - 1)
+    yield from _embeddings(settings, hidden, limit)
+    layers = settings.children("layers")
+    if not layers:
+        raise _wrong("it has no layers")
+    for index, layer in enumerate(layers):
+        name = f"layers.{index}"
+        groups = layer.children("projections")
+        if len(groups) not in (1, 3):
+            raise _wrong(f"layer {index} has {len(groups)} projections instead of 1 or 3")
+        for number, group in enumerate(groups):
+            columns = width * 3 // len(groups)
+            yield from _linear(group, f"{name}.projections.{number}", hidden, columns)
+        narrow = padded(settings.integer("hidden"), PANEL)
+        for part, depth, columns in (
+            ("output", width, narrow),
+            ("up", hidden, padded(settings.integer("inner"), PANEL)),
+            ("down", inner, narrow),
+        ):
+            yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
+        for part in ("attention_norm", "norm"):
+            yield from _norm(layer.child(part), f"{name}.{part}", settings.integer("hidden"))
+        if (bias := f"{name}.position_bias") in packed.arrays:
+            # Kernels read whole vectors of keys.
+            yield bias, np.float32, (padded(heads * (2 * limit - 1) + PANEL, PANEL),)
+    yield from _heads(settings)
+
+
+def _embeddings(settings: _Settings, hidden: int, limit: int) -> Iterator[Expected]:
+    embeddings = settings.child("embeddings")
+    is_int8 = embeddings.truth("int8")
+    yield "words", np.int8 if is_int8 else np.float32, (None, hidden)
+    if is_int8:
+        yield "word_scale", np.float32, (hidden,)
+    yield "positions", np.float32, (limit if embeddings.truth("has_positions") else 1, hidden)
+    yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, hidden)
+    yield from _norm(embeddings.child("norm"), "embedding_norm", settings.integer("hidden"))
+
+
+def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterator[Expected]:
+    settings.equal("depth", depth)
+    settings.equal("columns", columns)
+    settings.integer("zero_point", 0, 255)
+    yield f"{name}.weights", np.int8, (columns // PANEL, depth // 4, PANEL, 4)
+    yield f"{name}.start", np.int32, (columns,)
+    yield f"{name}.factor", np.float32, (columns,)
+    yield f"{name}.bias", np.float32, (columns,)
+    yield f"{name}.multiplier", np.float32, (depth,)
+
+
+def _norm(settings: _Settings, name: str, width: int) -> Iterator[Expected]:
+    settings.equal("width", width)
+    settings.number("epsilon", 0)
+    for part in ("weight", "bias"):
+        yield f"{name}.{part}", np.float32, (padded(width),)
+
+
+def _heads(settings: _Settings) -> Iterator[Expected]:
+    """Check the heads: each step takes as many channels as the step before it gives."""
+    names: list[Any] = []
+    for index, head in enumerate(settings.children("heads_of_model")):
+        width = settings.integer("hidden")
+        head.choice("pooling", get_args(Pooling))
+        for number, step in enumerate(head.children("steps")):
+            name = f"heads.{index}.{number}"
+            kind = step.choice("kind", ("linear", "norm", "function"))
+            if kind == "function":
+                step.choice("name", (*ACTIVATIONS, "normalize"))
+            elif kind == "norm":
+                yield from _norm(step, name, width)
+            else:
+                depth, width = padded(width), step.integer("width")
+                columns = padded(width, PANEL)
+                step.equal("depth", depth)
+                step.equal("columns", columns)
+                yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
+                yield f"{name}.bias", np.float32, (columns,)
+        for output in head.children("outputs"):
+            names.append(output.get("name"))
+            if output.get("column") is not None:
+                output.integer("column", 0, width - 1)
+    if not all(isinstance(each, str) for each in names) or len(set(names)) < max(1, len(names)):
+        raise _wrong(f"the outputs {names} are not different names")
