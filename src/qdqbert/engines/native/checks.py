@@ -35,7 +35,7 @@ def check_packed(packed: Packed) -> None:
         CheckpointError: A setting is missing or has a wrong value, or an array is missing, unknown,
             or has another dtype or shape.
     """
-    expected = {name: each for name, *each in _model(_Settings(packed.settings, ""), packed)}
+    expected = {each[0]: each[1:] for each in _model(_Settings(packed.settings, ""), packed)}
     if unknown := sorted(packed.arrays.keys() ^ expected.keys()):
         state = "is missing" if unknown[0] in expected else "is unknown"
         raise _wrong(f"array {unknown[0]!r} {state}")

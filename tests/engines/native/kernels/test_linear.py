@@ -1,0 +1,145 @@
+"""Linear layers in int8 with all that is done to their results, against numpy in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from encoder_reference import ACTIVATIONS
+from native_kernels import SAFE_CODE, bytes_of_row, check_codes, codes_record, few
+from qdqbert.engines.native.kernels.dot import PANEL, dot, pack
+from qdqbert.engines.native.kernels.forward import SPARE_ROWS
+from qdqbert.engines.native.records import LINEAR
+
+# Relative to the largest value of an activation function's input.
+_TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A linear layer, its input and its result in float64."""
+
+    codes: Any
+    record: Any
+    values: Any
+    # What the record has the addresses of.
+    arrays: tuple[Any, ...]
+
+
+def make_case(rows: int, panels: int, depth: int, seed: int, *, strided: int = 64) -> Case:
+    rng = np.random.default_rng(seed)
+    columns = panels * PANEL
+    # Kernels for AMX read further rows, and ignore them.
+    codes = rng.integers(0, 256, (rows + SPARE_ROWS, depth + strided)).astype(np.uint8)
+    weights = rng.integers(-SAFE_CODE, SAFE_CODE + 1, (columns, depth)).astype(np.int8)
+    start = rng.integers(-100_000, 100_000, columns).astype(np.int32)
+    factor = (rng.uniform(0.5, 2, columns) / (4000 * np.sqrt(depth))).astype(np.float32)
+    bias = rng.standard_normal(columns).astype(np.float32)
+    packed = pack(weights, depth)
+    record = LINEAR.make(
+        {
+            "weights": packed,
+            "panel": bytes_of_row(packed),
+            "panels": panels,
+            "steps": depth // 4,
+            "start": start,
+            "factor": factor,
+            "bias": bias,
+        }
+    )
+    sums = dot(codes[:rows, :depth], weights, start).astype(np.float64)
+    return Case(codes, record, sums * factor + bias, (packed, start, factor, bias))
+
+
+def run(
+    kernels, name: str, case: Case, out: Any, rows: int, extra: Any = 0, first: int = 0
+) -> None:
+    kernels.with_tiles(
+        name,
+        case.record,
+        case.codes[first:],
+        bytes_of_row(case.codes),
+        rows,
+        out,
+        bytes_of_row(out),
+        extra,
+    )
+
+
+sizes = given(
+    rows=st.integers(1, 70),
+    panels=st.integers(1, 7),
+    depth=st.integers(1, 4).map(lambda each: 64 * each),
+    seed=st.integers(0, 2**32),
+)
+
+
+@few
+@sizes
+def test_values_are_stored(kernels, rows, panels, depth, seed) -> None:
+    case = make_case(rows, panels, depth, seed)
+    out = np.full((rows + 1, panels * PANEL + 5), np.nan, np.float32)
+    run(kernels, "linear_float", case, out, rows)
+    np.testing.assert_allclose(out[:rows, :-5], case.values, rtol=1e-6, atol=1e-6)
+    assert np.isnan(out[rows:]).all()
+    assert np.isnan(out[:, -5:]).all()
+
+
+@few
+@sizes
+def test_values_are_added_to_a_residual(kernels, rows, panels, depth, seed) -> None:
+    case = make_case(rows, panels, depth, seed)
+    before = np.random.default_rng(seed).standard_normal((rows + 1, panels * PANEL))
+    out = before.astype(np.float32)
+    expected = out[:rows] + case.values
+    run(kernels, "linear_add", case, out, rows)
+    np.testing.assert_allclose(out[:rows], expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(out[rows:], before[rows:].astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_values_may_have_an_activation_function(kernels, name) -> None:
+    case = make_case(9, 3, 128, 0)
+    out = np.zeros((9, 3 * PANEL), np.float32)
+    run(kernels, f"linear_{name}", case, out, 9)
+    expected = ACTIVATIONS[name](case.values)
+    np.testing.assert_allclose(out, expected, atol=_TOLERANCE * np.abs(case.values).max())
+
+
+@few
+@given(
+    name=st.sampled_from(sorted(ACTIVATIONS)),
+    zero_point=st.integers(0, 255),
+    rows=st.integers(1, 70),
+    panels=st.integers(1, 7),
+    seed=st.integers(0, 2**32),
+)
+def test_values_become_the_codes_of_the_next_layer(
+    kernels, name, zero_point, rows, panels, seed
+) -> None:
+    case = make_case(rows, panels, 128, seed)
+    columns = panels * PANEL
+    multiplier = np.random.default_rng(seed).uniform(5, 100, columns).astype(np.float32)
+    out = np.full((rows + 1, columns + 5), 77, np.uint8)
+    codes = codes_record(multiplier, zero_point)
+    run(kernels, f"linear_codes_{name}", case, out, rows, codes)
+    tolerance = _TOLERANCE * np.abs(case.values).max() * 100
+    check_codes(out[:rows, :-5], ACTIVATIONS[name](case.values) * multiplier, zero_point, tolerance)
+    assert (out[rows:] == 77).all()
+    assert (out[:, -5:] == 77).all()
+
+
+@few
+@given(rows=st.integers(2, 70), first=st.integers(0, 69), seed=st.integers(0, 2**32))
+def test_a_row_has_the_same_bits_alone(kernels, rows, first, seed) -> None:
+    first %= rows
+    case = make_case(rows, 5, 128, seed)
+    together, alone = (np.zeros((rows, 5 * PANEL), np.float32) for _ in range(2))
+    run(kernels, "linear_gelu", case, together, rows)
+    run(kernels, "linear_gelu", case, alone, rows - first, first=first)
+    np.testing.assert_array_equal(together[first:], alone[: rows - first])

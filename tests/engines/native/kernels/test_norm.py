@@ -1,0 +1,92 @@
+"""LayerNorm and codes of rows, against numpy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from native_kernels import bytes_of_row, check_codes, codes_record, few
+from qdqbert.engines.native.kernels.norm import codes, layer_norm
+from qdqbert.engines.native.packed import padded
+from qdqbert.engines.native.records import NORM
+
+
+def normalize(kernels, x, weight, bias, epsilon):
+    """Return rows from the kernel, which have padding up to a multiple of 64 channels."""
+    rows, width = x.shape
+    wide = np.zeros((rows + 1, padded(width)), np.float32)
+    wide[:rows, :width] = x
+    wide[rows] = 7
+    arrays = [np.pad(each, (0, padded(width) - width)) for each in (weight, bias)]
+    record = NORM.make({"weight": arrays[0], "bias": arrays[1], "epsilon": epsilon, "width": width})
+    kernels("layer_norm", record, wide, bytes_of_row(wide), rows)
+    assert not wide[:rows, width:].any()
+    assert (wide[rows] == 7).all()
+    return wide[:rows, :width]
+
+
+@few
+@given(
+    rows=st.integers(1, 5),
+    width=st.integers(2, 200),
+    mean=st.sampled_from((0.0, 3.0, 1000.0)),
+    scale=st.sampled_from((1e-3, 1.0, 50.0)),
+    seed=st.integers(0, 2**32),
+)
+def test_layer_norm_computes_what_numpy_does(kernels, rows, width, mean, scale, seed) -> None:
+    rng = np.random.default_rng(seed)
+    x = (mean + scale * rng.standard_normal((rows, width))).astype(np.float32)
+    weight, bias = (rng.standard_normal(width).astype(np.float32) for _ in range(2))
+    found = normalize(kernels, x, weight, bias, 1e-12)
+    # x and its mean are rounded to float32, and the deviation may be small next to them.
+    deviation = x.astype(np.float64).std(axis=1).min()
+    tolerance = 1e-5 + 4e-7 * np.abs(x).max() / deviation * np.abs(weight).max()
+    np.testing.assert_allclose(found, layer_norm(x, weight, bias, 1e-12), atol=tolerance, rtol=1e-5)
+
+
+def test_equal_channels_become_the_bias(kernels) -> None:
+    bias = np.arange(10, dtype=np.float32)
+    found = normalize(kernels, np.full((1, 10), 4, np.float32), bias + 1, bias, 1e-5)
+    np.testing.assert_array_equal(found[0], bias)
+
+
+@few
+@given(
+    rows=st.integers(1, 5),
+    channels=st.integers(1, 4).map(lambda each: 64 * each),
+    zero_point=st.integers(0, 255),
+    scale=st.sampled_from((0.1, 30.0, 1e6)),
+    seed=st.integers(0, 2**32),
+)
+def test_rows_become_codes(kernels, rows, channels, zero_point, scale, seed) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, channels + 16)).astype(np.float32)
+    multiplier = (scale * rng.uniform(0.5, 2, channels)).astype(np.float32)
+    out = np.full((rows + 1, channels), 77, np.uint8)
+    kernels(
+        "quantize_rows",
+        codes_record(multiplier, zero_point),
+        x,
+        bytes_of_row(x),
+        rows,
+        out,
+        channels,
+    )
+    values = x[:, :channels].astype(np.float64) * multiplier
+    check_codes(out[:rows], values, zero_point)
+    assert np.mean(out[:rows] != codes(x[:, :channels], multiplier, zero_point)) < 0.01
+    assert (out[rows] == 77).all()
+
+
+@pytest.mark.parametrize("zero_point", [0, 128])
+def test_values_in_the_middle_are_rounded_to_even_codes(kernels, zero_point) -> None:
+    x = np.arange(-8, 8, 0.25, dtype=np.float32)[None]
+    out = np.zeros((1, 64), np.uint8)
+    ones = np.ones(64, np.float32)
+    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64)
+    np.testing.assert_array_equal(out, codes(x, ones, zero_point))
+    x[0, :4] = np.inf, -np.inf, np.nan, 1e30
+    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64)
+    assert out[0, :4].tolist() == [255, 0, 0, 255]

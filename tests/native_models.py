@@ -1,0 +1,230 @@
+"""Small random encoders for the native engine, with ranges that fit their activations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import encoder_reference
+from qdqbert.engines.native.model import (
+    Activation,
+    Attention,
+    Codes,
+    Embeddings,
+    EncoderModel,
+    Head,
+    HeadOutput,
+    Layer,
+    Linear,
+    Norm,
+    Residual,
+    Table,
+)
+
+VOCABULARY = 97
+LIMIT = 80
+# The largest weight code for which sums of two adjacent products fit in 16 bits, as AVX2 needs.
+LARGEST_CODE = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes and parts of a random model."""
+
+    hidden: int = 64
+    heads: int = 4
+    head: int = 16
+    inner: int = 128
+    layers: int = 2
+    limit: int = LIMIT
+    activation: Activation = "gelu"
+    words_are_int8: bool = True
+    has_positions: bool = True
+    has_types: bool = True
+    shared_codes: bool = True
+    smoothed: bool = False
+    position_bias: bool = False
+    causal: bool = False
+    padding_id: int | None = None
+    seed: int = 0
+
+
+HIDDEN_STATES = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
+
+
+class _Maker:
+    """Makes the parts of one model in float."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.rng = np.random.default_rng(shape.seed)
+
+    def floats(self, *shape: int, scale: float = 1.0) -> Any:
+        return (self.rng.standard_normal(shape) * scale).astype(np.float32)
+
+    def linear(self, rows: int, depth: int, gain: float = 1.0) -> Linear:
+        weight = self.floats(rows, depth, scale=gain / np.sqrt(depth))
+        return Linear(
+            weight=weight, weight_scale=None, bias=self.floats(rows, scale=0.1), codes=None
+        )
+
+    def norm(self, width: int) -> Norm:
+        return Norm(
+            weight=1 + self.floats(width, scale=0.2),
+            bias=self.floats(width, scale=0.2),
+            epsilon=1e-12,
+        )
+
+    def table(self, rows: int, *, int8: bool = False) -> Table:
+        values = self.floats(rows, self.shape.hidden)
+        if not int8:
+            return Table(rows=values, scale=None)
+        scale = np.abs(values).max(axis=0) / np.float32(127)
+        return Table(rows=np.rint(values / scale).astype(np.int8), scale=scale)
+
+    def layer(self) -> Layer:
+        shape = self.shape
+        hidden, width = shape.hidden, shape.heads * shape.head
+        bias = None
+        if shape.position_bias:
+            bias = self.floats(shape.heads, 2 * shape.limit - 1)
+        attention = Attention(
+            query=self.linear(width, hidden, 1.5),
+            key=self.linear(width, hidden, 1.5),
+            value=self.linear(width, hidden),
+            output=self.linear(hidden, width),
+            heads=shape.heads,
+            scale=float(1 / np.sqrt(shape.head)),
+            causal=shape.causal,
+            position_bias=bias,
+        )
+        return Layer(
+            attention=attention,
+            attention_residual=Residual(norm=self.norm(hidden)),
+            up=self.linear(shape.inner, hidden),
+            activation=shape.activation,
+            down=self.linear(hidden, shape.inner),
+            residual=Residual(norm=self.norm(hidden)),
+        )
+
+    def model(self, heads: tuple[Head, ...]) -> EncoderModel:
+        shape = self.shape
+        embeddings = Embeddings(
+            words=self.table(VOCABULARY, int8=shape.words_are_int8),
+            positions=self.table(shape.limit) if shape.has_positions else None,
+            token_types=self.table(2) if shape.has_types else None,
+            norm=self.norm(shape.hidden),
+            padding_id=shape.padding_id,
+        )
+        types = ("token_type_ids",) if shape.has_types else ()
+        return EncoderModel(
+            embeddings=embeddings,
+            layers=tuple(self.layer() for _ in range(shape.layers)),
+            heads=heads,
+            limit=shape.limit,
+            input_names=("input_ids", "attention_mask", *types),
+        )
+
+
+@contextlib.contextmanager
+def _observed(inputs: dict[int, list[Any]]) -> Iterator[None]:
+    """Collect the inputs of each linear layer while the reference runs."""
+    compute = encoder_reference.linear
+
+    def linear(x: Any, layer: Linear, **options: Any) -> Any:
+        inputs.setdefault(id(layer), []).append(x)
+        return compute(x, layer, **options)
+
+    with mock.patch("encoder_reference.linear", linear):
+        yield
+
+
+def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool) -> Linear:
+    """Return a linear layer in int8, with the range of its inputs."""
+    x = np.concatenate(inputs)
+    factor = np.ones(x.shape[1])
+    if smoothed:
+        factor = 1 / np.sqrt(np.abs(x).max(axis=0) + 0.1)
+    low, high = min((x * factor).min(), 0.0), max((x * factor).max(), 0.0)
+    scale = float(np.float32((high - low) / 255))
+    weight = linear.weight / factor
+    weight_scale = (np.abs(weight).max(axis=1) / LARGEST_CODE).astype(np.float32)
+    multiplier = (factor / scale).astype(np.float32)
+    codes = Codes(
+        scale=scale,
+        zero_point=round(-low / scale),
+        multiplier=multiplier if smoothed else multiplier[0],
+    )
+    return Linear(
+        weight=np.rint(weight / weight_scale[:, None]).astype(np.int8),
+        weight_scale=weight_scale,
+        bias=linear.bias,
+        codes=codes,
+    )
+
+
+def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Layer:
+    def quantized(linear: Linear, smoothed: bool = False) -> Linear:
+        return _quantized(linear, inputs[id(linear)], smoothed=smoothed)
+
+    attention = layer.attention
+    query, key, value = (
+        quantized(each, shape.smoothed)
+        for each in (attention.query, attention.key, attention.value)
+    )
+    if not shape.shared_codes:
+        # Other ranges for key and value than for the query.
+        key, value = (
+            dataclasses.replace(
+                each,
+                codes=Codes(
+                    scale=each.codes.scale * factor,
+                    zero_point=each.codes.zero_point + moved,
+                    multiplier=each.codes.multiplier / np.float32(factor),
+                ),
+            )
+            for each, factor, moved in ((key, 1.1, 3), (value, 1.05, -3))
+        )
+    return dataclasses.replace(
+        layer,
+        attention=dataclasses.replace(
+            attention, query=query, key=key, value=value, output=quantized(attention.output)
+        ),
+        up=quantized(layer.up, shape.smoothed),
+        down=quantized(layer.down),
+    )
+
+
+@functools.cache
+def random_model(shape: Shape, heads: tuple[Head, ...] = (HIDDEN_STATES,)) -> EncoderModel:
+    """Return a random model whose linear layers are in int8."""
+    model = _Maker(shape).model(heads)
+    inputs: dict[int, list[Any]] = {}
+    rng = np.random.default_rng(shape.seed + 1)
+    with _observed(inputs):
+        for length in (shape.limit, 17, 30, 5):
+            ids, types = rng.integers(0, VOCABULARY, length), rng.integers(0, 2, length)
+            x = encoder_reference.embed(model.embeddings, ids, types)
+            for layer in model.layers:
+                x = encoder_reference.run_layer(x, layer)
+    layers = tuple(_with_codes(layer, inputs, shape) for layer in model.layers)
+    return dataclasses.replace(model, layers=layers)
+
+
+def random_batch(lengths: tuple[int, ...], *, seed: int = 0, left: bool = False) -> dict[str, Any]:
+    """Return texts of the given lengths, padded on the right or on the left."""
+    rng = np.random.default_rng(seed)
+    most = max(lengths)
+    places = np.arange(most)[::-1] if left else np.arange(most)
+    mask = (places < np.array(lengths)[:, None]).astype(np.int64)
+    ids, types = np.zeros_like(mask), np.zeros_like(mask)
+    # The same tokens on both sides.
+    ids[mask == 1] = rng.integers(2, VOCABULARY, mask.sum())
+    types[mask == 1] = rng.integers(0, 2, mask.sum())
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
