@@ -76,7 +76,7 @@ def exp2(f: Function, x: Value, *, for_codes: bool = False) -> Value:
 
 
 def log2(f: Function, x: Value) -> Value:
-    """Return the logarithm of a positive, normal `x` to base 2, within 2e-6."""
+    """Return the logarithm of a positive, normal `x` to base 2, within 4e-6."""
     integers = vector(I32, x.type.lanes)
     bits = x.bits(integers)
     # The mantissa is in [1, 2).
