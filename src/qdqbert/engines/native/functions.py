@@ -91,7 +91,10 @@ def exp(f: Function, x: Value) -> Value:
 
 
 def gelu(f: Function, x: Value) -> Value:
-    """Return `x / 2 * (1 + erf(x / sqrt 2))`, within 2e-4: a hundredth of a step of 8-bit codes."""
+    """Return `x / 2 * (1 + erf(x / sqrt 2))`, within 2e-4 or 2e-5 * |x|, whichever is larger.
+
+    That is a hundredth of a step of 8-bit codes.
+    """
     inner = x.maximum(-_ERF_END).minimum(_ERF_END)
     half_erf = polynomial(f, inner * inner, _HALF_ERF)
     return x * f.fma(inner, half_erf, 0.5)

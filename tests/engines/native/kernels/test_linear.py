@@ -16,8 +16,8 @@ from qdqbert.engines.native.kernels.dot import PANEL, dot, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.records import LINEAR
 
-# Relative to the largest value of an activation function's input.
-_TOLERANCE = 1e-5
+# The error of activation functions for small inputs; see `test_functions`.
+_TOLERANCE = 3e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def test_values_may_have_an_activation_function(kernels, name) -> None:
     out = np.zeros((9, 3 * PANEL), np.float32)
     run(kernels, f"linear_{name}", case, out, 9)
     expected = ACTIVATIONS[name](case.values)
-    np.testing.assert_allclose(out, expected, atol=_TOLERANCE * np.abs(case.values).max())
+    np.testing.assert_allclose(out, expected, atol=_TOLERANCE)
 
 
 @few
@@ -128,8 +128,9 @@ def test_values_become_the_codes_of_the_next_layer(
     out = np.full((rows + 1, columns + 5), 77, np.uint8)
     codes = codes_record(multiplier, zero_point)
     run(kernels, f"linear_codes_{name}", case, out, rows, codes)
-    tolerance = _TOLERANCE * np.abs(case.values).max() * 100
-    check_codes(out[:rows, :-5], ACTIVATIONS[name](case.values) * multiplier, zero_point, tolerance)
+    check_codes(
+        out[:rows, :-5], ACTIVATIONS[name](case.values) * multiplier, zero_point, 100 * _TOLERANCE
+    )
     assert (out[rows:] == 77).all()
     assert (out[:, -5:] == 77).all()
 

@@ -76,7 +76,6 @@ def test_rows_become_codes(kernels, rows, channels, zero_point, scale, seed) -> 
     )
     values = x[:, :channels].astype(np.float64) * multiplier
     check_codes(out[:rows], values, zero_point)
-    assert np.mean(out[:rows] != codes(x[:, :channels], multiplier, zero_point)) < 0.01
     assert (out[rows] == 77).all()
 
 

@@ -1,0 +1,52 @@
+"""How texts are divided among threads."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqbert.engines.native.schedule import divide
+
+
+def starts_of(lengths) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 512), min_size=1, max_size=40),
+    heads=st.integers(1, 16),
+    threads=st.integers(1, 70),
+)
+def test_each_row_and_item_belongs_to_one_thread(lengths, heads, threads) -> None:
+    starts = starts_of(lengths)
+    shares = divide(starts, heads, threads)
+    assert 1 <= len(shares.rows) == len(shares.items) <= threads
+    for parts, count in ((shares.rows, sum(lengths)), (shares.items, len(lengths) * heads)):
+        assert [each for part in parts for each in part] == list(range(count))
+    if not shares.is_shared:
+        # Threads do not wait for each other, so that each has all heads and rows of its texts.
+        for rows, items in zip(shares.rows, shares.items, strict=True):
+            assert items.start % heads == items.stop % heads == 0
+            assert starts[items.start // heads] == rows.start
+            assert starts[items.stop // heads] == rows.stop
+
+
+def test_texts_of_one_length_are_not_shared() -> None:
+    shares = divide(starts_of([64] * 8), 12, 4)
+    assert not shares.is_shared
+    assert [len(each) for each in shares.rows] == [128] * 4
+
+
+def test_one_long_text_is_shared_by_rows_and_heads() -> None:
+    shares = divide(starts_of([130]), 12, 2)
+    assert shares.is_shared
+    assert [len(each) for each in shares.rows] == [65, 65]
+    assert [len(each) for each in shares.items] == [6, 6]
+
+
+def test_a_short_text_takes_one_thread() -> None:
+    shares = divide(starts_of([20]), 12, 8)
+    assert len(shares.rows) == 1
+    assert not shares.is_shared
