@@ -68,7 +68,8 @@ class _Settings:
     def _refuse(self, name: str, value: Any, wanted: str) -> CheckpointError:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
-        return _wrong(f"setting '{self._path}{name}' is {shown} and has to be {wanted}")
+        place = f"{self._path}{name}".rstrip(".")
+        return _wrong(f"setting {place!r} is {shown} and has to be {wanted}")
 
     def get(self, name: str) -> Any:
         """Return a value of any kind."""

@@ -1,0 +1,210 @@
+"""Settings and arrays of a packed model are checked before a kernel gets an address."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from native_models import Shape, random_model
+from qdqbert.engines.native.checks import check_packed
+from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
+from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
+from qdqbert.engines.native.packed import Packed, pack_model
+from qdqbert.engines.native.program import Program
+from qdqbert.errors import CheckpointError
+
+_ONES = np.ones(24, np.float32)
+HEADS = (
+    Head(
+        pooling="mean",
+        steps=(
+            Linear(weight=np.ones((24, 40), np.float32), weight_scale=None, bias=_ONES, codes=None),
+            "gelu",
+            Norm(weight=_ONES, bias=_ONES, epsilon=1e-5),
+            "normalize",
+        ),
+        outputs=(HeadOutput(name="start", column=0), HeadOutput(name="all")),
+    ),
+)
+SHAPE = Shape(
+    hidden=40, heads=5, head=8, inner=72, layers=1, limit=20, position_bias=True, padding_id=1
+)
+
+
+@pytest.fixture(scope="module")
+def packed() -> Packed:
+    return pack_model(random_model(SHAPE, HEADS))
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the place of each setting, nested ones too."""
+    found = [path] if path else []
+    items = value.items() if isinstance(value, dict) else []
+    items = enumerate(value) if isinstance(value, list) else items
+    return found + [each for key, part in items for each in places(part, (*path, key))]
+
+
+def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    found = copy.deepcopy(settings)
+    *parents, last = path
+    inner = found
+    for key in parents:
+        inner = inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(),
+        SHAPE,
+        Shape(shared_codes=False, words_are_int8=False),
+        Shape(has_positions=False, has_types=False, hidden=312, inner=100, layers=1, head=26),
+    ],
+)
+def test_packed_models_pass(shape) -> None:
+    packed = pack_model(random_model(shape))
+    check_packed(packed)
+    check_packed(Packed(arrays=packed.arrays, settings=json.loads(json.dumps(packed.settings))))
+
+
+def test_a_program_checks_its_model(packed) -> None:
+    arrays = packed.arrays | {"words": packed.arrays["words"][:, :-1]}
+    with pytest.raises(CheckpointError, match=r"array 'words' is int8 \(97, 63\).*\(any, 64\)"):
+        Program(Packed(arrays=arrays, settings=packed.settings), INSTRUCTION_SETS["portable"])
+
+
+def test_every_array_is_needed_in_its_dtype_and_shape(packed) -> None:
+    for name, array in packed.arrays.items():
+        wrong = [
+            array.astype(np.float64),
+            array[..., :-1],
+            array[None],
+            array[:0],
+            array.view(np.uint8 if array.dtype == np.int8 else np.uint32),
+        ]
+        if name not in ("words", "token_types"):
+            # Tables have any number of rows.
+            wrong.append(array[:-1])
+        for each in wrong:
+            changed = Packed(arrays=packed.arrays | {name: each}, settings=packed.settings)
+            with pytest.raises(CheckpointError, match=f"damaged: array '{name}' is "):
+                check_packed(changed)
+        if name != "layers.0.position_bias":
+            rest = {other: each for other, each in packed.arrays.items() if other != name}
+            with pytest.raises(CheckpointError, match=f"array '{name}' is missing"):
+                check_packed(Packed(arrays=rest, settings=packed.settings))
+    more = packed.arrays | {"more": np.zeros(16, np.float32)}
+    with pytest.raises(CheckpointError, match="array 'more' is unknown"):
+        check_packed(Packed(arrays=more, settings=packed.settings))
+
+
+def test_every_setting_is_needed(packed) -> None:
+    for path in places(packed.settings):
+        if isinstance(path[-1], str) and path[-1] != "column":
+            settings = changed(packed.settings, path, ...)
+            with pytest.raises(CheckpointError, match=f"{path[-1]}' is missing"):
+                check_packed(Packed(arrays=packed.arrays, settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("hidden",), 0, "setting 'hidden' is 0 and has to be an integer from 1 to 65536"),
+        (("hidden",), True, "setting 'hidden' is True"),
+        (("hidden",), 40.0, "setting 'hidden' is 40.0"),
+        (("hidden",), 104, r"setting 'embeddings.norm.width' is 40 .* from 104 to 104"),
+        (("hidden",), 41, r"setting 'embeddings.norm.width' is 40"),
+        (("inner",), 10**30, "setting 'inner' is 1000"),
+        (("heads",), 6, "array 'layers.0.position_bias'"),
+        (("heads",), 30_000, "30000 heads of 16 channels are too many"),
+        (("head_size",), 24, "setting 'head_size' is 24 and has to be a multiple of 16"),
+        (("limit",), 21, "array 'positions'"),
+        (("limit",), -1, "setting 'limit'"),
+        (("activation",), "swish", "setting 'activation' is 'swish' .* gelu, gelu_tanh"),
+        (("activation",), ["gelu"], "setting 'activation'"),
+        (("score_scale",), float("nan"), "setting 'score_scale' is nan .* a finite number"),
+        (("score_scale",), "1", "setting 'score_scale'"),
+        (("causal",), 1, "setting 'causal' is 1 and has to be true or false"),
+        (("input_names",), ["input_ids"], "have no 'attention_mask'"),
+        (("input_names",), "input_ids", "a list of different names"),
+        (("input_names",), ["input_ids", "input_ids"], "a list of different names"),
+        (("padding_id",), "0", "setting 'padding_id'"),
+        (("embeddings",), [], r"setting 'embeddings' is \[\]"),
+        (("embeddings", "int8"), False, "array 'word_scale' is unknown"),
+        (("embeddings", "has_positions"), False, r"array 'positions' .*\(1, 64\)"),
+        (("embeddings", "has_types"), False, r"array 'token_types' .*\(1, 64\)"),
+        (("layers",), [], "no layers"),
+        (("layers",), {}, "a list"),
+        (("layers", 0, "projections"), [], "layer 0 has 0 projections"),
+        (("layers", 0, "projections", 0, "columns"), 64, "projections.0.columns' is 64"),
+        (("layers", 0, "up", "zero_point"), 256, "up.zero_point' is 256"),
+        (("layers", 0, "down", "depth"), 64, "down.depth' is 64"),
+        (("layers", 0, "norm", "epsilon"), -1.0, "norm.epsilon' is -1.0"),
+        (("layers", 0, "norm", "epsilon"), 1e300, "norm.epsilon'"),
+        (("heads_of_model", 0, "pooling"), "last", "pooling' is 'last'"),
+        (("heads_of_model", 0, "steps", 0, "width"), 25, "steps.2.width' is 24"),
+        (("heads_of_model", 0, "steps", 0, "kind"), "conv", "kind' is 'conv'"),
+        (("heads_of_model", 0, "steps", 1, "name"), "exp", "name' is 'exp'"),
+        (("heads_of_model", 0, "outputs", 0, "column"), 24, "column' is 24"),
+        (("heads_of_model", 0, "outputs", 0, "name"), "all", "not different names"),
+        (("heads_of_model", 0, "outputs", 0, "name"), ["all"], "not different names"),
+        (("heads_of_model",), [], "not different names"),
+    ],
+)
+def test_a_wrong_setting_is_named(packed, path, value, message) -> None:
+    settings = changed(packed.settings, path, value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=packed.arrays, settings=settings))
+
+
+def _runs(packed: Packed, *, examples: int) -> Any:
+    every = places(packed.settings)
+    values = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**70), 2**70),
+        st.integers(0, 300),
+        st.floats(),
+        st.text(max_size=3),
+        st.just([]),
+        st.just({}),
+        st.just(...),
+    )
+
+    @settings(max_examples=examples, deadline=None)
+    @given(path=st.sampled_from(every), value=values)
+    def run(path, value) -> None:
+        if value is ... and isinstance(path[-1], int):
+            value = None
+        found = changed(packed.settings, path, value)
+        try:
+            check_packed(Packed(arrays=packed.arrays, settings=found))
+        except CheckpointError:
+            return
+        # What passes can be run with the arrays that there are.
+        program = Program(
+            Packed(arrays=packed.arrays, settings=found), INSTRUCTION_SETS["portable"]
+        )
+        assert program.model[0]
+
+    return run
+
+
+def test_random_settings_are_taken_or_refused(packed) -> None:
+    _runs(packed, examples=300)()
+
+
+@pytest.mark.slow
+def test_many_random_settings_are_taken_or_refused(packed) -> None:
+    _runs(packed, examples=10_000)()
