@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 
 import encoder_reference
+from qdqbert.engines.native.kernels.attention import attention as native_attention
 from qdqbert.engines.native.model import (
     Activation,
     Attention,
@@ -52,6 +53,8 @@ class Shape:
     position_bias: bool = False
     causal: bool = False
     padding_id: int | None = None
+    # Channels of the embeddings, if they are projected.
+    narrow: int | None = None
     seed: int = 0
 
 
@@ -82,7 +85,7 @@ class _Maker:
         )
 
     def table(self, rows: int, *, int8: bool = False) -> Table:
-        values = self.floats(rows, self.shape.hidden)
+        values = self.floats(rows, self.shape.narrow or self.shape.hidden)
         if not int8:
             return Table(rows=values, scale=None)
         scale = np.abs(values).max(axis=0) / np.float32(127)
@@ -119,7 +122,8 @@ class _Maker:
             words=self.table(VOCABULARY, int8=shape.words_are_int8),
             positions=self.table(shape.limit) if shape.has_positions else None,
             token_types=self.table(2) if shape.has_types else None,
-            norm=self.norm(shape.hidden),
+            norm=self.norm(shape.narrow or shape.hidden),
+            projection=self.linear(shape.hidden, shape.narrow) if shape.narrow else None,
             padding_id=shape.padding_id,
         )
         types = ("token_type_ids",) if shape.has_types else ()
@@ -232,3 +236,31 @@ def random_batch(lengths: tuple[int, ...], *, seed: int = 0, left: bool = False)
     ids[mask == 1] = rng.integers(2, VOCABULARY, mask.sum())
     types[mask == 1] = rng.integers(0, 2, mask.sum())
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def attend_in_int8(x: Any, attention: Attention, *, per_tensor: bool = False) -> Any:
+    """Compute attention as the native engine does: scores and contexts from 8-bit codes."""
+    query, key, value = (
+        encoder_reference.split_heads(encoder_reference.linear(x, each), attention.heads)
+        for each in (attention.query, attention.key, attention.value)
+    )
+    tokens = len(x)
+    distance = np.arange(tokens) - np.arange(tokens)[:, None]
+    contexts = []
+    for head in range(attention.heads):
+        bias = None
+        if attention.position_bias is not None:
+            middle = attention.position_bias.shape[1] // 2
+            bias = attention.position_bias[head, distance + middle]
+        parts = (query[head], key[head], value[head])
+        contexts.append(
+            native_attention(*parts, attention.scale, bias=bias, causal=attention.causal)
+        )
+    return encoder_reference.linear(np.concatenate(contexts, axis=1), attention.output)
+
+
+def run_encoder(model: EncoderModel, inputs: dict[str, Any], *, int8: bool = True) -> Any:
+    """Compute the outputs in float64, with attention in int8 or as the model states."""
+    replaced = mock.patch("encoder_reference.attend", attend_in_int8)
+    with replaced if int8 else contextlib.nullcontext():
+        return encoder_reference.run_encoder(model, inputs)

@@ -145,20 +145,16 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
         raise _wrong(f"the inputs {names} have no {missing[0]!r}")
     if settings.get("padding_id") is not None:
         settings.integer("padding_id", 0, 2**31 - 1)
-    yield from _embeddings(settings, hidden, limit)
+    yield from _embeddings(settings, limit)
     layers = settings.children("layers")
     if not layers:
         raise _wrong("it has no layers")
     for index, layer in enumerate(layers):
         name = f"layers.{index}"
-        groups = layer.children("projections")
-        if len(groups) not in (1, 3):
-            raise _wrong(f"layer {index} has {len(groups)} projections instead of 1 or 3")
-        for number, group in enumerate(groups):
-            columns = width * 3 // len(groups)
-            yield from _linear(group, f"{name}.projections.{number}", hidden, columns)
+        layer.truth("shares_codes")
         narrow = padded(settings.integer("hidden"), PANEL)
         for part, depth, columns in (
+            *((part, hidden, width) for part in ("query", "key", "value")),
             ("output", width, narrow),
             ("up", hidden, padded(settings.integer("inner"), PANEL)),
             ("down", inner, narrow),
@@ -172,15 +168,23 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     yield from _heads(settings)
 
 
-def _embeddings(settings: _Settings, hidden: int, limit: int) -> Iterator[Expected]:
+def _embeddings(settings: _Settings, limit: int) -> Iterator[Expected]:
     embeddings = settings.child("embeddings")
+    own = embeddings.integer("width")
+    width = padded(own)
+    if embeddings.get("projection") is None:
+        embeddings.equal("width", settings.integer("hidden"))
+    else:
+        projection = embeddings.child("projection")
+        projection.equal("width", settings.integer("hidden"))
+        yield from _float_linear(projection, "projection", own)
     is_int8 = embeddings.truth("int8")
-    yield "words", np.int8 if is_int8 else np.float32, (None, hidden)
+    yield "words", np.int8 if is_int8 else np.float32, (None, width)
     if is_int8:
-        yield "word_scale", np.float32, (hidden,)
-    yield "positions", np.float32, (limit if embeddings.truth("has_positions") else 1, hidden)
-    yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, hidden)
-    yield from _norm(embeddings.child("norm"), "embedding_norm", settings.integer("hidden"))
+        yield "word_scale", np.float32, (width,)
+    yield "positions", np.float32, (limit if embeddings.truth("has_positions") else 1, width)
+    yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, width)
+    yield from _norm(embeddings.child("norm"), "embedding_norm", own)
 
 
 def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterator[Expected]:
@@ -192,6 +196,15 @@ def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterato
     yield f"{name}.factor", np.float32, (columns,)
     yield f"{name}.bias", np.float32, (columns,)
     yield f"{name}.multiplier", np.float32, (depth,)
+
+
+def _float_linear(settings: _Settings, name: str, width: int) -> Iterator[Expected]:
+    """Check a linear layer in float that takes `width` channels."""
+    depth, columns = padded(width), padded(settings.integer("width"), PANEL)
+    settings.equal("depth", depth)
+    settings.equal("columns", columns)
+    yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
+    yield f"{name}.bias", np.float32, (columns,)
 
 
 def _norm(settings: _Settings, name: str, width: int) -> Iterator[Expected]:
@@ -215,12 +228,8 @@ def _heads(settings: _Settings) -> Iterator[Expected]:
             elif kind == "norm":
                 yield from _norm(step, name, width)
             else:
-                depth, width = padded(width), step.integer("width")
-                columns = padded(width, PANEL)
-                step.equal("depth", depth)
-                step.equal("columns", columns)
-                yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
-                yield f"{name}.bias", np.float32, (columns,)
+                yield from _float_linear(step, name, width)
+                width = step.integer("width")
         for output in head.children("outputs"):
             names.append(output.get("name"))
             if output.get("column") is not None:

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from qdqbert.engines.native.kernels.norm import layer_norm
-from qdqbert.engines.native.records import JOB, MODEL, NORM
+from qdqbert.engines.native.kernels.product import pack_floats, product
+from qdqbert.engines.native.records import FLOAT_LINEAR, JOB, MODEL, NORM, THREAD
 
-HIDDEN, WIDTH = 128, 72
+# Channels of the tables, with padding and without, and of projected hidden states.
+HIDDEN, WIDTH, PROJECTED = 128, 72, 192
 TOKENS = 11
 
 
+@pytest.mark.parametrize("is_projected", [False, True])
 @pytest.mark.parametrize("int8", [True, False])
-def test_rows_are_summed_and_normalized(kernels, int8) -> None:
+def test_rows_are_summed_and_normalized(kernels, int8, is_projected) -> None:
     rng = np.random.default_rng(0)
 
     def padded_rows(rows: int, dtype=np.float32):
@@ -28,10 +31,25 @@ def test_rows_are_summed_and_normalized(kernels, int8) -> None:
     weight, bias = padded_rows(2)
     ids, places, kinds = (rng.integers(0, n, TOKENS).astype(np.int32) for n in (30, 20, 2))
     norm = NORM.make({"weight": weight, "bias": bias, "epsilon": 1e-12, "width": WIDTH})
+    matrix = rng.standard_normal((PROJECTED, HIDDEN)).astype(np.float32)
+    shift = rng.standard_normal(PROJECTED).astype(np.float32)
+    panels = pack_floats(matrix, HIDDEN)
+    projection = FLOAT_LINEAR.make(
+        {
+            "weights": panels,
+            "panel": panels.strides[0],
+            "panels": len(panels),
+            "depth": HIDDEN,
+            "bias": shift,
+        }
+    )
+    hidden = PROJECTED if is_projected else HIDDEN
     model = MODEL.make(
         {
             **dict.fromkeys(MODEL.fields, 0),
-            "hidden": HIDDEN,
+            "hidden": hidden,
+            "embedding_width": HIDDEN,
+            "projection": projection if is_projected else 0,
             "words": words,
             "word_scale": scale if int8 else 0,
             "positions": positions,
@@ -39,7 +57,7 @@ def test_rows_are_summed_and_normalized(kernels, int8) -> None:
             "embedding_norm": norm,
         }
     )
-    x = np.full((TOKENS, HIDDEN), 7, np.float32)
+    x = np.full((TOKENS, hidden), 7, np.float32)
     job = JOB.make(
         {
             **dict.fromkeys(JOB.fields, 0),
@@ -49,11 +67,15 @@ def test_rows_are_summed_and_normalized(kernels, int8) -> None:
             "x": x,
         }
     )
-    kernels("embed", model, job, 2, 9)
+    embedded = np.full((7, HIDDEN), 99, np.float32)
+    thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), "embedded": embedded})
+    kernels("embed", model, job, thread, 2, 7)
     values = words[ids] * (scale if int8 else np.float32(1))
     total = (values + positions[places] + types[kinds])[2:9, :WIDTH]
     expected = layer_norm(total, weight[:WIDTH], bias[:WIDTH], 1e-12)
-    np.testing.assert_allclose(x[2:9, :WIDTH], expected, atol=1e-5)
-    assert not x[2:9, WIDTH:].any()
+    expected = np.pad(expected, ((0, 0), (0, HIDDEN - WIDTH)))
+    if is_projected:
+        expected = product(expected, matrix, shift)
+    np.testing.assert_allclose(x[2:9], expected, atol=2e-5)
     assert (x[:2] == 7).all()
     assert (x[9:] == 7).all()
