@@ -51,10 +51,17 @@ class Kernels:
 
 
 @functools.cache
-def kernels_of(name: str) -> Kernels:
-    """Return the kernels of a model, and linear layers with each activation function."""
-    module = build_module(INSTRUCTION_SETS[name], "gelu")
-    emit_linears(module, INSTRUCTION_SETS[name], tuple(ACTIVATIONS))
+def kernels_of(name: str, *, dynamic: bool = False) -> Kernels:
+    """Return the kernels of a model, and linear layers with each activation function.
+
+    Args:
+        name: Name of the instruction set.
+        dynamic: Whether each row of codes has its own scale.
+    """
+    isa = INSTRUCTION_SETS[name]
+    module = build_module(isa, "gelu", dynamic=dynamic)
+    for activation in ACTIVATIONS:
+        emit_linears(module, isa, activation, dynamic=dynamic)
     return Kernels(module, name)
 
 
@@ -63,8 +70,17 @@ def bytes_of_row(array: NDArray[Any]) -> int:
     return int(array.strides[0])
 
 
-def codes_record(multiplier: NDArray[np.float32], zero_point: int) -> NDArray[np.int64]:
-    return CODES.make({"multiplier": multiplier, "shift": ROUNDING + zero_point})
+def codes_record(
+    multiplier: NDArray[np.float32], zero_point: int, *, offset: float = 0.0, top: int = 0
+) -> NDArray[np.int64]:
+    return CODES.make(
+        {
+            "multiplier": multiplier,
+            "shift": ROUNDING + zero_point,
+            "offset": offset,
+            "top": top,
+        }
+    )
 
 
 def check_codes(

@@ -23,6 +23,14 @@ def kernels(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session", params=USABLE)
+def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
+    """Kernels for dynamic scales of each instruction set that this CPU has."""
+    from native_kernels import kernels_of
+
+    return kernels_of(request.param, dynamic=True)
+
+
+@pytest.fixture(scope="session", params=USABLE)
 def kernel(request: pytest.FixtureRequest) -> str:
     """Name of each instruction set that this CPU has."""
     return str(request.param)

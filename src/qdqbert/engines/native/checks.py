@@ -139,6 +139,7 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     settings.choice("activation", tuple(ACTIVATIONS))
     settings.number("score_scale")
     settings.truth("causal")
+    settings.truth("dynamic")
     settings.truth("has_choices")
     names = settings.texts("input_names")
     if missing := [each for each in _INPUTS if each not in names]:
@@ -191,6 +192,8 @@ def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterato
     settings.equal("depth", depth)
     settings.equal("columns", columns)
     settings.integer("zero_point", 0, 255)
+    settings.integer("top", 0, 255)
+    settings.number("offset")
     yield f"{name}.weights", np.int8, (columns // PANEL, depth // 4, PANEL, 4)
     yield f"{name}.start", np.int32, (columns,)
     yield f"{name}.factor", np.float32, (columns,)

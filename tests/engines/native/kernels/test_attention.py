@@ -74,13 +74,19 @@ def make_texts(kernels, lengths: tuple[int, ...], heads: int, size: int, seed: i
 
 
 def run_attention(
-    kernels, texts: Texts, *, bias: Any = None, causal: bool = False, multiplier: Any
+    kernels,
+    texts: Texts,
+    *,
+    bias: Any = None,
+    causal: bool = False,
+    multiplier: Any,
+    dynamic: bool = False,
 ) -> Any:
-    """Return the codes of the context, `(tokens, width)`."""
+    """Return the codes of the context `(tokens, width)`, in float32 if scales are dynamic."""
     tokens, heads, size = texts.floats[0].shape
     width, limit = padded(heads * size), padded(LIMIT, 16)
     rows = kernels.isa.rows[0]
-    context = np.full((tokens, width), 77, np.uint8)
+    context = np.full((tokens, width), 77, np.float32 if dynamic else np.uint8)
     codes = codes_record(multiplier, _ZERO_POINT)
     stored = 0
     if bias is not None:
@@ -233,3 +239,14 @@ def test_masked_scores_of_any_size_leave_finite_contexts(kernels) -> None:
     found = run_attention(kernels, texts, bias=bias, multiplier=multiplier)
     # Each token attends to itself alone.
     check_codes(found[:, :16], texts.floats[2][:, 0] * 40.0, _ZERO_POINT, 1.5)
+
+
+def test_contexts_are_in_float_if_scales_are_dynamic(dynamic_kernels) -> None:
+    texts = make_texts(dynamic_kernels, (5, 33), 3, 32, 0)
+    found = run_attention(dynamic_kernels, texts, multiplier=np.zeros(128), dynamic=True)
+    for start, end in ((0, 5), (5, 38)):
+        for head in range(3):
+            expected = attention(*(x[start:end, head] for x in texts.floats), 1 / math.sqrt(32))
+            own = found[start:end, 32 * head : 32 * (head + 1)]
+            np.testing.assert_allclose(own, expected, atol=0.01)
+    assert (found[:, 96:] == 77).all()

@@ -64,6 +64,7 @@ def run(
     rows: int,
     extra: Any = 0,
     *,
+    row_scale: Any = 0,
     first_row: int = 0,
     first_panel: int = 0,
 ) -> None:
@@ -78,6 +79,7 @@ def run(
         rows,
         out,
         bytes_of_row(out),
+        row_scale,
         extra,
     )
 
@@ -111,15 +113,6 @@ def test_values_are_added_to_a_residual(kernels, rows, panels, depth, seed) -> N
     run(kernels, "linear_add", case, out, rows)
     np.testing.assert_allclose(out[:rows], expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(out[rows:], before[rows:].astype(np.float32))
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_values_may_have_an_activation_function(kernels, name) -> None:
-    case = make_case(9, 3, 128, 0)
-    out = np.zeros((9, 3 * PANEL), np.float32)
-    run(kernels, f"linear_{name}", case, out, 9)
-    expected = ACTIVATIONS[name](case.values)
-    np.testing.assert_allclose(out, expected, atol=_TOLERANCE)
 
 
 @few
@@ -157,11 +150,11 @@ def test_a_row_has_the_same_bits_alone(kernels, rows, first_row, first_panel, se
     first_row %= rows
     case = make_case(rows, 5, 128, seed)
     together, alone = (np.zeros((rows, 5 * PANEL), np.float32) for _ in range(2))
-    run(kernels, "linear_gelu", case, together, rows)
+    run(kernels, "linear_float", case, together, rows)
     # The result starts with the first panel.
     run(
         kernels,
-        "linear_gelu",
+        "linear_float",
         case,
         alone,
         rows - first_row,
@@ -173,3 +166,33 @@ def test_a_row_has_the_same_bits_alone(kernels, rows, first_row, first_panel, se
         together[first_row:, -columns:], alone[: rows - first_row, :columns]
     )
     assert not alone[:, columns:].any()
+
+
+def scales_of(rows: int, seed: int) -> Any:
+    return np.random.default_rng(seed).uniform(0.1, 2, rows).astype(np.float32)
+
+
+@few
+@sizes
+def test_each_row_may_have_a_scale(dynamic_kernels, rows, panels, depth, seed) -> None:
+    case = make_case(rows, panels, depth, seed)
+    scales = scales_of(rows, seed)
+    bias = case.arrays[-1]
+    expected = (case.values - bias) * scales[:, None] + bias
+    out = np.full((rows + 1, panels * PANEL + 5), np.nan, np.float32)
+    run(dynamic_kernels, "linear_float", case, out, rows, row_scale=scales)
+    np.testing.assert_allclose(out[:rows, :-5], expected, rtol=2e-6, atol=2e-6)
+    assert np.isnan(out[rows:]).all()
+    assert np.isnan(out[:, -5:]).all()
+    residual = np.ones((rows, panels * PANEL), np.float32)
+    run(dynamic_kernels, "linear_add", case, residual, rows, row_scale=scales)
+    np.testing.assert_allclose(residual, expected + 1, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_values_may_have_an_activation_function(dynamic_kernels, name) -> None:
+    case = make_case(9, 3, 128, 0)
+    out = np.zeros((9, 3 * PANEL), np.float32)
+    ones = np.ones(9, np.float32)
+    run(dynamic_kernels, f"linear_{name}", case, out, 9, row_scale=ones)
+    np.testing.assert_allclose(out, ACTIVATIONS[name](case.values), atol=_TOLERANCE)

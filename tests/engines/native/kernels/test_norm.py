@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few
-from qdqbert.engines.native.kernels.norm import codes, layer_norm
+from qdqbert.engines.native.kernels.norm import SIGNED_TOP, codes, dynamic_codes, layer_norm
 from qdqbert.engines.native.packed import padded
 from qdqbert.engines.native.records import NORM
 
@@ -73,6 +73,7 @@ def test_rows_become_codes(kernels, rows, channels, zero_point, scale, seed) -> 
         rows,
         out,
         channels,
+        0,
     )
     values = x[:, :channels].astype(np.float64) * multiplier
     check_codes(out[:rows], values, zero_point)
@@ -84,8 +85,46 @@ def test_values_in_the_middle_are_rounded_to_even_codes(kernels, zero_point) -> 
     x = np.arange(-8, 8, 0.25, dtype=np.float32)[None]
     out = np.zeros((1, 64), np.uint8)
     ones = np.ones(64, np.float32)
-    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64)
+    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64, 0)
     np.testing.assert_array_equal(out, codes(x, ones, zero_point))
     x[0, :4] = np.inf, -np.inf, np.nan, 1e30
-    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64)
+    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64, 0)
     assert out[0, :4].tolist() == [255, 0, 0, 255]
+
+
+@few
+@given(
+    rows=st.integers(1, 5),
+    channels=st.integers(1, 4).map(lambda each: 64 * each),
+    top=st.sampled_from((SIGNED_TOP, 255)),
+    size=st.sampled_from((1e-3, 1.0, 1e4)),
+    seed=st.integers(0, 2**32),
+)
+def test_rows_get_their_own_scales(dynamic_kernels, rows, channels, top, size, seed) -> None:
+    rng = np.random.default_rng(seed)
+    x = (size * rng.standard_normal((rows, channels))).astype(np.float32)
+    offset, zero_point = 0.0, 128
+    if top == 255:
+        offset, zero_point, x = 0.25, 0, np.abs(x) - np.float32(0.25)
+    x[0, :3] = 0, x[0].max(), x[0].min()
+    multiplier = rng.uniform(0.5, 2, channels).astype(np.float32)
+    out = np.full((rows + 1, channels), 77, np.uint8)
+    scales = np.full(rows + 1, 9, np.float32)
+    record = codes_record(multiplier, zero_point, offset=offset, top=top)
+    dynamic_kernels("quantize_rows", record, x, bytes_of_row(x), rows, out, channels, scales)
+    expected, scale = dynamic_codes(x, multiplier, offset, top)
+    np.testing.assert_allclose(scales[:rows], scale, rtol=1e-6)
+    values = (x.astype(np.float64) + offset) * multiplier / scale[:, None]
+    check_codes(out[:rows], values, zero_point)
+    assert np.abs(out[:rows].astype(int) - expected).max() <= 1
+    assert (out[rows] == 77).all()
+    assert scales[rows] == 9
+
+
+def test_a_row_of_zeros_has_the_code_of_zero(dynamic_kernels) -> None:
+    out, scales = np.zeros((1, 64), np.uint8), np.zeros(1, np.float32)
+    record = codes_record(np.ones(64, np.float32), 128, top=SIGNED_TOP)
+    x = np.zeros((1, 64), np.float32)
+    dynamic_kernels("quantize_rows", record, x, 256, 1, out, 64, scales)
+    assert (out == 128).all()
+    assert 0 < scales[0] < 1e-30
