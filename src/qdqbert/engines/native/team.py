@@ -76,11 +76,14 @@ class Team:
             mailbox[_JOB] = jobs[worker + 1].ctypes.data
             mailbox[_THREAD], mailbox[_BY_COLUMNS] = record.ctypes.data, int(by_columns)
             _post(self._functions, mailbox, self._awake[worker])
-        self._functions["forward_columns" if by_columns else "forward"](
-            self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data
-        )
-        for worker in workers:
-            self._functions["finish"](self._mailboxes[worker].ctypes.data)
+        try:
+            self._functions["forward_columns" if by_columns else "forward"](
+                self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data
+            )
+        finally:
+            # After Ctrl+C too: workers may not use buffers of the next job.
+            for worker in workers:
+                self._functions["finish"](self._mailboxes[worker].ctypes.data)
 
     def close(self) -> None:
         """End the workers."""
