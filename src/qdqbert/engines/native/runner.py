@@ -22,6 +22,10 @@ from qdqbert.errors import UserInputError
 from qdqbert.machine import usable_cores
 
 
+_NEEDED = ("input_ids", "attention_mask")
+_AXES = ("batch", "seq")
+
+
 class _Stream:
     """What one forward pass at a time needs: threads and their buffers."""
 
@@ -73,22 +77,48 @@ class NativeRunner:
         """Return the outputs of one forward pass by name, as float32.
 
         Raises:
-            UserInputError: A token id is outside of the vocabulary, a text is empty, or longer than
-                the model takes.
+            UserInputError: An input is missing or has a wrong dtype or shape, a token id is outside
+                of the vocabulary, or a text is empty or longer than the model takes.
         """
-        ids = np.asarray(inputs["input_ids"])
-        shape = ids.shape
-        flat = {name: np.asarray(each).reshape(-1, shape[-1]) for name, each in inputs.items()}
+        arrays = self._checked(inputs)
+        shape = arrays["input_ids"].shape
+        flat = {name: each.reshape(-1, shape[-1]) for name, each in arrays.items()}
         kept = flat["attention_mask"] != 0
         texts = self._texts(flat, kept)
+        outputs = {}
         with self._stream() as stream:
             self._forward(stream, texts)
             found = self._heads.run(stream.job.states, texts.starts)
-        outputs = {}
-        for name, (is_token, rows) in found.items():
-            whole = _unpacked(rows, kept) if is_token else rows
-            outputs[name] = whole.reshape(shape[: 1 if len(shape) == 2 else 2] + whole.shape[1:])
+            # These may be hidden states, which the next forward pass overwrites.
+            for name, (is_token, rows) in found.items():
+                whole = _unpacked(rows, kept) if is_token else rows
+                outputs[name] = whole.reshape(shape[:-1] + whole.shape[1:])
         return outputs
+
+    def _checked(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return inputs as arrays of integers of the same shape."""
+        if missing := [each for each in _NEEDED if each not in inputs]:
+            raise UserInputError(f"The input `{missing[0]}` is missing.", argument=missing[0])
+        arrays = {name: np.asarray(each) for name, each in inputs.items()}
+        shape = arrays["input_ids"].shape
+        axes = ("batch", "choices", "seq") if self._program.settings["has_choices"] else _AXES
+        for name, each in arrays.items():
+            if each.dtype.kind not in "iub":
+                raise UserInputError(
+                    f"`{name}` is {each.dtype} and has to be int64.", argument=name
+                )
+            if each.ndim != len(axes) or each.shape != shape:
+                raise UserInputError(
+                    f"`{name}` has the shape {each.shape}; all inputs need the same shape "
+                    f"({', '.join(axes)}).",
+                    argument=name,
+                )
+        if not arrays["input_ids"].size:
+            raise UserInputError(
+                f"`input_ids` has the shape {shape}, so that there are no tokens.",
+                argument="input_ids",
+            )
+        return arrays
 
     def _forward(self, stream: _Stream, texts: Texts) -> None:
         heads = self._program.settings["heads"]
@@ -108,27 +138,31 @@ class NativeRunner:
         settings = self._program.settings
         lengths = kept.sum(axis=1)
         if not lengths.all():
-            raise UserInputError(f"Text {int(np.argmin(lengths))} of the batch has no tokens.")
-        if kept.shape[1] > settings["limit"]:
             raise UserInputError(
-                f"A batch of {kept.shape[1]} tokens is longer than the model takes: "
-                f"{settings['limit']}."
+                f"Text {int(np.argmin(lengths))} of the batch has no tokens.",
+                argument="attention_mask",
+            )
+        if lengths.max() > settings["limit"]:
+            raise UserInputError(
+                f"Text {int(np.argmax(lengths))} of the batch has {lengths.max()} tokens; the model "
+                f"takes up to {settings['limit']}. Set `max_length={settings['limit']}`.",
+                argument="input_ids",
             )
         ids = inputs["input_ids"]
         _check_range("input_ids", ids[kept], self._program.vocabulary)
-        places = np.broadcast_to(np.arange(kept.shape[1]), kept.shape)
         padding_id = settings["padding_id"]
-        if padding_id is not None:
-            if (ids[kept] == padding_id).any():
-                raise UserInputError(
-                    f"A text contains the padding token {padding_id}, which has no position. Set "
-                    "its attention mask to 0."
-                )
-            places = np.cumsum(ids != padding_id, axis=1) - 1
+        if padding_id is not None and (ids[kept] == padding_id).any():
+            raise UserInputError(
+                f"A text contains the padding token {padding_id}, which has no position. Set its "
+                "attention mask to 0.",
+                argument="attention_mask",
+            )
+        # Positions start at the first token of a text, whatever is before it.
+        places = np.cumsum(kept, axis=1) - 1
         types = np.zeros(int(lengths.sum()), np.int32)
         if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
+            _check_range("token_type_ids", inputs["token_type_ids"][kept], self._program.type_count)
             types = inputs["token_type_ids"][kept].astype(np.int32)
-            _check_range("token_type_ids", types, self._program.type_count)
         has_positions = settings["embeddings"]["has_positions"]
         return Texts(
             ids=ids[kept].astype(np.int32),
@@ -152,7 +186,8 @@ def _check_range(name: str, values: NDArray[Any], end: int) -> None:
         wrong = values[(values < 0) | (values >= end)][0]
         raise UserInputError(
             f"`{name}` has the value {wrong}; the model takes 0 to {end - 1}. Is this the "
-            "model's tokenizer?"
+            "model's tokenizer?",
+            argument=name,
         )
 
 
