@@ -1,0 +1,289 @@
+"""Whole models on the native engine, against numpy in float64."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import gc
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from native_models import LIMIT, VOCABULARY, Shape, random_batch, random_model, run_encoder
+from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.records import MAILBOX
+from qdqbert.engines.native.runner import NativeRunner
+from qdqbert.engines.native.storage import save_packed
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.fidelity import sqnr_db
+
+LENGTHS = (LIMIT, 5, 1, 33, 16, 17)
+# Each has one layer, so that all implementations give it the same input.
+LAYERS = {
+    "bert": Shape(layers=1),
+    "position bias": Shape(
+        hidden=40, heads=5, head=8, inner=72, layers=1, position_bias=True, has_types=False
+    ),
+    "narrow": Shape(
+        hidden=312, heads=12, head=26, inner=200, layers=1, smoothed=True, narrow=24, padding_id=1
+    ),
+    "causal": Shape(
+        heads=2, head=48, layers=1, causal=True, shared_codes=False, words_are_int8=False
+    ),
+    "relu": Shape(hidden=96, heads=2, head=64, inner=96, layers=1, activation="relu"),
+    "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
+}
+# Two layers whose hidden states are no multiple of the kernels' vectors.
+DEEP = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True)
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory):
+    """Return a function that writes a random model and returns its path."""
+
+    @functools.cache
+    def written(shape: Shape) -> Path:
+        path = tmp_path_factory.mktemp("model") / "model.safetensors"
+        save_packed(pack_model(random_model(shape)), path)
+        return path
+
+    return written
+
+
+def save_with(path: Path, shape: Shape, heads: tuple[Head, ...], **changes: Any) -> Any:
+    model = dataclasses.replace(random_model(shape, heads), **changes)
+    save_packed(pack_model(model), path)
+    return model
+
+
+def states_of(runner: NativeRunner, inputs: dict[str, Any]) -> Any:
+    return runner.run(inputs)["last_hidden_state"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_what_numpy_does(save, kernel, name) -> None:
+    shape = LAYERS[name]
+    inputs = random_batch(LENGTHS)
+    mask = inputs["attention_mask"] == 1
+    found = states_of(NativeRunner(save(shape), threads=2, kernel=kernel), inputs)
+    model = random_model(shape)
+    exact = run_encoder(model, inputs)["last_hidden_state"]
+    in_float = run_encoder(model, inputs, int8=False)["last_hidden_state"]
+    assert found.shape == (*mask.shape, shape.hidden)
+    assert found.dtype == np.float32
+    assert not found[~mask].any()
+    # The same codes, apart from rounding ties and the error of GELU.
+    assert sqnr_db(exact[mask], found[mask]) >= 55
+    # Attention in int8 differs from attention in float.
+    assert sqnr_db(in_float[mask], found[mask]) >= 36
+
+
+def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
+    """Return the hidden states of each text without padding, as bytes."""
+    states = states_of(runner, inputs)
+    masks = inputs["attention_mask"] == 1
+    return [text[mask].tobytes() for text, mask in zip(states, masks, strict=True)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_text_has_the_same_bits_in_any_company(save, kernel, threads) -> None:
+    runner = NativeRunner(save(DEEP), threads=threads, kernel=kernel)
+    lengths = tuple(int(n) for n in np.random.default_rng(0).integers(1, LIMIT + 1, 20))
+    inputs = random_batch((*lengths, LIMIT, 1))
+    expected = text_bits(NativeRunner(save(DEEP), threads=1, kernel=kernel), inputs)
+    assert text_bits(runner, inputs) == expected
+    left = random_batch((*lengths, LIMIT, 1), left=True)
+    assert text_bits(runner, left) == expected
+    order = np.random.default_rng(1).permutation(len(expected))
+    moved = {name: each[order] for name, each in inputs.items()}
+    assert text_bits(runner, moved) == [expected[each] for each in order]
+    wider = {name: np.pad(each, ((0, 0), (3, 9))) for name, each in inputs.items()}
+    assert text_bits(runner, wider) == expected
+    alone = [
+        text_bits(runner, {name: each[i : i + 1] for name, each in inputs.items()})[0]
+        for i in range(len(expected))
+    ]
+    assert alone == expected
+    for size in (2, 3, 7):
+        part = {name: each[:size] for name, each in inputs.items()}
+        assert text_bits(runner, part) == expected[:size]
+
+
+@pytest.mark.parametrize(("streams", "threads"), [(1, 3), (2, 2), (3, 1)])
+def test_many_callers_at_once_get_the_same_bits(save, streams, threads) -> None:
+    runner = NativeRunner(save(DEEP), threads=threads, streams=streams)
+    rng = np.random.default_rng(0)
+    batches = [
+        random_batch(tuple(int(n) for n in rng.integers(1, LIMIT + 1, size)), seed=size)
+        for size in (1, 1, 2, 3, 5, 8)
+    ]
+    expected = [text_bits(runner, each) for each in batches]
+    # Outputs of earlier calls are not overwritten.
+    kept = [states_of(runner, each) for each in batches]
+    copies = [each.copy() for each in kept]
+
+    def call(index: int) -> bool:
+        chosen = index % len(batches)
+        return text_bits(runner, batches[chosen]) == expected[chosen]
+
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        assert all(pool.map(call, range(300)))
+    for one, other in zip(kept, copies, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def head_steps(width: int, hidden: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+
+    def linear(rows: int, depth: int) -> Linear:
+        weight = rng.standard_normal((rows, depth)).astype(np.float32) / np.sqrt(depth)
+        bias = rng.standard_normal(rows).astype(np.float32)
+        return Linear(weight=weight.astype(np.float32), weight_scale=None, bias=bias, codes=None)
+
+    weight, bias = rng.standard_normal((2, width)).astype(np.float32)
+    norm = Norm(weight=weight, bias=bias, epsilon=1e-5)
+    return linear(width, hidden), "tanh", norm, "silu", "gelu", linear(2, width)
+
+
+@pytest.mark.parametrize("pooling", ["none", "first", "mean", "max", "mean_sqrt_len_tokens"])
+def test_heads_compute_what_numpy_does_in_any_company(tmp_path, pooling) -> None:
+    shape = LAYERS["relu"]
+    heads = (
+        Head(
+            pooling=pooling,
+            steps=head_steps(41, shape.hidden),
+            outputs=(HeadOutput(name="start", column=0), HeadOutput(name="both")),
+        ),
+        Head(pooling=pooling, steps=("normalize",), outputs=(HeadOutput(name="pooled"),)),
+    )
+    path = tmp_path / "model.safetensors"
+    model = save_with(path, shape, heads)
+    runner = NativeRunner(path, threads=2)
+    assert runner.output_names == ("start", "both", "pooled")
+    inputs = random_batch(LENGTHS)
+    found, expected = runner.run(inputs), run_encoder(model, inputs)
+    for name in runner.output_names:
+        assert found[name].shape == expected[name].shape
+        np.testing.assert_allclose(found[name], expected[name], atol=3e-3)
+    for i in range(len(LENGTHS)):
+        alone = runner.run({name: each[i : i + 1] for name, each in inputs.items()})
+        for name in runner.output_names:
+            assert alone[name].tobytes() == found[name][i : i + 1].tobytes()
+
+
+def test_choices_have_a_score_each(tmp_path) -> None:
+    shape = LAYERS["relu"]
+    head = Head(
+        pooling="first",
+        steps=head_steps(8, shape.hidden),
+        outputs=(HeadOutput(name="logits", column=0),),
+    )
+    path = tmp_path / "model.safetensors"
+    model = save_with(path, shape, (head,), has_choices=True)
+    inputs = {name: each.reshape(2, 3, -1) for name, each in random_batch(LENGTHS).items()}
+    found = NativeRunner(path, threads=1).run(inputs)["logits"]
+    assert found.shape == (2, 3)
+    np.testing.assert_allclose(found, run_encoder(model, inputs)["logits"], atol=3e-3)
+
+
+def _ones(*shape: int) -> Any:
+    return np.ones(shape, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "argument"),
+    [
+        (
+            {"input_ids": np.array([[5, VOCABULARY, 6]])},
+            rf"`input_ids` has the value {VOCABULARY}; the model takes 0 to {VOCABULARY - 1}",
+            "input_ids",
+        ),
+        ({"input_ids": np.array([[5, -1, 6]])}, "`input_ids` has the value -1", "input_ids"),
+        ({"input_ids": np.array([[5, 2**32, 6]])}, "has the value 4294967296", "input_ids"),
+        ({"token_type_ids": 2 * _ones(1, 3)}, "`token_type_ids` has the value 2", "token_type_ids"),
+        (
+            {"token_type_ids": 2**32 * _ones(1, 3)},
+            "`token_type_ids` has the value 4294967296",
+            "token_type_ids",
+        ),
+        ({"attention_mask": 0 * _ones(1, 3)}, "Text 0 .* has no tokens", "attention_mask"),
+        ({"attention_mask": _ones(1, 2)}, r"`attention_mask` .* \(1, 2\)", "attention_mask"),
+        ({"token_type_ids": _ones(3, 1)}, r"`token_type_ids` .* \(3, 1\)", "token_type_ids"),
+        ({"input_ids": 5.0 * _ones(1, 3)}, "`input_ids` is float64 .* int64", "input_ids"),
+        ({"input_ids": np.full((1, 3), np.nan)}, "`input_ids` is float64", "input_ids"),
+        ({"attention_mask": None}, "The input `attention_mask` is missing", "attention_mask"),
+    ],
+)
+def test_wrong_inputs_are_refused(save, changes, message, argument) -> None:
+    inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), _ones(1, 3)) | changes
+    inputs = {name: each for name, each in inputs.items() if each is not None}
+    runner = NativeRunner(save(DEEP), threads=1)
+    with pytest.raises(UserInputError, match=message) as raised:
+        runner.run(inputs)
+    assert raised.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((0, 3), r"`input_ids` has the shape \(0, 3\), so that there are no tokens"),
+        ((2, 0), "there are no tokens"),
+        ((3,), r"has the shape \(3,\); .* \(batch, seq\)"),
+        ((1, 2, 3), r"has the shape \(1, 2, 3\)"),
+        (
+            (2, LIMIT + 1),
+            rf"Text 0 of the batch has {LIMIT + 1} tokens; the model takes up to {LIMIT}",
+        ),
+    ],
+)
+def test_batches_of_wrong_shapes_are_refused(save, shape, message) -> None:
+    runner = NativeRunner(save(DEEP), threads=1)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    with pytest.raises(UserInputError, match=message):
+        runner.run(dict.fromkeys(names, _ones(*shape)))
+    # The runner is usable afterwards.
+    assert states_of(runner, random_batch((3,))).shape == (1, 3, 40)
+
+
+def test_a_padding_token_inside_a_text_is_refused(save) -> None:
+    runner = NativeRunner(save(LAYERS["narrow"]), threads=1)
+    with pytest.raises(UserInputError, match="contains the padding token 1, which has no position"):
+        runner.run(dict.fromkeys(("input_ids", "attention_mask"), _ones(1, 3)))
+
+
+def workers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "qdqbert-native"]
+
+
+def test_workers_end_when_the_runner_is_deleted(save) -> None:
+    before = set(workers())
+    runner = NativeRunner(save(DEEP), threads=3, streams=2)
+    inputs = random_batch(LENGTHS)
+    states_of(runner, inputs)
+    own = set(workers()) - before
+    assert len(own) == 4
+    del runner
+    gc.collect()
+    for each in own:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def test_sleeping_workers_are_woken(save) -> None:
+    runner = NativeRunner(save(DEEP), threads=3)
+    inputs = random_batch((LIMIT, LIMIT))
+    expected = text_bits(runner, inputs)
+    with runner._stream() as stream:
+        mailboxes = stream.team._mailboxes
+    asleep = list(MAILBOX.fields).index("is_asleep")
+    for _ in range(20):
+        # Workers sleep if nothing comes for about 100 us.
+        while not all(each[asleep] for each in mailboxes):
+            time.sleep(0.001)
+        assert text_bits(runner, inputs) == expected
