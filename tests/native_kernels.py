@@ -1,15 +1,25 @@
-"""Compiled kernels of an instruction set, called with numpy arrays."""
+"""Compiled kernels of an instruction set, called with numpy arrays.
+
+If the environment variable `GUARD_ARRAYS` is `start` or `end`, kernels get copies of all
+arrays, which start after or end before a page that cannot be used.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.compiler import Library, compile_object
+from native_guard import Guard, Mirror
+from qdqbert.engines.native import records
+from qdqbert.engines.native.cache import compiled
+from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS, ROUNDING
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
@@ -17,10 +27,27 @@ from qdqbert.engines.native.kernels.forward import build_module
 from qdqbert.engines.native.kernels.linear import emit_linears
 from qdqbert.engines.native.records import CODES
 
-# Kernels are the same whatever the time of a single example.
-few = settings(max_examples=25, deadline=None)
 # The largest weight code for which sums of two adjacent products fit in 16 bits.
 SAFE_CODE = 64
+
+GUARDED = os.environ.get("GUARD_ARRAYS")
+few = settings(max_examples=10 if GUARDED else 25, deadline=None)
+MIRROR = Mirror(Guard(at_start=GUARDED == "start")) if GUARDED else None
+if MIRROR:
+    _slot = records._slot
+    records._slot = lambda type, value: _slot(
+        type, MIRROR.address(value) if isinstance(value, np.ndarray) else value
+    )
+
+_erf = np.vectorize(math.erf)
+# As in `encoder_reference`, which needs PyTorch.
+ACTIVATIONS_OF_NUMPY = {
+    "gelu": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
 
 
 class Kernels:
@@ -29,7 +56,7 @@ class Kernels:
     def __init__(self, module: Module, name: str) -> None:
         self.isa = INSTRUCTION_SETS[name]
         self._module = module
-        self._library = Library(compile_object(module, self.isa), self.isa)
+        self._library = Library(compiled(module, self.isa), self.isa)
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Call a function. Arrays are passed as the address of their first element."""
@@ -37,17 +64,41 @@ class Kernels:
 
     def with_tiles(self, name: str, *arguments: Any) -> None:
         """Call a function that may use AMX."""
+        self.for_each(name, *arguments[:-1], last=[arguments[-1]])
+
+    def for_each(self, name: str, *arguments: Any, last: Iterable[Any]) -> None:
+        """Call a function that may use AMX for each of several last arguments."""
         if self.isa.amx:
             self._call("amx_start")
-        self._call(name, *arguments)
+        self._call(name, *arguments, last=last)
         if self.isa.amx:
             self._call("amx_end")
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: Any, last: Iterable[Any] | None = None) -> None:
         function = self._library.function(self._module.functions[name])
-        function(
-            *(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments)
-        )
+        address = _address if MIRROR is None else _guarded_address
+        every = [(*arguments, *end) for end in ([()] if last is None else [(x,) for x in last])]
+        called = [[address(each) for each in one] for one in every]
+        if MIRROR is not None:
+            MIRROR.push()
+        for each in called:
+            function(*each)
+        if MIRROR is not None:
+            MIRROR.pull()
+
+
+def forget_arrays() -> None:
+    """Free the guarded copies of arrays, which records of earlier examples have."""
+    if MIRROR is not None:
+        MIRROR.clear()
+
+
+def _address(value: Any) -> Any:
+    return value.ctypes.data if isinstance(value, np.ndarray) else value
+
+
+def _guarded_address(value: Any) -> Any:
+    return MIRROR.address(value) if isinstance(value, np.ndarray) else value
 
 
 @functools.cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,28 @@ from qdqbert.engines.native.instruction_sets import usable_sets
 
 collect_ignore_glob = [] if importlib.util.find_spec("llvmlite") else ["*.py"]
 USABLE = [each.name for each in usable_sets()]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep compiled kernels in a folder of all processes of a run, and leave the user's alone."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if folder.name.startswith("popen-") else folder
+    with pytest.MonkeyPatch.context() as patch:
+        # The guarded tests get theirs from the process that starts them.
+        if "GUARD_ARRAYS" not in os.environ:
+            patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+        yield Path(os.environ["XDG_CACHE_HOME"])
+
+
+@pytest.fixture(autouse=True)
+def _without_old_copies() -> Iterator[None]:
+    """Free the guarded copies of a test's arrays."""
+    yield
+    if "GUARD_ARRAYS" in os.environ:
+        from native_kernels import forget_arrays
+
+        forget_arrays()
 
 
 @pytest.fixture(scope="session", params=USABLE)
@@ -34,17 +58,3 @@ def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
 def kernel(request: pytest.FixtureRequest) -> str:
     """Name of each instruction set that this CPU has."""
     return str(request.param)
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for compiled kernels, the same for all processes of a run."""
-    folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if folder.name.startswith("popen-") else folder
-    return shared / "cache"
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the user's cache alone."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))

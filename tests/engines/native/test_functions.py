@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from encoder_reference import ACTIVATIONS
+from native_kernels import ACTIVATIONS_OF_NUMPY as ACTIVATIONS
 from native_kernels import Kernels
 from qdqbert.engines.native import functions
 from qdqbert.engines.native.instruction_sets import choose_set

@@ -43,11 +43,11 @@ def check_tile(kernels, name, rows, columns, depth, *, largest, seed, spare=3) -
     sums = np.full((rows + 1, columns + PANEL), _UNTOUCHED, np.int32)
     kernels.with_tiles(
         name,
-        codes,
+        codes[:, :depth],
         bytes_of_row(codes),
         panels,
         bytes_of_row(panels),
-        sums,
+        sums[:rows, :columns],
         bytes_of_row(sums),
         depth // 4,
         start,

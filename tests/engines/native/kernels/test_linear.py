@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_reference import ACTIVATIONS
+from native_kernels import ACTIVATIONS_OF_NUMPY as ACTIVATIONS
 from native_kernels import SAFE_CODE, bytes_of_row, check_codes, codes_record, few
 from qdqbert.engines.native.kernels.dot import PANEL, dot, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
@@ -69,15 +69,19 @@ def run(
     first_panel: int = 0,
 ) -> None:
     panels = len(case.arrays[0]) - first_panel
+    # Kernels for AMX read up to 31 rows after the last one.
+    end = first_row + rows + (SPARE_ROWS - 1 if kernels.isa.amx else 0)
+    width = case.arrays[0].shape[1] * 4
+    columns = panels * PANEL
     kernels.with_tiles(
         name,
         case.record,
         first_panel,
         panels,
-        case.codes[first_row:],
+        case.codes[first_row:end, :width],
         bytes_of_row(case.codes),
         rows,
-        out,
+        out[:rows, :columns],
         bytes_of_row(out),
         row_scale,
         extra,

@@ -21,7 +21,7 @@ def normalize(kernels, x, weight, bias, epsilon):
     wide[rows] = 7
     arrays = [np.pad(each, (0, padded(width) - width)) for each in (weight, bias)]
     record = NORM.make({"weight": arrays[0], "bias": arrays[1], "epsilon": epsilon, "width": width})
-    kernels("layer_norm", record, wide, bytes_of_row(wide), rows)
+    kernels("layer_norm", record, wide[:rows], bytes_of_row(wide), rows)
     assert not wide[:rows, width:].any()
     assert (wide[rows] == 7).all()
     return wide[:rows, :width]
@@ -68,10 +68,10 @@ def test_rows_become_codes(kernels, rows, channels, zero_point, scale, seed) -> 
     kernels(
         "quantize_rows",
         codes_record(multiplier, zero_point),
-        x,
+        x[:, :channels],
         bytes_of_row(x),
         rows,
-        out,
+        out[:rows],
         channels,
         0,
     )
@@ -111,7 +111,9 @@ def test_rows_get_their_own_scales(dynamic_kernels, rows, channels, top, size, s
     out = np.full((rows + 1, channels), 77, np.uint8)
     scales = np.full(rows + 1, 9, np.float32)
     record = codes_record(multiplier, zero_point, offset=offset, top=top)
-    dynamic_kernels("quantize_rows", record, x, bytes_of_row(x), rows, out, channels, scales)
+    dynamic_kernels(
+        "quantize_rows", record, x, bytes_of_row(x), rows, out[:rows], channels, scales[:rows]
+    )
     expected, scale = dynamic_codes(x, multiplier, offset, top)
     np.testing.assert_allclose(scales[:rows], scale, rtol=1e-6)
     values = (x.astype(np.float64) + offset) * multiplier / scale[:, None]

@@ -38,8 +38,8 @@ def test_rows_have_the_values_of_numpy_in_any_company(kernels, rows, columns, de
 
     def run(first: int):
         out = np.full((rows - first + 1, len(bias) + 2), np.nan, np.float32)
-        own = x[first:]
-        kernels("float_linear", record, own, bytes_of_row(own), len(own), out, bytes_of_row(out))
+        own, inner = x[first:, :depth], out[:-1, :-2]
+        kernels("float_linear", record, own, bytes_of_row(x), len(own), inner, bytes_of_row(out))
         assert np.isnan(out[-1]).all()
         assert np.isnan(out[:, -2:]).all()
         return out[:-1, :-2]

@@ -1,0 +1,74 @@
+"""No kernel leaves its arrays: it would crash at the page before or after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import native_guard
+from native_guard import digest
+from native_models import LIMIT, Shape, random_batch, random_model
+from qdqbert.engines.native.model import Head, HeadOutput
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.runner import NativeRunner
+from qdqbert.engines.native.storage import save_packed
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
+HERE = Path(__file__).parent
+# Most mistakes are at the end.
+SIDES = (pytest.param("start", marks=pytest.mark.slow), "end")
+
+
+def run_apart(*arguments: str, **variables: str) -> str:
+    """Return what another Python process prints; a crash fails the test with its traceback."""
+    command = [sys.executable, "-X", "faulthandler", *arguments]
+    environment = os.environ | variables
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, (
+        f"A kernel left its arrays, or failed: exit status {result.returncode}\n"
+        f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+    )
+    return result.stdout
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
+    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-q", f"--confcutdir={HERE}")
+    found = run_apart("-m", "pytest", *options, str(HERE / "kernels"), GUARD_ARRAYS=side)
+    assert "passed" in found
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side) -> None:
+    shape = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24)
+    heads = (
+        Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),)),
+        Head(pooling="mean", steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
+    )
+    path = tmp_path / "model.safetensors"
+    save_packed(pack_model(random_model(shape, heads)), path)
+    # Larger batches come first: their buffers would hide what later ones read.
+    lengths = ((1,), (16,), (LIMIT,), (LIMIT, 1, 17, 5), (33,) * 9)
+    batches = [random_batch(each) for each in lengths]
+    stored = tmp_path / "batches.json"
+    stored.write_text(
+        json.dumps([{name: each.tolist() for name, each in batch.items()} for batch in batches])
+    )
+    script = native_guard.__file__
+    found = run_apart(script, str(path), kernel, str(stored), side).split()
+    runner = NativeRunner(path, threads=1, kernel=kernel)
+    assert found == [digest(runner.run(each)) for each in batches] * 2
+
+
+def test_a_crash_is_reported() -> None:
+    source = "import native_guard as n; n.Guard(at_start=False).memory(8)[:].ctypes.data; " + (
+        "import ctypes; m = n.Guard(at_start=False).memory(8); ctypes.memset(m.ctypes.data, 1, 9)"
+    )
+    folder = str(Path(native_guard.__file__).parent)
+    with pytest.raises(AssertionError, match=r"exit status -\d+"):
+        run_apart("-c", source, PYTHONPATH=folder)
