@@ -9,7 +9,7 @@ from pathlib import Path
 
 import llvmlite
 
-from qdqbert.engines.native.compiler import compile_object
+from qdqbert.engines.native.compiler import compile_object, process_triple
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import Module
 from qdqbert.files import write_bytes
@@ -35,7 +35,8 @@ def compiled(module: Module, isa: InstructionSet, folder: Path | None = None) ->
         folder: The cache; `cache_folder()` by default.
     """
     folder = cache_folder() if folder is None else folder
-    key = f"{llvmlite.__version__}\n{isa}\n{module.text()}"
+    # A home folder may be that of machines with different processors.
+    key = f"{llvmlite.__version__}\n{process_triple()}\n{isa}\n{module.text()}"
     path = folder / f"{isa.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
     found = _read(path)
     if found is None:
@@ -43,6 +44,8 @@ def compiled(module: Module, isa: InstructionSet, folder: Path | None = None) ->
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes(path, hashlib.sha256(found).digest() + found)
+            # The umask may let a group write files.
+            path.chmod(0o600)
         except OSError:
             return found
     return found

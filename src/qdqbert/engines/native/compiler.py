@@ -17,6 +17,11 @@ llvm.initialize_all_asmprinters()
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 
+def process_triple() -> str:
+    """Return LLVM's name of this machine, such as `x86_64-unknown-linux-gnu`."""
+    return str(llvm.get_process_triple())
+
+
 def compile_object(module: Module, isa: InstructionSet) -> bytes:
     """Return a module as the bytes of an object file."""
     machine = _machine(isa)
@@ -63,9 +68,11 @@ class Library:
 
 
 def _machine(isa: InstructionSet) -> Any:
-    triple = _TRIPLES.get(isa.architecture, llvm.get_process_triple())
-    if triple.partition("-")[0] == llvm.get_process_triple().partition("-")[0]:
-        triple = llvm.get_process_triple()
+    own = process_triple()
+    triple = _TRIPLES.get(isa.architecture, own)
+    # macOS says `arm64`.
+    if triple.partition("-")[0] == own.partition("-")[0].replace("arm64", "aarch64"):
+        triple = own
     target = llvm.Target.from_triple(triple)
     return target.create_target_machine(
         cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", codemodel="jitdefault", jit=True

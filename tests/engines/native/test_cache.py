@@ -1,0 +1,111 @@
+"""Compiled kernels are kept on disk, and used only if nobody else could have changed them."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import pytest
+
+from qdqbert.engines.native import cache
+from qdqbert.engines.native.cache import cache_folder, compiled
+from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
+from qdqbert.engines.native.ir import I64, PTR, Module
+
+PORTABLE = INSTRUCTION_SETS["portable"]
+
+
+def module_of(number: int = 1) -> Module:
+    module = Module()
+    with module.function("run", out=PTR) as f:
+        f.store(f.constant(I64, number), f.out)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def count():
+    """Count how often something is compiled."""
+    with mock.patch.object(cache, "compile_object", wraps=cache.compile_object) as counted:
+        yield counted
+
+
+def test_a_module_is_compiled_once(folder, count) -> None:
+    first = compiled(module_of(), PORTABLE, folder)
+    assert compiled(module_of(), PORTABLE, folder) == first
+    assert count.call_count == 1
+    (file,) = folder.iterdir()
+    assert file.name.startswith("portable-")
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_other_modules_sets_and_machines_have_other_files(folder, count) -> None:
+    compiled(module_of(1), PORTABLE, folder)
+    compiled(module_of(2), PORTABLE, folder)
+    compiled(module_of(1), INSTRUCTION_SETS["neon-i8mm"], folder)
+    with mock.patch.object(cache, "process_triple", return_value="another-machine"):
+        compiled(module_of(1), PORTABLE, folder)
+    assert count.call_count == 4
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[:-1], lambda b: b"", lambda b: b[:40] + b"x" + b[41:]]
+)
+def test_a_damaged_file_is_replaced(folder, count, change) -> None:
+    expected = compiled(module_of(), PORTABLE, folder)
+    (file,) = folder.iterdir()
+    content = file.read_bytes()
+    file.write_bytes(change(content))
+    assert compiled(module_of(), PORTABLE, folder) == expected
+    assert file.read_bytes() == content
+    assert count.call_count == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs modes of files")
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_files_that_others_could_write_are_not_used(folder, count, mode) -> None:
+    expected = compiled(module_of(), PORTABLE, folder)
+    (file,) = folder.iterdir()
+    for path, own in ((file, 0o600), (folder, 0o700)):
+        path.chmod(own | mode)
+        assert compiled(module_of(), PORTABLE, folder) == expected
+        path.chmod(own)
+    assert count.call_count == 3
+
+
+def test_a_file_is_used_whatever_the_umask(folder, count) -> None:
+    before = os.umask(0o002)
+    try:
+        for _ in range(2):
+            compiled(module_of(), PORTABLE, folder)
+    finally:
+        os.umask(before)
+    assert count.call_count == 1
+
+
+def test_a_file_of_another_user_is_not_used(folder, count) -> None:
+    compiled(module_of(), PORTABLE, folder)
+    with mock.patch("os.getuid", return_value=os.getuid() + 1):
+        compiled(module_of(), PORTABLE, folder)
+    assert count.call_count == 2
+
+
+def test_a_cache_that_cannot_be_written_is_not_used(tmp_path, count) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for _ in range(2):
+        assert compiled(module_of(), PORTABLE, blocked / "kernels")
+    assert count.call_count == 2
+
+
+def test_the_folder_is_in_the_users_cache(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "qdqbert" / "kernels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "qdqbert" / "kernels"
