@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 
 import encoder_reference
+from qdqbert.engines.native import packed
 from qdqbert.engines.native.kernels.attention import attention as native_attention
 from qdqbert.engines.native.model import (
     Activation,
@@ -50,6 +51,7 @@ class Shape:
     has_types: bool = True
     shared_codes: bool = True
     smoothed: bool = False
+    dynamic: bool = False
     position_bias: bool = False
     causal: bool = False
     padding_id: int | None = None
@@ -149,8 +151,8 @@ def _observed(inputs: dict[int, list[Any]]) -> Iterator[None]:
         yield
 
 
-def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool) -> Linear:
-    """Return a linear layer in int8, with the range of its inputs."""
+def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool, dynamic: bool) -> Linear:
+    """Return a linear layer in int8, with the range of its inputs unless that is dynamic."""
     x = np.concatenate(inputs)
     factor = np.ones(x.shape[1])
     if smoothed:
@@ -159,11 +161,14 @@ def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool) -> Linear:
     scale = float(np.float32((high - low) / 255))
     weight = linear.weight / factor
     weight_scale = (np.abs(weight).max(axis=1) / LARGEST_CODE).astype(np.float32)
+    if dynamic:
+        scale, low = 1.0, 0.0
     multiplier = (factor / scale).astype(np.float32)
     codes = Codes(
         scale=scale,
         zero_point=round(-low / scale),
         multiplier=multiplier if smoothed else multiplier[0],
+        dynamic=dynamic,
     )
     return Linear(
         weight=np.rint(weight / weight_scale[:, None]).astype(np.int8),
@@ -175,7 +180,8 @@ def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool) -> Linear:
 
 def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Layer:
     def quantized(linear: Linear, smoothed: bool = False) -> Linear:
-        return _quantized(linear, inputs[id(linear)], smoothed=smoothed)
+        own = inputs[id(linear)]
+        return _quantized(linear, own, smoothed=smoothed, dynamic=shape.dynamic)
 
     attention = layer.attention
     query, key, value = (
@@ -259,8 +265,43 @@ def attend_in_int8(x: Any, attention: Attention, *, per_tensor: bool = False) ->
     return encoder_reference.linear(np.concatenate(contexts, axis=1), attention.output)
 
 
-def run_encoder(model: EncoderModel, inputs: dict[str, Any], *, int8: bool = True) -> Any:
-    """Compute the outputs in float64, with attention in int8 or as the model states."""
-    replaced = mock.patch("encoder_reference.attend", attend_in_int8)
-    with replaced if int8 else contextlib.nullcontext():
+def _native_scales(model: EncoderModel) -> Any:
+    """Return a function like `encoder_reference.quantize`, with the engine's dynamic scales."""
+    quantize = encoder_reference.quantize
+    offsets = {
+        id(layer.down.codes): packed._OFFSETS[layer.activation]
+        for layer in model.layers
+        if layer.activation in packed._OFFSETS
+    }
+
+    def native(x: Any, codes: Codes, *, per_tensor: bool) -> tuple[Any, Any, Any]:
+        if not codes.dynamic:
+            return quantize(x, codes, per_tensor=per_tensor)
+        offset = offsets.get(id(codes))
+        if offset is None:
+            offset, zero_point, top = 0.0, 128.0, 127
+        else:
+            zero_point, top = 0.0, 255
+        shifted = (x + offset) * codes.multiplier
+        scale = np.abs(shifted).max(axis=-1, keepdims=True) / top
+        found = np.clip(np.rint(shifted / scale) + zero_point, 0, 255)
+        return found, zero_point + offset * codes.multiplier / scale, scale
+
+    return native
+
+
+def run_encoder(model: EncoderModel, inputs: dict[str, Any], *, native: bool = True) -> Any:
+    """Compute the outputs in float64.
+
+    Args:
+        model: The model.
+        inputs: Inputs of a batch.
+        native: Whether attention and dynamic scales have the codes of the native engine.
+    """
+    with contextlib.ExitStack() as stack:
+        if native:
+            patch = mock.patch.multiple(
+                encoder_reference, attend=attend_in_int8, quantize=_native_scales(model)
+            )
+            stack.enter_context(patch)
         return encoder_reference.run_encoder(model, inputs)

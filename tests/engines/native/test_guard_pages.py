@@ -43,9 +43,12 @@ def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
     assert "passed" in found
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("side", SIDES)
-def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side) -> None:
-    shape = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24)
+def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, dynamic) -> None:
+    shape = Shape(
+        hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24, dynamic=dynamic
+    )
     heads = (
         Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),)),
         Head(pooling="mean", steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),

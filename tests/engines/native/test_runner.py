@@ -37,6 +37,10 @@ LAYERS = {
         heads=2, head=48, layers=1, causal=True, shared_codes=False, words_are_int8=False
     ),
     "relu": Shape(hidden=96, heads=2, head=64, inner=96, layers=1, activation="relu"),
+    "dynamic": Shape(
+        hidden=312, heads=12, head=26, inner=200, layers=1, dynamic=True, smoothed=True
+    ),
+    "dynamic tanh": Shape(hidden=40, heads=2, head=8, layers=1, dynamic=True, activation="tanh"),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
 }
 # Two layers whose hidden states are no multiple of the kernels' vectors.
@@ -74,7 +78,7 @@ def test_a_layer_computes_what_numpy_does(save, kernel, name) -> None:
     found = states_of(NativeRunner(save(shape), threads=2, kernel=kernel), inputs)
     model = random_model(shape)
     exact = run_encoder(model, inputs)["last_hidden_state"]
-    in_float = run_encoder(model, inputs, int8=False)["last_hidden_state"]
+    in_float = run_encoder(model, inputs, native=False)["last_hidden_state"]
     assert found.shape == (*mask.shape, shape.hidden)
     assert found.dtype == np.float32
     assert not found[~mask].any()
@@ -91,12 +95,13 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
     return [text[mask].tobytes() for text, mask in zip(states, masks, strict=True)]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_text_has_the_same_bits_in_any_company(save, kernel, threads) -> None:
-    runner = NativeRunner(save(DEEP), threads=threads, kernel=kernel)
+@pytest.mark.parametrize(("threads", "dynamic"), [(1, False), (2, False), (2, True), (3, False)])
+def test_a_text_has_the_same_bits_in_any_company(save, kernel, threads, dynamic) -> None:
+    path = save(dataclasses.replace(DEEP, dynamic=dynamic))
+    runner = NativeRunner(path, threads=threads, kernel=kernel)
     lengths = tuple(int(n) for n in np.random.default_rng(0).integers(1, LIMIT + 1, 20))
     inputs = random_batch((*lengths, LIMIT, 1))
-    expected = text_bits(NativeRunner(save(DEEP), threads=1, kernel=kernel), inputs)
+    expected = text_bits(NativeRunner(path, threads=1, kernel=kernel), inputs)
     assert text_bits(runner, inputs) == expected
     left = random_batch((*lengths, LIMIT, 1), left=True)
     assert text_bits(runner, left) == expected
