@@ -140,6 +140,7 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     settings.number("score_scale")
     settings.truth("causal")
     settings.truth("dynamic")
+    settings.truth("fits_16_bits")
     settings.truth("has_choices")
     names = settings.texts("input_names")
     if missing := [each for each in _INPUTS if each not in names]:

@@ -48,6 +48,10 @@ class InstructionSet:
         """Whether sums are exact for any weights, not only below the adjacent sum limit."""
         return self.dot != "pmaddubsw"
 
+    def exact(self) -> InstructionSet:
+        """Return this instruction set with sums that are exact for any weights."""
+        return self if self.is_exact else dataclasses.replace(self, dot="pmaddwd")
+
 
 # Registers: sums + weights of one step + one vector of codes (+ the constant 1 and a temporary).
 PORTABLE = InstructionSet(

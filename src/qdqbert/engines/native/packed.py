@@ -68,6 +68,7 @@ class _Packer:
     def __init__(self, model: EncoderModel) -> None:
         self._model = model
         self._arrays: dict[str, Array] = {}
+        self._fits_16_bits = True
         first = model.layers[0]
         self._hidden = len(first.residual.norm.weight)
         self._inner = len(first.up.bias)
@@ -93,6 +94,7 @@ class _Packer:
             "head_size": self._size,
             "score_scale": attention.scale * math.log2(math.e),
             "causal": attention.causal,
+            "fits_16_bits": self._fits_16_bits,
             "limit": model.limit,
             "input_names": list(model.input_names),
             "has_choices": model.has_choices,
@@ -180,6 +182,7 @@ class _Packer:
         assert linear.weight_scale is not None
         weight = np.zeros((count, deep), np.int8)
         weight[np.ix_(columns, channels)] = linear.weight
+        self._fits_16_bits &= _fits_16_bits(weight)
         sums = weight.astype(np.int32).sum(axis=1, dtype=np.int32)
         codes = linear.codes
         scale = linear.weight_scale * np.float32(codes.scale)
@@ -241,6 +244,11 @@ class _Packer:
 def _check(model: EncoderModel) -> None:
     """Refuse what the kernels do not compute."""
     for index, layer in enumerate(model.layers):
+        if _common(layer) != _common(model.layers[0]):
+            raise GraphError(f"The native engine needs equal layers; layer {index} differs from 0.")
+        bias, wanted = layer.attention.position_bias, (layer.attention.heads, 2 * model.limit - 1)
+        if bias is not None and bias.shape != wanted:
+            raise GraphError(f"The position bias of layer {index} is {bias.shape}, not {wanted}.")
         attention = layer.attention
         linears = (attention.query, attention.key, attention.value, attention.output)
         residuals = (layer.attention_residual, layer.residual)
@@ -270,6 +278,28 @@ def _check(model: EncoderModel) -> None:
                 f"The native engine quantizes linear layers only; layer {index} has quantizers at "
                 "its attention matmuls or residual adds. Use the recipe 'linear'."
             )
+
+
+def _common(layer: Layer) -> tuple[Any, ...]:
+    """Return what is the same in all layers of a model."""
+    attention = layer.attention
+    return (
+        layer.residual.norm.weight.shape,
+        layer.up.bias.shape,
+        attention.query.bias.shape,
+        attention.heads,
+        attention.scale,
+        attention.causal,
+        layer.activation,
+    )
+
+
+def _fits_16_bits(weight: NDArray[np.int8]) -> bool:
+    """Return whether sums of two adjacent products have 16 bits for any codes, as AVX2 needs."""
+    pairs = weight.reshape(len(weight), -1, 2).astype(np.int32)
+    most = int(np.maximum(pairs, 0).sum(axis=2).max(initial=0))
+    least = int(np.minimum(pairs, 0).sum(axis=2).min(initial=0))
+    return 255 * most < 2**15 and 255 * least >= -(2**15)
 
 
 def _same_codes(linears: tuple[Linear, ...]) -> bool:

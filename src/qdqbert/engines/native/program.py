@@ -76,6 +76,8 @@ class Program:
         """
         check_packed(packed)
         self.settings = packed.settings
+        # Slower, and right for weights without the adjacent sum limit.
+        isa = isa if self.settings["fits_16_bits"] else isa.exact()
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])
         self.inner = padded(self.settings["inner"])

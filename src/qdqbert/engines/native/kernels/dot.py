@@ -6,8 +6,6 @@ Weights are stored in panels of 16 columns, `(panels, depth / 4, 16, 4)`: the fo
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,8 +63,7 @@ def emit_dots(module: Module, isa: InstructionSet) -> None:
         for vectors in isa.vectors:
             _emit_dot(module, isa, dot_name(rows, vectors), rows, vectors)
             if not isa.is_exact:
-                exact = dataclasses.replace(isa, dot="pmaddwd")
-                _emit_dot(module, exact, exact_name(isa, rows, vectors), rows, vectors)
+                _emit_dot(module, isa.exact(), exact_name(isa, rows, vectors), rows, vectors)
     if isa.amx:
         for rows in (2, 1):
             for columns in (2, 1):
