@@ -52,6 +52,8 @@ class Shape:
     shared_codes: bool = True
     smoothed: bool = False
     dynamic: bool = False
+    # Larger weight codes need exact kernels on AVX2.
+    largest_code: int = LARGEST_CODE
     position_bias: bool = False
     causal: bool = False
     padding_id: int | None = None
@@ -151,7 +153,7 @@ def _observed(inputs: dict[int, list[Any]]) -> Iterator[None]:
         yield
 
 
-def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool, dynamic: bool) -> Linear:
+def _quantized(linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: bool) -> Linear:
     """Return a linear layer in int8, with the range of its inputs unless that is dynamic."""
     x = np.concatenate(inputs)
     factor = np.ones(x.shape[1])
@@ -160,15 +162,15 @@ def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool, dynamic: bo
     low, high = min((x * factor).min(), 0.0), max((x * factor).max(), 0.0)
     scale = float(np.float32((high - low) / 255))
     weight = linear.weight / factor
-    weight_scale = (np.abs(weight).max(axis=1) / LARGEST_CODE).astype(np.float32)
-    if dynamic:
+    weight_scale = (np.abs(weight).max(axis=1) / shape.largest_code).astype(np.float32)
+    if shape.dynamic:
         scale, low = 1.0, 0.0
     multiplier = (factor / scale).astype(np.float32)
     codes = Codes(
         scale=scale,
         zero_point=round(-low / scale),
         multiplier=multiplier if smoothed else multiplier[0],
-        dynamic=dynamic,
+        dynamic=shape.dynamic,
     )
     return Linear(
         weight=np.rint(weight / weight_scale[:, None]).astype(np.int8),
@@ -180,8 +182,7 @@ def _quantized(linear: Linear, inputs: list[Any], *, smoothed: bool, dynamic: bo
 
 def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Layer:
     def quantized(linear: Linear, smoothed: bool = False) -> Linear:
-        own = inputs[id(linear)]
-        return _quantized(linear, own, smoothed=smoothed, dynamic=shape.dynamic)
+        return _quantized(linear, inputs[id(linear)], shape, smoothed=smoothed)
 
     attention = layer.attention
     query, key, value = (

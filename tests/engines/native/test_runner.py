@@ -41,6 +41,7 @@ LAYERS = {
         hidden=312, heads=12, head=26, inner=200, layers=1, dynamic=True, smoothed=True
     ),
     "dynamic tanh": Shape(hidden=40, heads=2, head=8, layers=1, dynamic=True, activation="tanh"),
+    "weights of 8 bits": Shape(layers=1, largest_code=127, seed=2),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
 }
 # Two layers whose hidden states are no multiple of the kernels' vectors.
