@@ -8,11 +8,12 @@ and the scale of a value moves into its probability, so that sums over tokens st
 
     weight[i, j] = 2 ** (score[i, j] + log2(value_scale[j]) - the largest of these)
     code[i, j]   = rint(65535 weight[i, j])
-    context[i]   = sum(code[i, j] values[j]) / sum(code[i, j] / value_scale[j])
+    context[i]   = sum(code[i, j] values[j]) / sum(65535 weight[i, j] / value_scale[j])
 
-The denominator has the rounded weights, so that probabilities add up to 1. With 8 bits, the many
-small weights of a token would be lost; the two bytes of a code are multiplied one after another.
-`score_scale` includes log2(e).
+The denominator has the weights before they are rounded: a token with small values and a high
+probability has a small weight, whose rounding error would be multiplied by 1 / value_scale. With 8
+bits, the many small weights of a token would be lost; the two bytes of a code are multiplied one
+after another. `score_scale` includes log2(e).
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def attention(
     scores = scores * math.log2(math.e) + np.log2(v_scale.astype(np.float64))
     if causal:
         scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
-    weights = np.rint(_TOP * 2.0 ** (scores - scores.max(axis=1, keepdims=True)))
-    return np.asarray((weights @ v) / (weights / v_scale).sum(axis=1, keepdims=True))
+    weights = _TOP * 2.0 ** (scores - scores.max(axis=1, keepdims=True))
+    return np.asarray((np.rint(weights) @ v) / (weights / v_scale).sum(axis=1, keepdims=True))
 
 
 def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
@@ -351,7 +352,7 @@ def _emit_softmax(module: Module, isa: InstructionSet) -> None:
         mass = f.variable(f.constant(floats, 0.0))
         _store_weights(f, isa.rows[0], sums, f.maximum_of(largest.get()), mass)
         place = THREAD.read(f, f.thread, "inverse") + f.row * 4
-        f.store(1.0 / f.sum_of(mass.get()), place)
+        f.store(1.0 / (f.sum_of(mass.get()) * float(_TOP)), place)
 
 
 def _store_scores(f: Function, sums: Value, largest: Variable) -> None:
@@ -383,11 +384,12 @@ def _store_weights(f: Function, rows: int, scores: Value, largest: Value, mass: 
     def block(panel: Value, width: int) -> None:
         floats, key = vector(F32, PANEL * width), panel * PANEL
         score = f.load(floats, scores + key * 4) - f.splat(largest, floats.lanes)
-        rounded = f.fma(exp2(f, score, for_codes=True), float(_TOP), ROUNDING)
+        weight = exp2(f, score, for_codes=True)
+        rounded = f.fma(weight, float(_TOP), ROUNDING)
         code = rounded.bits(vector(I32, floats.lanes))
         f.store_bytes(code >> 8, high + key)
         f.store_bytes(code, low + key)
-        weighted = (rounded - ROUNDING) * f.load(floats, inverses + key * 4)
+        weighted = weight * f.load(floats, inverses + key * 4)
         for part in weighted.parts(floats.lanes // mass.type.lanes):
             mass.set(mass.get() + part)
 
