@@ -124,9 +124,9 @@ def run_attention(
         "start": np.full(limit, 99, np.int32),
         **{name: np.full(limit, 99, np.float32) for name in ("value_log", "value_inverse")},
         "sums": np.full((rows, limit), 99, np.int32),
-        "probabilities": np.full((rows, limit), 99, np.uint8),
+        "probabilities": np.full((2 * rows, limit), 99, np.uint8),
         "inverse": np.zeros(rows, np.float32),
-        "sums_of_values": np.zeros((rows, size), np.int32),
+        "sums_of_values": np.zeros((2 * rows, size), np.int32),
     }
     thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), **buffers})
     items = range((len(texts.starts) - 1) * heads)
@@ -251,3 +251,24 @@ def test_contexts_are_in_float_if_scales_are_dynamic(dynamic_kernels) -> None:
             own = found[start:end, 32 * head : 32 * (head + 1)]
             np.testing.assert_allclose(own, expected, atol=0.01)
     assert (found[:, 96:] == 77).all()
+
+
+def test_tokens_with_small_values_keep_their_probability(dynamic_kernels) -> None:
+    # As separators have in trained models: most of the probability, and hardly any values.
+    texts = make_texts(dynamic_kernels, (40,), 1, 16, 0)
+    query, key, value = (each[:, 0].copy() for each in texts.floats)
+    value[3] *= 1e-3
+    value[5] = 0
+    query[:], key[:] = 0, 0
+    query[:, 0] = 4
+    key[3, 0] = key[5, 0] = 3
+    made = [
+        quantize_heads(dynamic_kernels, x[:, None], 64, zero)
+        for x, zero in zip((query, key, value), (128, 0, 0), strict=True)
+    ]
+    codes, scales = zip(*made, strict=True)
+    texts = dataclasses.replace(texts, codes=codes, scales=scales)
+    found = run_attention(dynamic_kernels, texts, multiplier=np.zeros(64), dynamic=True)
+    scores = np.exp(query @ key.T / 4.0)
+    expected = scores / scores.sum(axis=1, keepdims=True) @ value
+    np.testing.assert_allclose(found[:, :16], expected, atol=0.01 * np.abs(expected).max())
