@@ -21,7 +21,6 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.machine import usable_cores
 
-
 _NEEDED = ("input_ids", "attention_mask")
 _AXES = ("batch", "seq")
 
@@ -144,8 +143,8 @@ class NativeRunner:
             )
         if lengths.max() > settings["limit"]:
             raise UserInputError(
-                f"Text {int(np.argmax(lengths))} of the batch has {lengths.max()} tokens; the model "
-                f"takes up to {settings['limit']}. Set `max_length={settings['limit']}`.",
+                f"Text {int(np.argmax(lengths))} of the batch has {lengths.max()} tokens; the "
+                f"model takes up to {settings['limit']}. Set `max_length={settings['limit']}`.",
                 argument="input_ids",
             )
         ids = inputs["input_ids"]

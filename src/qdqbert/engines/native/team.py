@@ -32,7 +32,10 @@ def give_way_address() -> int:
 
 
 class Team:
-    """A calling thread and its workers. One caller at a time."""
+    """A calling thread and its workers. One caller at a time.
+
+    A process that is forked starts its own workers. It must not be forked during a call.
+    """
 
     def __init__(
         self, functions: Mapping[str, Callable[..., None]], model: NDArray[np.int64], threads: int
@@ -48,12 +51,17 @@ class Team:
         self.give_way = give_way_address()
         self._functions = functions
         self._model = model
+        self._start()
+
+    def _start(self) -> None:
+        """Start the workers."""
+        self._process = os.getpid()
         self._mailboxes: list[NDArray[np.int64]] = []
         self._awake: list[threading.Semaphore] = []
-        for _ in range(threads - 1):
+        for _ in range(self.threads - 1):
             self._start_worker()
         self._finalizer = weakref.finalize(
-            self, _end, functions, tuple(self._mailboxes), tuple(self._awake)
+            self, _end, self._functions, tuple(self._mailboxes), tuple(self._awake)
         )
 
     def run(
@@ -70,6 +78,10 @@ class Team:
             records: Their `THREAD` records.
             by_columns: Whether each thread computes all rows, and some columns.
         """
+        if self._process != os.getpid():
+            # A fork copies no threads but the one that calls it.
+            self._finalizer.detach()
+            self._start()
         workers = range(len(records) - 1)
         for worker, record in zip(workers, records[1:], strict=True):
             mailbox = self._mailboxes[worker]
