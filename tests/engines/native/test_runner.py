@@ -6,6 +6,8 @@ import concurrent.futures
 import dataclasses
 import functools
 import gc
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -293,3 +295,19 @@ def test_sleeping_workers_are_woken(save) -> None:
         while not all(each[asleep] for each in mailboxes):
             time.sleep(0.001)
         assert text_bits(runner, inputs) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_starts_its_own_workers(save) -> None:
+    runner = NativeRunner(save(DEEP), threads=3)
+    inputs = random_batch((LIMIT, LIMIT))
+    expected = text_bits(runner, inputs)
+    child = os.fork()
+    if child == 0:
+        # A process that waits for workers that it does not have ends with an alarm.
+        signal.alarm(60)
+        os._exit(0 if text_bits(runner, inputs) == expected else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert text_bits(runner, inputs) == expected
