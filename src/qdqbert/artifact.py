@@ -1,6 +1,7 @@
 """The folder that `quantize` writes: one graph for each target, and all that is needed to use it.
 
 DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
+DIR/native/model.safetensors    packed weights of the target `native`
 DIR/config.json, tokenizer...   as transformers writes them; generation_config.json, if there is one
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
@@ -24,8 +25,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.choices import EngineName
+from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.targets import TARGETS
 from qdqbert.tasks.task import TaskOptions
 
 MODEL = "model.onnx"
@@ -96,7 +98,7 @@ class Artifact:
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
-        """Engines that run one of the graphs.
+        """Engines that run one of the graphs, in the order of `ENGINE_NAMES`.
 
         Raises:
             UserInputError: There are none.
@@ -108,7 +110,7 @@ class Artifact:
                 f"{', '.join(self.targets)}, which no engine of this package runs. Add "
                 "'portable' to `targets` when you quantize."
             )
-        return tuple(sorted(found))
+        return tuple(engine for engine in ENGINE_NAMES if engine in found)
 
     def target_for(self, engine: EngineName, target: str | None = None) -> str:
         """Return the target that an engine runs: the one made for it, or another that it can run.
@@ -127,7 +129,7 @@ class Artifact:
         if not usable:
             raise UserInputError(
                 f"{str(self.directory)!r} contains no graph for engine {engine!r}, only for target "
-                f"{', '.join(self.targets)}. Add {engine!r} or 'portable' to `targets` when you "
+                f"{', '.join(self.targets)}. Add {_targets_of(engine)} to `targets` when you "
                 "quantize.",
                 argument="engine",
             )
@@ -168,6 +170,12 @@ class Artifact:
                 f"{', '.join(engines) or 'no engine of this package'}.",
                 argument="target",
             )
+
+
+def _targets_of(engine: EngineName) -> str:
+    """Return the targets that an engine runs, and that are named after it or for any engine."""
+    runs_any = engine in TARGETS["portable"].engines
+    return f"{engine!r} or 'portable'" if runs_any else repr(engine)
 
 
 def is_artifact(path: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 TargetName = Literal[
-    "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "tensorrt", "qordered"
+    "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "tensorrt", "qordered"
 ]
 TARGET_NAMES: tuple[TargetName, ...] = get_args(TargetName)
 
@@ -25,8 +25,12 @@ RecipeName = Literal[
 ]
 RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
 
-EngineName = Literal["onnxruntime", "openvino"]
+EngineName = Literal["onnxruntime", "openvino", "native"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+
+# Instruction sets that kernels of the native engine are generated for.
+KernelName = Literal["amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable"]
+KERNEL_NAMES: tuple[KernelName, ...] = get_args(KernelName)
 
 ProviderName = Literal["cpu", "cuda", "tensorrt", "openvino"]
 PROVIDER_NAMES: tuple[ProviderName, ...] = get_args(ProviderName)

@@ -45,16 +45,29 @@ class Runner(Protocol):
         ...
 
 
+# Packages that engines need, where their names differ. The native engine compiles its kernels.
+_PACKAGES: Mapping[str, str] = {"native": "llvmlite"}
+
+# Engines that run no .onnx files. INT8 on them is compared with float on ONNX Runtime.
+RUNS_NO_ONNX: frozenset[str] = frozenset({"native"})
+
+
+def float_engine(engine: EngineName) -> EngineName:
+    """Return the engine that runs the float model which INT8 on an engine is compared with."""
+    return "onnxruntime" if engine in RUNS_NO_ONNX else engine
+
+
 def is_installed(engine: str) -> bool:
     """Return whether an engine can be imported."""
-    return importlib.util.find_spec(engine) is not None
+    return importlib.util.find_spec(_PACKAGES.get(engine, engine)) is not None
 
 
-def check_engine(engine: str, *, provider: str | None = None) -> None:
-    """Refuse an engine that is unknown, not installed, or without the execution provider.
+def check_engine(engine: str, *, provider: str | None = None, kernel: str | None = None) -> None:
+    """Refuse an engine that is unknown, not installed, or without the provider or kernel.
 
     Raises:
-        UserInputError: The name is unknown, or the engine has no execution providers.
+        UserInputError: The name is unknown, the engine has no execution providers or kernels, or
+            this CPU does not have the kernel.
         MissingExtraError: The engine is not installed. The message has the command that installs
             it.
     """
@@ -75,6 +88,16 @@ def check_engine(engine: str, *, provider: str | None = None) -> None:
             "has none. Leave `provider` out, or use engine 'onnxruntime'.",
             argument="provider",
         )
+    if kernel is not None and engine != "native":
+        raise UserInputError(
+            f"`kernel={kernel!r}` is a kernel of the native engine; engine {engine!r} has none. "
+            "Leave `kernel` out, or use engine 'native'.",
+            argument="kernel",
+        )
+    if kernel is not None:
+        from qdqbert.engines.native.instruction_sets import choose_set
+
+        choose_set(kernel)
 
 
 def open_runner(
@@ -88,12 +111,13 @@ def open_runner(
     exact: bool = False,
     provider: str | None = None,
     low_memory: bool = False,
+    kernel: str | None = None,
 ) -> Runner:
     """Load a graph into an engine.
 
     Args:
         engine: The engine.
-        model: The .onnx file.
+        model: The .onnx file, or the file of the target `native` for the native engine.
         threads: Number of threads for one inference; the engine's own choice if `None`.
         streams: Number of inferences that run at the same time, each on `threads` threads. They
             share the weights.
@@ -104,12 +128,16 @@ def open_runner(
             CPUs without VNNI and gives the same numbers on every CPU.
         provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
         low_memory: Free memory after each run, for engines that would keep it. Runs are slower.
+        kernel: Instruction set of the native engine; the fastest one of this CPU if `None`.
 
     Raises:
-        UserInputError: The engine is unknown, or has no execution providers.
+        UserInputError: The engine is unknown, has no execution providers or kernels, or does not
+            run such a file; or this CPU does not have the kernel.
         MissingExtraError: The engine or the provider is not installed.
     """
-    check_engine(engine, provider=provider)
+    check_engine(engine, provider=provider, kernel=kernel)
+    if engine == "native":
+        return _open_native(model, threads=threads, streams=streams, exact=exact, kernel=kernel)
     if engine == "onnxruntime":
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 
@@ -123,3 +151,19 @@ def open_runner(
     from qdqbert.engines.openvino import OpenVinoRunner
 
     return OpenVinoRunner(model, threads=threads, streams=streams, names=names, precision=precision)
+
+
+def _open_native(
+    model: Path, *, threads: int | None, streams: int, exact: bool, kernel: str | None
+) -> Runner:
+    from qdqbert.engines.native.instruction_sets import choose_set, exact_set
+    from qdqbert.engines.native.runner import NativeRunner
+
+    if model.suffix.lower() == ".onnx":
+        raise UserInputError(
+            "Engine 'native' does not run .onnx files. It runs folders that `quantize` wrote with "
+            "'native' among the `targets`.",
+            argument="engine",
+        )
+    chosen = exact_set() if exact and kernel is None else choose_set(kernel)
+    return NativeRunner(model, threads=threads, streams=streams, kernel=chosen.name)

@@ -7,7 +7,7 @@ import functools
 import gc
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,19 +252,18 @@ def check_lowering(
 
     Args:
         model: The graph.
-        path: File of the graph. Temporary graphs are written to its folder.
+        path: The file that was made of it. Temporary graphs are written to its folder.
         references: Results of PyTorch, at least one.
         engine: Engine that runs the graph.
     """
-    forced = add_teacher_forcing(model, list(references[0].states))
+    names = list(references[0].states)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        layers = Path(folder) / "layers.onnx"
-        save_graph(forced, layers, temporary=True)
         open_ = functools.partial(open_runner, engine, precision="f32", low_memory=True)
-        exact = native = _layer_sqnr(open_(layers, exact=True), references)
-        # Only ONNX Runtime has a choice between exact and fast arithmetic.
-        if engine == "onnxruntime":
-            native = _layer_sqnr(open_(layers), references)
+        open_layers = _layers_opener(model, path, names, engine, Path(folder), open_)
+        exact = native = _layer_sqnr(open_layers(exact=True), references)
+        # OpenVINO has no choice between exact and fast arithmetic.
+        if engine != "openvino":
+            native = _layer_sqnr(open_layers(exact=False), references)
         end_to_end = _end_to_end(open_(path), references)
     worst = min(exact, key=lambda name: exact[name])
     return LoweringCheck(
@@ -276,6 +275,29 @@ def check_lowering(
         native_db=min(native.values()),
         last_bits=references[0].last_bits,
     )
+
+
+def _layers_opener(
+    model: ir.Model,
+    path: Path,
+    names: Sequence[str],
+    engine: EngineName,
+    folder: Path,
+    open_: Callable[..., Runner],
+) -> Callable[..., Runner]:
+    """Return what opens a graph whose layers read given states; see `add_teacher_forcing`."""
+    if engine == "native":
+        from qdqbert.engines.native.instruction_sets import choose_set, exact_set
+        from qdqbert.engines.native.layers import LayerRunner
+
+        def open_packed(*, exact: bool) -> Runner:
+            chosen = exact_set() if exact else choose_set()
+            return LayerRunner(path, names, kernel=chosen.name)
+
+        return open_packed
+    layers = folder / "layers.onnx"
+    save_graph(add_teacher_forcing(model, names), layers, temporary=True)
+    return functools.partial(open_, layers)
 
 
 def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, float]:

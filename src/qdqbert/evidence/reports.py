@@ -20,7 +20,8 @@ class LatencyReport:
     Attributes:
         batch: Batch size.
         sequence: Length in tokens.
-        float_ms: Median latency of the float graph on the same engine, in milliseconds.
+        float_ms: Median latency of the float graph on the same engine, in milliseconds. On ONNX
+            Runtime for the native engine, which runs no float graph.
         int8_ms: Median latency of the INT8 graph, in milliseconds.
         speedup: Median over all rounds of the ratio of float to INT8.
     """

@@ -6,6 +6,7 @@ A target is data: importing this package loads neither torch nor onnx. `lowering
 from __future__ import annotations
 
 from qdqbert.errors import UserInputError
+from qdqbert.targets.native import NATIVE
 from qdqbert.targets.onnxruntime import DYNAMIC, ONNXRUNTIME
 from qdqbert.targets.openvino import OPENVINO
 from qdqbert.targets.portable import PORTABLE
@@ -14,7 +15,8 @@ from qdqbert.targets.target import Target
 from qdqbert.targets.tensorrt import TENSORRT
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in (PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, TENSORRT, QORDERED)
+    target.name: target
+    for target in (PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, NATIVE, TENSORRT, QORDERED)
 }
 
 

@@ -9,7 +9,18 @@ from typing import Literal
 from qdqbert.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.recipes import QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import QdqStyle, Recipe, Site, SiteGroup, TensorSpec, is_linear_input, is_weight
+from qdqbert.spec import (
+    QdqStyle,
+    Recipe,
+    Site,
+    SiteGroup,
+    TensorSpec,
+    is_linear_input,
+    is_weight,
+    linear_sites,
+    matmul_sites,
+    residual_sites,
+)
 
 RewriteName = Literal[
     "fuse_integer_matmul",
@@ -22,6 +33,10 @@ RewriteName = Literal[
     "pad_sequences",
 ]
 CheckName = Literal["check_tensorrt_rules"]
+
+# Names of the files that targets have, which say what they contain: an ONNX graph, or the packed
+# weights of the native engine.
+FileName = Literal["model.onnx", "model.safetensors"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +54,8 @@ class Target:
         recipe: Default recipe: the one that measured best on this target.
         required_groups: Groups of sites that a recipe has to place.
         refused_groups: Groups of sites that a recipe must not place.
+        quantizes: Which activations and weights of encoder layers it runs in int8: any that a
+            recipe places, or those of all linear layers and no others.
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
@@ -52,6 +69,7 @@ class Target:
             numbers of the graph, and their latency means nothing.
         calibration_cache: Name of the file of ranges that the runtime reads next to the graph, if
             it reads one.
+        file: Name of its file.
     """
 
     name: TargetName
@@ -61,6 +79,7 @@ class Target:
     recipe: str
     required_groups: tuple[SiteGroup, ...] = ()
     refused_groups: tuple[SiteGroup, ...] = ()
+    quantizes: Literal["any_sites", "linear_layers"] = "any_sites"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
@@ -70,6 +89,7 @@ class Target:
     last_bits: float = 1e-6
     is_proxy: bool = False
     calibration_cache: str | None = None
+    file: FileName = "model.onnx"
 
     def adapt(self, site: Site, spec: TensorSpec | None) -> TensorSpec | None:
         """Return the spec nearest to `spec` that the target can run at a site."""
@@ -116,10 +136,25 @@ class Plan:
         )
 
 
+# Sites of a layer, as recipes see them: of two linear layers, a matmul and an add.
+_EXAMPLES: tuple[Site, ...] = (
+    *linear_sites("encoder.layer.0.attention.self.query", "norm"),
+    *linear_sites("encoder.layer.0.output.dense", "activation"),
+    *matmul_sites("encoder.layer.0.attention.self").values(),
+    *residual_sites("encoder.layer.0.output"),
+)
+
+
 def runs_recipe(target: Target, recipe: Recipe) -> bool:
     """Return whether a target can run the graphs of a recipe."""
     groups = set(recipe.groups)
-    return groups.issuperset(target.required_groups) and groups.isdisjoint(target.refused_groups)
+    if not groups.issuperset(target.required_groups) or groups & set(target.refused_groups):
+        return False
+    specs = {
+        site.name: next((rule.spec for rule in recipe.rules if rule.matches(site)), None)
+        for site in _EXAMPLES
+    }
+    return not recipe.rules or _misfit(target, _EXAMPLES, specs) is None
 
 
 def check_recipe(target: Target, recipe: Recipe) -> None:
@@ -135,6 +170,38 @@ def check_recipe(target: Target, recipe: Recipe) -> None:
             f"another `recipe`: {others}.",
             argument="recipe",
         )
+
+
+def _check_specs(
+    target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
+) -> None:
+    """Refuse specs that a target cannot run, which patterns or a checkpoint's quantizers can make.
+
+    Raises:
+        UserInputError: The target cannot run them. The message names a site.
+    """
+    misfit = _misfit(target, sites, specs)
+    if misfit is not None:
+        raise UserInputError(
+            f"Target {target.name!r} runs all linear layers in int8 and everything else in float, "
+            f"and {misfit}. Pass `recipe={target.recipe!r}` without patterns, or other `targets`.",
+            argument="targets",
+        )
+
+
+def _misfit(
+    target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
+) -> str | None:
+    """Return what a target cannot run, in words; `None` if it can run the specs."""
+    if target.quantizes == "any_sites":
+        return None
+    for site in sites:
+        spec, is_linear = specs[site.name], is_linear_input(site.name) or is_weight(site.name)
+        if site.group == "layer" and (spec is not None) != is_linear:
+            return f"{site.name!r} is {'float' if spec is None else 'quantized'}"
+        if spec is not None and is_linear_input(site.name) and spec.bits != 8:
+            return f"{site.name!r} has {spec.bits} bits"
+    return None
 
 
 def measured_plan(plan: Plan) -> Plan:
@@ -178,7 +245,7 @@ def make_plan(
         dedicated_pairs: Give each reader of an activation its own Q/DQ pair.
 
     Raises:
-        UserInputError: The recipe is unknown, or the target cannot run it.
+        UserInputError: The recipe is unknown, or the target cannot run it or the options.
         UnmatchedRuleError: A rule of the recipe matches no site, or a pattern of the quantizer
             options matches no quantizer.
     """
@@ -190,6 +257,7 @@ def make_plan(
     resolved = {**built.resolve(sites), **kept}
     if quantizer_options is not None:
         resolved = quantizer_options.apply(resolved, sites)
+    _check_specs(target, sites, resolved)
     return Plan(
         target=target,
         recipe=built,

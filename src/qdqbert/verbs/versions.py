@@ -7,7 +7,7 @@ from importlib import metadata
 
 _PACKAGES = (
     *("qdqbert", "torch", "transformers", "accelerate"),
-    *("onnx", "onnx-ir", "onnxruntime", "openvino"),
+    *("onnx", "onnx-ir", "onnxruntime", "openvino", "llvmlite"),
 )
 
 

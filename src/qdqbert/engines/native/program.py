@@ -131,9 +131,23 @@ class Program:
                     "projection": 0
                     if embeddings["projection"] is None
                     else self.float_linear("projection", embeddings["projection"]),
+                    "embeds": 1,
                 }
             )
         )
+
+    def part(self, layers: range, *, embeds: bool) -> Array:
+        """Return the record of some layers.
+
+        Args:
+            layers: The layers.
+            embeds: Whether the first one reads embeddings; otherwise it reads what `Job.x` holds.
+        """
+        fields, record = list(MODEL.fields), self.model.copy()
+        record[fields.index("layers")] += layers.start * LAYER.size
+        record[fields.index("layer_count")] = len(layers)
+        record[fields.index("embeds")] = int(embeds)
+        return record
 
     def _layer(self, name: str, layer: Mapping[str, Any]) -> Array:
         parts = ("query", "key", "value")

@@ -109,6 +109,7 @@ MODEL = Record(
     token_types=PTR,  # float32 (types, embedding_width)
     embedding_norm=PTR,  # NORM
     projection=PTR,  # FLOAT_LINEAR from embedding_width to hidden; null if they are equal
+    embeds=I64,  # 1 to compute the embeddings, 0 if `x` has the states that the first layer reads
 )
 """A model."""
 

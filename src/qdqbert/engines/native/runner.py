@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,7 +26,22 @@ _NEEDED = ("input_ids", "attention_mask")
 _AXES = ("batch", "seq")
 
 
-class _Stream:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Inputs without padding.
+
+    Attributes:
+        texts: The texts.
+        kept: `(texts, seq)`, what is not padding.
+        shape: Shape of the inputs.
+    """
+
+    texts: Texts
+    kept: NDArray[np.bool_]
+    shape: tuple[int, ...]
+
+
+class Stream:
     """What one forward pass at a time needs: threads and their buffers."""
 
     def __init__(self, program: Program, threads: int) -> None:
@@ -68,9 +84,9 @@ class NativeRunner:
         self.kernel = self._program.isa.name
         self.input_names = tuple(self._program.settings["input_names"])
         self.output_names = self._heads.output_names
-        self._free: queue.SimpleQueue[_Stream] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         for _ in range(streams):
-            self._free.put(_Stream(self._program, threads or usable_cores()))
+            self._free.put(Stream(self._program, threads or usable_cores()))
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Return the outputs of one forward pass by name, as float32.
@@ -79,26 +95,24 @@ class NativeRunner:
             UserInputError: An input is missing or has a wrong dtype or shape, a token id is outside
                 of the vocabulary, or a text is empty or longer than the model takes.
         """
+        batch = self._batch(inputs)
+        with self._stream() as stream:
+            self._forward(stream, batch.texts)
+            return self._outputs(stream.job.states, batch)
+
+    def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         arrays = self._checked(inputs)
         shape = arrays["input_ids"].shape
         flat = {name: each.reshape(-1, shape[-1]) for name, each in arrays.items()}
         kept = flat["attention_mask"] != 0
-        texts = self._texts(flat, kept)
-        outputs = {}
-        with self._stream() as stream:
-            self._forward(stream, texts)
-            found = self._heads.run(stream.job.states, texts.starts)
-            # These may be hidden states, which the next forward pass overwrites.
-            for name, (is_token, rows) in found.items():
-                whole = _unpacked(rows, kept) if is_token else rows
-                outputs[name] = whole.reshape(shape[:-1] + whole.shape[1:])
-        return outputs
+        return Batch(texts=self._texts(flat, kept), kept=kept, shape=shape)
 
     def _checked(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return inputs as arrays of integers of the same shape."""
         if missing := [each for each in _NEEDED if each not in inputs]:
             raise UserInputError(f"The input `{missing[0]}` is missing.", argument=missing[0])
-        arrays = {name: np.asarray(each) for name, each in inputs.items()}
+        names = self._program.settings["input_names"]
+        arrays = {name: np.asarray(inputs[name]) for name in names if name in inputs}
         shape = arrays["input_ids"].shape
         axes = ("batch", "choices", "seq") if self._program.settings["has_choices"] else _AXES
         for name, each in arrays.items():
@@ -119,7 +133,15 @@ class NativeRunner:
             )
         return arrays
 
-    def _forward(self, stream: _Stream, texts: Texts) -> None:
+    def _outputs(self, states: Rows, batch: Batch) -> Outputs:
+        """Return the outputs of the heads, in the shape of the inputs."""
+        outputs = {}
+        for name, (is_token, rows) in self._heads.run(states, batch.texts.starts).items():
+            whole = unpacked(rows, batch.kept) if is_token else rows
+            outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
+        return outputs
+
+    def _forward(self, stream: Stream, texts: Texts) -> None:
         heads = self._program.settings["heads"]
         shares = divide(texts.starts, heads, stream.team.threads)
         stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
@@ -171,7 +193,7 @@ class NativeRunner:
         )
 
     @contextlib.contextmanager
-    def _stream(self) -> Iterator[_Stream]:
+    def _stream(self) -> Iterator[Stream]:
         """Wait for a free stream."""
         stream = self._free.get()
         try:
@@ -190,7 +212,7 @@ def _check_range(name: str, values: NDArray[Any], end: int) -> None:
         )
 
 
-def _unpacked(rows: Rows, kept: NDArray[np.bool_]) -> Rows:
+def unpacked(rows: Rows, kept: NDArray[np.bool_]) -> Rows:
     """Return rows of tokens as `(batch, seq, ...)`, with zeros at padding."""
     found = np.zeros((*kept.shape, *rows.shape[1:]), np.float32)
     found[kept] = rows

@@ -15,6 +15,7 @@ from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import value_names
 from qdqbert.progress import Progress
+from qdqbert.targets.files import WRITERS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, measured_plan
 
@@ -58,15 +59,18 @@ def write_graphs(
 
     Raises:
         GraphError: A target cannot run its graph.
+        UserInputError: A target does not run this model.
     """
     written = []
     for plan in plans:
-        name = MODEL if len(plans) == 1 else f"{plan.target.name}/{MODEL}"
+        # In the folder itself, transformers would read a model.safetensors as the checkpoint.
+        is_in_folder = len(plans) == 1 and plan.target.file == MODEL
+        name = MODEL if is_in_folder else f"{plan.target.name}/{plan.target.file}"
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):
             model = _lower(plan, graph, calibration)
-            save_graph(model, path)
+            WRITERS[plan.target.file](model, path)
             notices = _write_cache(plan, path, graph, calibration)
         written.append(
             WrittenGraph(

@@ -10,7 +10,7 @@ from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoding import first_rows
-from qdqbert.engines.runner import is_installed, open_runner
+from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
 from qdqbert.evidence.reports import LatencyReport, TargetReport
@@ -177,8 +177,9 @@ def _installed_engines(target: Target) -> list[EngineName]:
 def _time(
     jobs: Sequence[tuple[WrittenGraph, EngineName]], evidence: Evidence, progress: Progress
 ) -> list[Timing]:
-    """Time the float graph on each engine and every INT8 graph alternately."""
-    engines = [engine for engine in ENGINE_NAMES if any(engine == used for _, used in jobs)]
+    """Time the float graph on each engine that runs it and every INT8 graph alternately."""
+    used = {float_engine(engine) for _, engine in jobs}
+    engines = [engine for engine in ENGINE_NAMES if engine in used]
     models = [("float", engine, evidence.float_model) for engine in engines]
     models += [(each.plan.target.name, engine, each.path) for each, engine in jobs]
     candidates = [
@@ -201,8 +202,8 @@ def _time(
 def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[LatencyReport]:
     """Pair the timings of one graph with those of the float graph."""
     mine: Mapping[str, list[Timing]] = {
-        name: [each for each in timings if each.name == name and each.engine == engine]
-        for name in ("float", plan.target.name)
+        name: [each for each in timings if each.name == name and each.engine == used]
+        for name, used in (("float", float_engine(engine)), (plan.target.name, engine))
     }
     if plan.target.is_proxy:
         return []

@@ -38,6 +38,7 @@ from qdqbert.progress import Progress
 from qdqbert.recipes import build_recipe
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
+from qdqbert.targets.files import check_model, limits_models
 from qdqbert.targets.target import Plan, Target, make_plan
 from qdqbert.tasks import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
@@ -112,6 +113,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         inputs = encode_inputs(source, examples, options)
         float_predictions = run_float(source, inputs.heldout, progress)
         sited = source.with_sites(groups)
+        check_models(sited, targets, progress)
         batches = inputs.calibration.batches
         calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
         check_finite(source, float_predictions)
@@ -304,6 +306,20 @@ def make_plans(
         )
         for target in targets
     ]
+
+
+def check_models(sited: SitedSource, targets: Sequence[Target], progress: Progress) -> None:
+    """Refuse a model whose graph a target does not run, before it is calibrated.
+
+    Raises:
+        UserInputError: A target does not run it.
+    """
+    limited = [target for target in targets if limits_models(target)]
+    if limited:
+        with progress.stage("Exporting the graph"):
+            graph = sited.graph()
+        for target in limited:
+            check_model(target, graph)
 
 
 def check_finite(source: ModelSource, predictions: Predictions) -> None:

@@ -68,7 +68,10 @@ def _forward(f: Function, isa: InstructionSet) -> None:
         THREAD.read(f, f.thread, name)
         for name in ("first_row", "last_row", "first_item", "last_item")
     )
-    with f.loop(first, last, BLOCK) as row:
+    with (
+        f.when(MODEL.read(f, f.model, "embeds").equals(1)),
+        f.loop(first, last, BLOCK) as row,
+    ):
         rows = (last - row).minimum(BLOCK)
         f.call("embed", f.model, f.job, f.thread, row, rows)
     with f.loop(0, MODEL.read(f, f.model, "layer_count")) as index:

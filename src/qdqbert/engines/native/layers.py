@@ -1,0 +1,72 @@
+"""Run each layer of a packed model on given states, to compare it with another implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.heads import Rows
+from qdqbert.engines.native.program import Texts
+from qdqbert.engines.native.runner import NativeRunner, Stream, unpacked
+from qdqbert.engines.runner import Outputs
+
+
+class LayerRunner(NativeRunner):
+    """A packed model whose layers read given states; see `graph.check.add_teacher_forcing`.
+
+    For each name of a state `v`, the input `v.forced` is what a layer reads, and the output `v` is
+    what the layer before it, or the embeddings, computed.
+    """
+
+    def __init__(self, model: Path, states: Sequence[str], *, kernel: str | None = None) -> None:
+        """Load a model.
+
+        Args:
+            model: The file that the target `native` wrote.
+            states: A name for the states that each layer reads, in order.
+            kernel: Name of the instruction set; the fastest one of this CPU by default.
+        """
+        super().__init__(model, threads=1, kernel=kernel)
+        self._states = tuple(states)
+        assert len(states) == len(self._program.settings["layers"])
+        self.input_names = (*self.input_names, *(f"{name}.forced" for name in states))
+        self.output_names = (*states, *self.output_names)
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Return the states and the outputs; states are `(texts, seq, hidden)`."""
+        batch = self._batch(inputs)
+        width = self._program.settings["hidden"]
+        with self._stream() as stream:
+            self._run_part(stream, range(0), batch.texts, None)
+            found: Outputs = {}
+            for index, name in enumerate(self._states):
+                found[name] = unpacked(stream.job.states[:, :width], batch.kept)
+                given = np.asarray(inputs[f"{name}.forced"], np.float32)[batch.kept]
+                self._run_part(stream, range(index, index + 1), batch.texts, given)
+            return found | self._outputs(stream.job.states, batch)
+
+    def _run_part(
+        self, stream: Stream, layers: range, texts: Texts, states: Rows | None
+    ) -> None:
+        """Compute the states after some layers in this thread.
+
+        Args:
+            stream: Buffers.
+            layers: The layers.
+            texts: The texts.
+            states: What the first layer reads, `(tokens, channels)`; the embeddings if `None`.
+        """
+        program, (scratch, *_) = self._program, stream.scratch
+        stream.job.take(texts, 1)
+        if states is not None:
+            stream.job.states[:, : states.shape[1]] = states
+        count = len(texts.starts) - 1
+        scratch.take(range(len(texts.ids)), range(count * program.settings["heads"]))
+        model = program.part(layers, embeds=states is None)
+        program.functions["forward"](
+            model.ctypes.data, stream.job.record.ctypes.data, scratch.record.ctypes.data
+        )

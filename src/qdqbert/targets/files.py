@@ -1,0 +1,64 @@
+"""Write the file of a target: an ONNX graph, or packed weights. `Target.file` says which."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqbert.choices import TARGET_NAMES
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.storage import save_packed
+from qdqbert.errors import GraphError, UserInputError
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.encoder import read_encoder
+from qdqbert.graph.qdq import float_graph
+from qdqbert.targets.target import FileName, Target
+
+
+def save_packed_graph(model: ir.Model, path: Path) -> None:
+    """Write a graph with Q/DQ pairs as packed weights of the native engine.
+
+    Raises:
+        UserInputError: The engine does not run a part of the graph.
+    """
+    with _refusing():
+        save_packed(pack_model(read_encoder(model)), path)
+
+
+WRITERS: Mapping[FileName, Callable[[ir.Model, Path], None]] = {
+    "model.onnx": save_graph,
+    "model.safetensors": save_packed_graph,
+}
+
+
+def limits_models(target: Target) -> bool:
+    """Return whether a target runs only some models."""
+    return target.file == "model.safetensors"
+
+
+def check_model(target: Target, sited: ir.Model) -> None:
+    """Refuse a model that a target does not run, before anything is calibrated.
+
+    Args:
+        target: The target.
+        sited: Float graph with a node at every site; not changed.
+
+    Raises:
+        UserInputError: The target does not run it. The message names the targets that remain.
+    """
+    if limits_models(target):
+        with _refusing():
+            read_encoder(float_graph(sited))
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn the refusal of a graph into an error of the user."""
+    try:
+        yield
+    except GraphError as error:
+        others = ", ".join(name for name in TARGET_NAMES if name != "native")
+        raise UserInputError(f"{error} They are: {others}.", argument="targets") from error

@@ -1,0 +1,22 @@
+"""This package's own engine, which generates its kernels for the CPU that it runs on.
+
+It runs encoders of BERT's form. Their weights are packed once, in the order in which the kernels
+read them, so that loading maps the file into memory and changes nothing.
+"""
+
+from __future__ import annotations
+
+from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.targets.target import Target
+
+NATIVE = Target(
+    name="native",
+    summary="this package's own engine on x86 and ARM CPUs, which runs texts without padding",
+    engines=("native",),
+    recipe="linear",
+    # Attention and residual adds have kernels of their own, with ranges taken from each token.
+    quantizes="linear_layers",
+    # The kernel for CPUs without VNNI adds two products in 16 bits.
+    adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
+    file="model.safetensors",
+)
