@@ -384,6 +384,14 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_cached_for_this_run(run_folder: Path) -> Iterator[None]:
+    """Keep compiled kernels of the native engine in a folder of this run, not of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def export_once(run_folder: Path) -> Callable[..., ir.Model]:
     """Export a model, or read the graph that a process of this run exported for such a model.

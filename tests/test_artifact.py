@@ -28,9 +28,10 @@ from qdqbert.artifact import (
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.files import write_json
+from qdqbert.targets import TARGETS
 from qdqbert.tasks.data import Example, digest_examples
 
-SENTENCE_TARGETS = ("portable", "onnxruntime", "onnxruntime-dynamic", "openvino")
+SENTENCE_TARGETS = ("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native")
 
 
 def earlier_artifact(folder: Path) -> Path:
@@ -260,8 +261,8 @@ def test_ranges_are_stored_once_for_all_targets(quantized) -> None:
 
 def test_several_targets_have_a_folder_each(quantized) -> None:
     directory = quantized("sentence").directory
-    found = {str(path.relative_to(directory)) for path in directory.rglob("*.onnx")}
-    assert found == {f"{name}/model.onnx" for name in SENTENCE_TARGETS}
+    found = {str(path.relative_to(directory)) for path in directory.rglob("model.*")}
+    assert found == {f"{name}/{TARGETS[name].file}" for name in SENTENCE_TARGETS}
     assert (directory / "tokenizer.json").is_file()
     assert (directory / "config.json").is_file()
 
@@ -274,9 +275,9 @@ def test_one_target_has_its_graph_at_the_root(quantized) -> None:
 
 def test_an_engine_gets_the_graph_that_was_made_for_it(quantized) -> None:
     opened = open_artifact(quantized("sentence").directory)
-    assert opened.engines == ("onnxruntime", "openvino")
+    assert opened.engines == ("onnxruntime", "openvino", "native")
     for engine in opened.engines:
-        assert opened.model_for(engine) == opened.directory / engine / "model.onnx"
+        assert opened.model_for(engine) == opened.directory / engine / TARGETS[engine].file
 
 
 def test_a_target_chooses_one_of_several_graphs_for_an_engine(quantized) -> None:
@@ -300,6 +301,10 @@ def test_a_missing_graph_for_an_engine_is_reported_with_a_hint(tmp_path) -> None
     with pytest.raises(UserInputError, match=message) as caught:
         opened.model_for("onnxruntime")
     assert caught.value.argument == "engine"
+    # The graphs of `portable` run on other engines only.
+    message = r"no graph for engine 'native', .* Add 'native' to `targets` when"
+    with pytest.raises(UserInputError, match=message):
+        opened.model_for("native")
 
 
 def test_a_folder_that_no_engine_runs_is_reported_with_a_hint(tmp_path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from qdqbert.errors import UnmatchedRuleError, UserInputError
-from qdqbert.recipes import RECIPES, WEIGHT, build_recipe, stored_recipe
+from qdqbert.recipes import RECIPES, WEIGHT, QuantizerOptions, build_recipe, stored_recipe
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS, target_named
 from qdqbert.targets.target import (
@@ -17,6 +17,7 @@ from qdqbert.targets.target import (
 INPUT = Site(name="a.dense._input_quantizer", kind="activation", sequence_axes=(1,))
 LINEAR = Site(name="a.dense._weight_quantizer", kind="weight", channel_axis=0)
 TABLE = Site(name="word_embeddings._weight_quantizer", kind="weight", channel_axis=1)
+NATIVE = TARGETS["native"]
 PLAIN = Target(name="plain", summary="for tests", engines=("onnxruntime",), recipe="linear")
 
 
@@ -99,15 +100,43 @@ def test_recipes_that_a_target_cannot_run_are_refused_before_anything_is_done() 
     }
     assert runnable.pop("qordered") == ["qordered"]
     assert runnable.pop("tensorrt") == [name for name in RECIPES if name != "qordered"]
+    assert runnable.pop("native") == ["linear"]
     assert all(names == list(RECIPES) for names in runnable.values())
     for target, recipe, others in (
         ("tensorrt", "qordered", "ffn, linear, linear"),
         ("qordered", "full", "qordered"),
+        ("native", "ffn", "linear"),
     ):
         message = f"Target '{target}' cannot run recipe '{recipe}' .* another `recipe`: {others}"
         with pytest.raises(UserInputError, match=message) as caught:
             make_plan(TARGETS[target], [INPUT, LINEAR, TABLE], recipe=recipe, embeddings="int8")
         assert caught.value.argument == "recipe"
+
+
+@pytest.mark.parametrize(
+    ("options", "misfit"),
+    [
+        ({"quant_disable_keyword": ("query",)}, "self.query._input_quantizer' is float"),
+        ({"quant_disable": True}, "_quantizer' is float"),
+        ({"aprec": 7}, "_input_quantizer' has 7 bits"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_target_for_linear_layers_runs_all_of_them_in_int8(prepared, options, misfit) -> None:
+    each, changes = prepared("bert"), QuantizerOptions(**options)
+    with pytest.raises(UserInputError, match=f"{misfit}. Pass `recipe='linear'` without") as caught:
+        make_plan(NATIVE, each.sited.sites, embeddings="int8", quantizer_options=changes)
+    assert caught.value.argument == "targets"
+
+
+def test_a_target_for_linear_layers_refuses_other_stored_quantizers(prepared) -> None:
+    each = prepared("bert")
+    stored = dict(each.plan("portable", "full").specs)
+    with pytest.raises(UserInputError, match=r"matmul_q_input_quantizer' is quantized"):
+        make_plan(NATIVE, each.sited.sites, embeddings="int8", stored=stored)
+    stored = dict(each.plan("portable", "linear").specs)
+    made = make_plan(NATIVE, each.sited.sites, embeddings="float", stored=stored)
+    assert len(made.activations) == 6 * len(each.layers)
 
 
 def test_the_recipe_that_placed_stored_quantizers_decides_too() -> None:

@@ -59,7 +59,7 @@ class Timing:
     """
 
     name: str
-    engine: str
+    engine: EngineName
     batch: int
     sequence: int
     median_ms: float

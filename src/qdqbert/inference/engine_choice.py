@@ -15,10 +15,16 @@ from qdqbert.machine import cpu_features
 
 # CPU features with which OpenVINO's INT8 is faster than ONNX Runtime's; docs/benchmarks.md.
 _FAST_IN_OPENVINO = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+# CPU features that the native engine has fast kernels for.
+_FAST_IN_NATIVE = frozenset({"avx2", "i8mm"})
 
 
 def choose_engine(
-    artifact: Artifact, *, engine: EngineName | None = None, provider: str | None = None
+    artifact: Artifact,
+    *,
+    engine: EngineName | None = None,
+    provider: str | None = None,
+    kernel: str | None = None,
 ) -> tuple[EngineName, str]:
     """Return the engine that runs a folder, and the reason in words.
 
@@ -30,15 +36,20 @@ def choose_engine(
         artifact: The folder.
         engine: The engine that the caller wants.
         provider: The execution provider of ONNX Runtime that the caller wants.
+        kernel: The kernel of the native engine that the caller wants.
 
     Raises:
-        UserInputError: The engine is unknown, or no engine runs a graph of the folder.
+        UserInputError: The engine is unknown, no engine runs a graph of the folder, or this CPU
+            does not have the kernel.
         MissingExtraError: The engine, or every engine that runs a graph of the folder, is not
             installed.
     """
     if engine is not None:
-        check_engine(engine, provider=provider)
+        check_engine(engine, provider=provider, kernel=kernel)
         return engine, "it was asked for"
+    if kernel is not None:
+        check_engine("native", provider=provider, kernel=kernel)
+        return "native", f"it has the kernel {kernel!r}"
     if provider is not None:
         return "onnxruntime", f"it has the provider {provider!r}"
     usable = [each for each in artifact.engines if is_installed(each)]
@@ -55,6 +66,8 @@ def choose_engine(
     fastest = _fastest(report, usable)
     if fastest is not None and report.get("cpu_features") == features:
         return fastest, f"{REPORT} has the lowest latency for it, on a CPU with the same features"
+    if "native" in usable and _FAST_IN_NATIVE & set(features):
+        return "native", "it is usually the fastest"
     if "openvino" in usable and _FAST_IN_OPENVINO & set(features):
         return "openvino", "it is usually the fastest on CPUs with VNNI or AMX"
     return "onnxruntime" if "onnxruntime" in usable else usable[0], "it is the usual one"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import Artifact, open_artifact
-from qdqbert.choices import EngineName, ProviderName, TargetName
+from qdqbert.choices import EngineName, KernelName, ProviderName, TargetName
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import BatchPlan
@@ -35,6 +35,10 @@ _LOGGER = logging.getLogger("qdqbert")
 _SCHEDULES: dict[str, Schedule] = {
     "onnxruntime": Schedule(plan=BatchPlan(tokens=384, multiple=1), window=2048, single_tokens=512),
     "openvino": Schedule(plan=BatchPlan(tokens=2048, multiple=8), window=2048, single_tokens=512),
+    # Texts are run without padding. Those of similar length have little of it in their outputs.
+    "native": Schedule(
+        plan=BatchPlan(tokens=1024, multiple=1), window=2048, single_tokens=512, is_invariant=True
+    ),
 }
 _MODELS: dict[str, type[Model]] = {
     "feature-extraction": Embedder,
@@ -54,6 +58,7 @@ def load(
     *,
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
     threads: int | None = None,
     target: TargetName | None = None,
     batch_invariant: bool = False,
@@ -69,12 +74,15 @@ def load(
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
         provider: Execution provider of ONNX Runtime: "cuda" and so on. The CPU by default.
+        kernel: Instruction set of the native engine, which this CPU must have: "avx2" and so on.
+            By default the fastest one.
         threads: Number of threads in all. By default one for each core that this process may use.
         target: Graph to run, if the folder has several. By default the one that was made for the
             engine.
         batch_invariant: Run each input alone and without padding, so that its result does not
             depend on other inputs. It is slower, most for short inputs. The report of `quantize`
-            says how much results depend on the batch without it.
+            says how much results depend on the batch without it. Those of the native engine never
+            do, so that it changes nothing there.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
@@ -93,17 +101,17 @@ def load(
     if threads is not None and threads < 1:
         raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
     artifact = open_artifact(Path(path))
-    chosen, reason = choose_engine(artifact, engine=engine, provider=provider)
+    chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
     config = _read_config(artifact)
     schedule = _SCHEDULES[chosen]
-    if batch_invariant:
+    if batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
         # The graph for many inputs runs single ones, too: another number of threads may round
         # differently.
         schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
-    runners = _runners(artifact, chosen, name, provider, threads)
+    runners = _runners(artifact, chosen, name, provider, kernel, threads)
     tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
     loaded = Loaded(
         artifact=artifact,
@@ -125,6 +133,7 @@ def _runners(
     engine: EngineName,
     target: str,
     provider: str | None,
+    kernel: str | None,
     threads: int | None,
 ) -> Runners:
     path = artifact.model_for(engine, target)
@@ -132,7 +141,13 @@ def _runners(
 
     def open_graph(threads: int, streams: int) -> Runner:
         return open_runner(
-            engine, path, threads=threads, streams=streams, names=names, provider=provider
+            engine,
+            path,
+            threads=threads,
+            streams=streams,
+            names=names,
+            provider=provider,
+            kernel=kernel,
         )
 
     cores = threads or usable_cores()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.choices import AggregationStrategy, EngineName, ProviderName, TargetName
+from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.options import check_options, normalize_options, option
 
@@ -65,16 +65,19 @@ class RowOptions(TextColumnOptions, AnswerOptions):
         model: Folder that `quantize` wrote.
         engine: Library that runs the graph. By default the fastest one that is installed.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
+        kernel: Instruction set of the native engine, which this CPU must have. By default the
+            fastest one.
         target: Graph to run, if the folder has several for one engine. By default the one that was
             made for the engine.
         threads: Number of threads in all. By default one for each core.
         batch_invariant: Run each row alone and without padding, so that its answer does not depend
-            on the other rows. This is slower.
+            on the other rows. This is slower, except on the native engine, where it never does.
     """
 
     model: str
     engine: EngineName | None = None
     provider: ProviderName | None = None
+    kernel: KernelName | None = None
     target: TargetName | None = None
     threads: int | None = option(None, at_least=1)
     batch_invariant: bool = False

@@ -93,11 +93,13 @@ class Schedule:
         plan: How inputs are grouped into batches.
         window: Number of items that are sorted by length together.
         single_tokens: A call with at most this number of tokens is one batch, on all cores.
+        is_invariant: Whether results never depend on the batch and the number of threads.
     """
 
     plan: BatchPlan
     window: int
     single_tokens: int
+    is_invariant: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.choices import AggregationStrategy, EngineName, ProviderName, TargetName
+from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import (
     TaskEntry,
@@ -52,6 +52,7 @@ class Predictor:
         *,
         engine: EngineName | None = None,
         provider: ProviderName | None = None,
+        kernel: KernelName | None = None,
         target: TargetName | None = None,
         threads: int | None = None,
         batch_invariant: bool = False,
@@ -73,6 +74,7 @@ class Predictor:
             model: Folder that `quantize` wrote. Each machine that runs it needs the folder.
             engine: Library that runs the graph.
             provider: Execution provider of ONNX Runtime.
+            kernel: Instruction set of the native engine.
             target: Graph to run.
             threads: Number of threads in all. By default one for each core that the process may
                 use. Pass the number of CPUs that an actor or task has.

@@ -31,7 +31,7 @@ def for_openvino(quantized, tmp_path) -> Path:
 
 @pytest.fixture
 def without_timing(monkeypatch) -> None:
-    """Return one millisecond for each candidate, and measure nothing."""
+    """Return one millisecond for each candidate, a quarter of it on the native engine."""
 
     def time_candidates(candidates: Any, shapes: Any, **options: Any) -> list[Timing]:
         del options
@@ -43,7 +43,7 @@ def without_timing(monkeypatch) -> None:
                 batch=batch,
                 sequence=sequence,
                 median_ms=1.0,
-                rounds_ms=(1.0,),
+                rounds_ms=(0.25 if each.engine == "native" else 1.0,),
             )
             for batch, sequence in shapes
             for each in candidates
@@ -74,7 +74,8 @@ def test_each_model_and_shape_is_timed_once(checkpoints, quantized) -> None:
 def test_a_folder_is_timed_on_all_engines_that_run_it(quantized) -> None:
     pytest.importorskip("openvino")
     report = qdqbert.benchmark([quantized("sentence").directory], sequences=(4,), batches=(1,))
-    assert [timing.engine for timing in report.timings] == ["onnxruntime", "openvino"]
+    assert [timing.engine for timing in report.timings] == ["onnxruntime", "openvino", "native"]
+    assert report.speedups == (1, 1, 1)
 
 
 @pytest.mark.usefixtures("without_timing")
@@ -85,6 +86,24 @@ def test_only_engines_that_run_all_models_are_timed_by_default(checkpoints, for_
     assert [(each.name, each.engine) for each in report.timings] == [
         (str(model), "openvino") for model in models
     ]
+
+
+@pytest.mark.usefixtures("without_timing")
+@pytest.mark.parametrize("engines", [(), ("native",)], ids=["default", "native"])
+def test_float_on_onnxruntime_is_what_the_native_engine_is_compared_with(
+    quantized, checkpoints, tmp_path, engines
+) -> None:
+    folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
+    record = json.loads((folder / "quantization.json").read_text())
+    record["targets"] = {"native": record["targets"]["native"]}
+    (folder / "quantization.json").write_text(json.dumps(record))
+    models = [checkpoints("sentence"), folder]
+    report = qdqbert.benchmark(models, sequences=(4,), batches=(1,), engines=engines)
+    assert [(each.name, each.engine) for each in report.timings] == [
+        (str(models[0]), "onnxruntime"),
+        (str(models[1]), "native"),
+    ]
+    assert report.speedups == (1, 4)
 
 
 @pytest.mark.usefixtures("without_timing")

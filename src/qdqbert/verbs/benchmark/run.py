@@ -11,7 +11,7 @@ from qdqbert.artifact import is_artifact, open_artifact
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.providers import check_provider
-from qdqbert.engines.runner import check_engine, is_installed
+from qdqbert.engines.runner import check_engine, float_engine, is_installed
 from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reports import BenchmarkReport
@@ -62,17 +62,21 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
                 seconds=options.seconds,
                 advance=advance,
             )
-    first: dict[tuple[str, int, int], Timing] = {}
-    for timing in timings:
-        first.setdefault((timing.engine, timing.batch, timing.sequence), timing)
     return BenchmarkReport(
         timings=tuple(timings),
-        speedups=tuple(
-            speedup(first[timing.engine, timing.batch, timing.sequence], timing)
-            for timing in timings
-        ),
+        speedups=tuple(speedup(_first_model(timing, timings), timing) for timing in timings),
         threads=options.threads,
     )
+
+
+def _first_model(timing: Timing, timings: Sequence[Timing]) -> Timing:
+    """Return the timing of the first model that another timing is compared with."""
+    for engine in (timing.engine, float_engine(timing.engine)):
+        for each in timings:
+            is_first = each.name == timings[0].name and each.engine == engine
+            if is_first and (each.batch, each.sequence) == (timing.batch, timing.sequence):
+                return each
+    return timing
 
 
 def _shared_engines(
@@ -88,14 +92,20 @@ def _shared_engines(
     usable = [
         {each.engine for each in candidates if each.name == model} for model in options.models
     ]
-    shared = set.intersection(*usable)
+    shared = {
+        engine
+        for engine in ENGINE_NAMES
+        if any(engine in each for each in usable)
+        and all({engine, float_engine(engine)} & each for each in usable)
+    }
     if not shared:
         raise UserInputError(
             f"No installed engine runs all of {', '.join(options.models)}. Pass the `engines` to "
             "measure, or models that run on the same engine.",
             argument="engines",
         )
-    return [each for each in candidates if each.engine in shared]
+    kept = shared | {float_engine(engine) for engine in shared}
+    return [each for each in candidates if each.engine in kept]
 
 
 def _candidates(
@@ -106,6 +116,7 @@ def _candidates(
 ) -> list[Candidate]:
     """Pair a model with each engine that was asked for, or with each that runs it."""
     path, installed = Path(model), [engine for engine in ENGINE_NAMES if is_installed(engine)]
+    float_engines = tuple(dict.fromkeys(float_engine(engine) for engine in engines or installed))
     if is_artifact(path):
         artifact = open_artifact(path)
         config = artifact.load_config()
@@ -127,7 +138,7 @@ def _candidates(
             raise UserInputError(f"{model!r} does not exist.")
         return [
             Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
-            for engine in engines or (("openvino",) if is_openvino else installed)
+            for engine in (engines or ("openvino",) if is_openvino else float_engines)
         ]
     checkpoint = export_float(model, exported, sequences)
     return [
@@ -138,7 +149,7 @@ def _candidates(
             vocab_size=checkpoint.config.vocab_size,
             choices=choices_of(checkpoint.task),
         )
-        for engine in engines or installed
+        for engine in float_engines
     ]
 
 

@@ -57,12 +57,13 @@ def evaluate(
             "question-answering", "reranking", "text-classification", "text-generation",
             "token-classification".
         engine: Library that runs a quantized folder or an .onnx file. By default ONNX Runtime, if
-            it runs the model. Checkpoints run in PyTorch. One of "onnxruntime", "openvino".
+            it runs the model. Checkpoints run in PyTorch. One of "onnxruntime", "openvino",
+            "native".
         provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
             "tensorrt", "openvino".
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
             was made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
-            "openvino", "tensorrt", "qordered".
+            "openvino", "native", "tensorrt", "qordered".
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_examples: Number of examples to read at most. All by default.

@@ -81,7 +81,8 @@ class QuantizeOptions(
 
     Attributes:
         model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
-            all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime and OpenVINO.
+            all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime, OpenVINO and the native
+            engine.
         output: Folder to write. Required if `model` is given.
         targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or

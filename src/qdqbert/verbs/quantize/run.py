@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         plans = make_plans(source, source.sites(groups), targets, options)
         inputs = encode_inputs(source, examples, options)
         float_predictions = run_float(source, inputs.heldout, progress)
-        sited = source.with_sites(groups)
-        check_models(sited, targets, progress)
+        sited = open_sites(source, groups, targets, progress)
         batches = inputs.calibration.batches
         calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
         check_finite(source, float_predictions)
@@ -184,7 +183,7 @@ def make_report(
 
 def choose_targets(options: QuantizeOptions) -> list[Target]:
     """Return the targets of a call, as they are for the CPUs that weights are encoded for."""
-    default = ("onnxruntime", "openvino") if options.model is None else ("portable",)
+    default = ("onnxruntime", "openvino", "native") if options.model is None else ("portable",)
     targets = [target_named(name) for name in dict.fromkeys(options.targets or default)]
     if options.weights_for == "vnni":
         return [dataclasses.replace(target, adjacent_sum_limit=None) for target in targets]
@@ -308,18 +307,22 @@ def make_plans(
     ]
 
 
-def check_models(sited: SitedSource, targets: Sequence[Target], progress: Progress) -> None:
-    """Refuse a model whose graph a target does not run, before it is calibrated.
+def open_sites(
+    source: ModelSource, groups: Set[SiteGroup], targets: Sequence[Target], progress: Progress
+) -> SitedSource:
+    """Return the model with its sites, if all targets run it.
 
     Raises:
-        UserInputError: A target does not run it.
+        UserInputError: A target does not run the model, which only its graph shows.
     """
+    sited = source.with_sites(groups)
     limited = [target for target in targets if limits_models(target)]
     if limited:
         with progress.stage("Exporting the graph"):
             graph = sited.graph()
         for target in limited:
             check_model(target, graph)
+    return sited
 
 
 def check_finite(source: ModelSource, predictions: Predictions) -> None:

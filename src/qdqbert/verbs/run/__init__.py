@@ -9,6 +9,7 @@ from qdqbert.choices import (
     AggregationStrategy,
     EngineName,
     InputFormat,
+    KernelName,
     OnError,
     OutputFormat,
     ProviderName,
@@ -31,6 +32,7 @@ def run(
     output_format: OutputFormat | None = None,
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
     target: TargetName | None = None,
     threads: int | None = None,
     batch_invariant: bool = False,
@@ -69,15 +71,17 @@ def run(
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
             "jsonl" for stdout. One of "jsonl", "csv", "tsv", "parquet", "npy".
         engine: Library that runs the graph. By default the fastest one that is installed. One of
-            "onnxruntime", "openvino".
+            "onnxruntime", "openvino", "native".
         provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
             "tensorrt", "openvino".
+        kernel: Instruction set of the native engine, which this CPU must have. By default the
+            fastest one. One of "amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable".
         target: Graph to run, if the folder has several for one engine. By default the one that was
             made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
-            "openvino", "tensorrt", "qordered".
+            "openvino", "native", "tensorrt", "qordered".
         threads: Number of threads in all. By default one for each core.
         batch_invariant: Run each row alone and without padding, so that its answer does not depend
-            on the other rows. This is slower.
+            on the other rows. This is slower, except on the native engine, where it never does.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
             next to the output, `OUTPUT.errors.jsonl`. One of "stop", "skip".
         resume: Continue a run that was interrupted, if there is one.
