@@ -47,7 +47,6 @@ from qdqbert.evidence.lowering import (
     check_lowering,
     make_references,
 )
-from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
@@ -56,6 +55,7 @@ from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
+from qdqbert.targets.files import WRITERS
 from qdqbert.targets.target import Plan, make_plan
 
 COMMON = """
@@ -594,12 +594,12 @@ def run_plainly() -> Callable[[ir.Model, Mapping[str, np.ndarray]], dict[str, np
 def check_lowered(
     tmp_path: Path,
 ) -> Callable[[ir.Model, Sequence[Reference], EngineName], LoweringCheck]:
-    """Save a graph, and compare it on an engine with references."""
+    """Save a graph as the engine reads it, and compare it on the engine with references."""
 
     def check(model: ir.Model, references: Sequence[Reference], engine: EngineName) -> Any:
-        path = tmp_path / "model.onnx"
-        save_graph(model, path)
-        return check_lowering(model, path, references, engine)
+        file = "model.safetensors" if engine == "native" else "model.onnx"
+        WRITERS[file](model, tmp_path / file)
+        return check_lowering(model, tmp_path / file, references, engine)
 
     return check
 

@@ -83,9 +83,27 @@ def test_a_missing_engine_has_the_command_that_installs_it(monkeypatch) -> None:
     assert not is_installed("openvino")
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
         check_engine("openvino")
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[native\]'"):
+        check_engine("native")
     # It is a dependency of the package, so no extra installs it.
     with pytest.raises(MissingExtraError, match=r"pip install onnxruntime$"):
         check_engine("onnxruntime")
+
+
+def test_a_kernel_of_another_engine_is_refused(model) -> None:
+    message = "`kernel='avx2'` is a kernel of the native engine; engine 'onnxruntime' has none"
+    with pytest.raises(UserInputError, match=message) as caught:
+        open_runner("onnxruntime", model, kernel="avx2")
+    assert caught.value.argument == "kernel"
+
+
+def test_the_native_engine_runs_no_onnx_files(model) -> None:
+    message = (
+        r"does not run \.onnx files. It runs folders that `quantize` wrote with 'native' among"
+    )
+    with pytest.raises(UserInputError, match=message) as caught:
+        open_runner("native", model)
+    assert caught.value.argument == "engine"
 
 
 def test_a_provider_of_another_engine_is_refused(model, monkeypatch) -> None:

@@ -70,6 +70,16 @@ def test_a_report_of_another_cpu_does_not_decide(folder, monkeypatch) -> None:
     assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
 
 
+def test_the_native_engine_is_the_usual_one_where_it_has_a_fast_kernel(
+    quantized, monkeypatch
+) -> None:
+    artifact = open_artifact(quantized("sentence").directory)
+    monkeypatch.setattr(engine_choice, "is_installed", lambda engine: True)
+    for features, engine in ((("avx2",), "native"), (("sse4_2",), "onnxruntime")):
+        monkeypatch.setattr(engine_choice, "cpu_features", lambda found=features: found)
+        assert choose_engine(artifact)[0] == engine
+
+
 def test_a_stored_choice_decides_on_a_cpu_with_the_same_features(folder, monkeypatch) -> None:
     report_latency(folder, onnxruntime=[1.0], openvino=[2.0])
     chosen = {"engine": "openvino", "cpu_features": list(FEATURES)}

@@ -27,8 +27,8 @@ from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 
-# Layers that agree to 40 dB differ by rounding ties only. With a misplaced scale or bias, agreement
-# is far lower.
+# Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced
+# scale or bias, agreement is far lower.
 WANTED_DB = 40.0
 
 # Relative size of the noise that simulates another order of the same float32 sums.
@@ -56,6 +56,7 @@ class LoweringCheck:
         native_db: Like `worst_layer_db`, with the fastest arithmetic of the engine, which can
             saturate on CPUs without VNNI.
         last_bits: Relative rounding error of the graph's float type, which causes the ties.
+        agreement_db: SQNR that the target's arithmetic should reach apart from ties, dB.
     """
 
     engine: str
@@ -65,15 +66,16 @@ class LoweringCheck:
     ties_db: float
     native_db: float
     last_bits: float = LAST_BITS
+    agreement_db: float = WANTED_DB
 
     @property
     def is_exact(self) -> bool:
-        """Whether every layer agrees, except for differences that rounding ties explain."""
+        """Whether every layer agrees, as far as rounding ties and the target's arithmetic allow."""
         return self.worst_layer_db >= self.wanted_db
 
     @property
     def wanted_db(self) -> float:
-        """SQNR that is required, dB: 40 dB, or 3 dB below `ties_db` if that is lower.
+        """SQNR that is required, dB: `agreement_db`, or 3 dB below `ties_db` if that is lower.
 
         It is at least 25 dB, or 12 dB where floats between int8 operators are float16. That is
         also required where `ties_db` is infinite: a layer whose output is quantized hides noise in
@@ -82,12 +84,12 @@ class LoweringCheck:
         least = _LEAST_DB if self.last_bits <= LAST_BITS else _LEAST_DB_IN_HALF
         if math.isinf(self.ties_db):
             return least
-        return max(least, min(WANTED_DB, self.ties_db - 3))
+        return max(least, min(self.agreement_db, self.ties_db - 3))
 
     @property
     def saturates(self) -> bool:
         """Whether the int8 arithmetic of this CPU is worse than exact arithmetic."""
-        return self.native_db < min(WANTED_DB, self.worst_layer_db - 3)
+        return self.native_db < min(self.agreement_db, self.worst_layer_db - 3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,7 +248,12 @@ def _run(
 
 
 def check_lowering(
-    model: ir.Model, path: Path, references: Sequence[Reference], engine: EngineName
+    model: ir.Model,
+    path: Path,
+    references: Sequence[Reference],
+    engine: EngineName,
+    *,
+    agreement_db: float = WANTED_DB,
 ) -> LoweringCheck:
     """Compare a finished graph on an engine with results of PyTorch.
 
@@ -255,6 +262,7 @@ def check_lowering(
         path: The file that was made of it. Temporary graphs are written to its folder.
         references: Results of PyTorch, at least one.
         engine: Engine that runs the graph.
+        agreement_db: SQNR that the target's arithmetic should reach; see `Target.agreement_db`.
     """
     names = list(references[0].states)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -274,6 +282,7 @@ def check_lowering(
         ties_db=_ties_sqnr(references, worst),
         native_db=min(native.values()),
         last_bits=references[0].last_bits,
+        agreement_db=agreement_db,
     )
 
 

@@ -228,6 +228,7 @@ def load_model(options: RowOptions) -> Model:
         options.model,
         engine=options.engine,
         provider=options.provider,
+        kernel=options.kernel,
         target=options.target,
         threads=options.threads,
         batch_invariant=options.batch_invariant,

@@ -65,6 +65,8 @@ class Target:
         rewrites: Names of the rewrites, applied in order after the Q/DQ pairs are inserted.
         checks: Names of the checks that the finished graph has to pass.
         last_bits: Relative rounding error of the float type between int8 operators.
+        agreement_db: SQNR to PyTorch's fake quantization that each layer should have, dB. It is
+            lower if more is computed in int8 than a recipe quantizes.
         is_proxy: Whether `engines` run the graph in place of the real runtime. They prove the
             numbers of the graph, and their latency means nothing.
         calibration_cache: Name of the file of ranges that the runtime reads next to the graph, if
@@ -87,6 +89,7 @@ class Target:
     rewrites: tuple[RewriteName, ...] = ()
     checks: tuple[CheckName, ...] = ()
     last_bits: float = 1e-6
+    agreement_db: float = 40.0
     is_proxy: bool = False
     calibration_cache: str | None = None
     file: FileName = "model.onnx"

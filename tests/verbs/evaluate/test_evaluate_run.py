@@ -123,6 +123,16 @@ def test_a_quantized_folder_is_close_to_its_checkpoint(
     assert report.reference_metrics == qdqbert.evaluate(made.checkpoint, path).metrics
 
 
+def test_the_native_engine_has_the_metrics_of_onnx_runtime(quantized, write_file) -> None:
+    folder, path = quantized("sentence").directory, write_file("sts.csv", PAIRS)
+    native = qdqbert.evaluate(folder, path, engine="native")
+    assert (native.engine, native.target) == ("native", "native")
+    expected = qdqbert.evaluate(folder, path, engine="onnxruntime").metrics
+    assert [each.name for each in native.metrics] == [each.name for each in expected]
+    for ours, theirs in zip(native.metrics, expected, strict=True):
+        assert ours.value == pytest.approx(theirs.value, abs=5)
+
+
 def test_a_quantized_folder_runs_on_onnx_runtime_by_default(quantized, write_file) -> None:
     report = qdqbert.evaluate(quantized("sentence").directory, write_file("sts.csv", PAIRS))
     assert report.engine == "onnxruntime"

@@ -20,7 +20,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
-TARGETS = ("portable", "onnxruntime")
+TARGETS = ("portable", "onnxruntime", "native")
 INPUTS = {
     "input_ids": np.array([[2, 45, 60, 71, 82, 3], [2, 50, 61, 3, 0, 0]]),
     "attention_mask": np.array([[1] * 6, [1] * 4 + [0] * 2]),

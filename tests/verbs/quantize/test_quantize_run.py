@@ -46,7 +46,7 @@ def test_the_demo_is_accurate_small_and_exact_on_each_engine(
         assert each.size_ratio < 0.30
         # The native engine computes attention in int8, too, which has no Q/DQ pairs.
         assert each.lowering.worst_layer_db >= (30 if each.engine == "native" else 40)
-        assert each.lowering.is_exact == (each.engine != "native")
+        assert each.lowering.is_exact
 
 
 def test_each_target_is_measured_on_each_engine_that_runs_it(quantized) -> None:
@@ -124,6 +124,23 @@ def test_families_with_another_attention_are_quantized(
     (target,) = report.targets
     assert target.lowering.is_exact
     assert target.fidelity.sqnr_db > 15
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
+def test_families_that_the_native_engine_does_not_run_are_refused_before_calibration(
+    checkpoints, quantized, tmp_path, monkeypatch, family
+) -> None:
+    monkeypatch.delattr("qdqbert.verbs.quantize.run.find_calibration")
+    with pytest.raises(UserInputError, match=r"runs encoders with BERT's layers") as caught:
+        qdqbert.quantize(
+            checkpoints(family),
+            tmp_path / "int8",
+            targets=["native", "onnxruntime"],
+            calibration_data=quantized("classifier").data,
+        )
+    assert caught.value.argument == "targets"
+    assert "`targets` for this model. They are: portable, onnxruntime, " in str(caught.value)
+    assert not (tmp_path / "int8").exists()
 
 
 @pytest.fixture(scope="module")

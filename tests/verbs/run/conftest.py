@@ -43,6 +43,7 @@ def load_once(monkeypatch, small_windows) -> None:
             options.model,
             engine=options.engine or "onnxruntime",
             provider=options.provider,
+            kernel=options.kernel,
             target=options.target,
             threads=options.threads or 2,
             batch_invariant=options.batch_invariant,

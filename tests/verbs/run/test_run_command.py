@@ -49,6 +49,22 @@ def test_a_table_and_a_report(classifier, reviews, tmp_path) -> None:
     )
 
 
+def test_a_kernel_of_the_native_engine_is_chosen(embedder, reviews, tmp_path) -> None:
+    words = (embedder, "-i", reviews, "-o", tmp_path / "a.npy", "--engine", "native")
+    code, out, err = run(*words, "--kernel", "portable", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["engine"], report["target"], report["rows"]) == ("native", "native", 11)
+    code, _, err = run(*words, "--kernel", "mmx", "--overwrite")
+    assert code == 2
+    assert "Error: `--kernel mmx` is unknown. Choose one of: amx, avx512-vnni, avx-vnni" in err
+    code, _, err = run(*words[:-1], "onnxruntime", "--kernel", "avx2", "--overwrite")
+    assert code == 2
+    assert (
+        "Error: `--kernel avx2` is a kernel of the native engine; engine 'onnxruntime' has" in err
+    )
+
+
 def test_answers_on_stdout_are_alone(classifier) -> None:
     words = (classifier, "-i", "-", "-o", "-", "--input-format", "txt")
     code, out, err = run(*words, "--on-error", "skip", "--top-k", 2, stdin=b"the cat\n\na dog\n")

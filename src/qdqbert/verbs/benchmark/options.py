@@ -16,8 +16,8 @@ class BenchmarkOptions:
     Attributes:
         models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx files or
             OpenVINO .xml files. The others are compared with the first.
-        engines: Engines to run them on. By default all installed engines that run the model. ONNX Runtime
-            runs float models that the native engine is compared with.
+        engines: Engines to run them on. By default all installed engines that run the model. For
+            the native engine, ONNX Runtime runs the float models.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
             is measured.
         batches: Batch sizes.
