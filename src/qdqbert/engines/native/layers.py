@@ -49,9 +49,7 @@ class LayerRunner(NativeRunner):
                 self._run_part(stream, range(index, index + 1), batch.texts, given)
             return found | self._outputs(stream.job.states, batch)
 
-    def _run_part(
-        self, stream: Stream, layers: range, texts: Texts, states: Rows | None
-    ) -> None:
+    def _run_part(self, stream: Stream, layers: range, texts: Texts, states: Rows | None) -> None:
         """Compute the states after some layers in this thread.
 
         Args:
