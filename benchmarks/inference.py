@@ -54,7 +54,7 @@ from qdqbert.inference.batches import stack
 from qdqbert.inference.model import feature_of
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 
-ENGINES = ("onnxruntime", "openvino")
+ENGINES = ("onnxruntime", "openvino", "native")
 WARM_UP = 64
 # Shapes of "model([text])": tokens, rounded down to whole words.
 SINGLE_TOKENS = (8, 32, 128)
@@ -104,6 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=ENGINES)
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--single", action="store_true")
     parser.add_argument("--memory", action="store_true")
@@ -148,7 +149,7 @@ def measure(
 def sweep(arguments: argparse.Namespace) -> None:
     print("| engine | choice | value | texts/s | texts per CPU second | relative to the default |")
     print("|---|---|---|---|---|---|")
-    for engine in ENGINES:
+    for engine in arguments.engines:
         choices = list(sweep_choices(engine, arguments.threads))
         runs: list[list[dict[str, float]]] = [[] for _ in choices]
         for _ in range(arguments.rounds):
@@ -189,6 +190,7 @@ def in_process(
     command = [sys.executable, __file__, "--one", name, "--texts", arguments.texts]
     command += ["--model", arguments.model, "--folder", arguments.folder]
     command += ["--count", arguments.count, "--threads", arguments.threads]
+    command += ["--engines", *arguments.engines]
     command += ["--schedule", json.dumps(schedule or {})]
     done = subprocess.run(
         [str(each) for each in command], capture_output=True, text=True, check=False
@@ -230,7 +232,7 @@ Embed = Callable[[Iterator[str]], Iterator[Any]]
 def ways(arguments: argparse.Namespace) -> dict[str, Callable[[argparse.Namespace], Embed]]:
     """Return how each way is opened, by name."""
     found: dict[str, Callable[[argparse.Namespace], Embed]] = {}
-    for engine in ENGINES:
+    for engine in arguments.engines:
         for name, is_sorted in (("file order", False), ("sorted", True)):
             found[f"{engine}, {name}"] = bare(engine, is_sorted=is_sorted)
         found[f"{engine}, one stream"] = ours(engine, streams=1)
@@ -349,7 +351,7 @@ def compare_single(arguments: argparse.Namespace) -> None:
     """Time a call with one text, next to the engine's bare call on the same ids, in turn."""
     print("| engine | tokens | model([text]), ms | bare call, ms | ratio |")
     print("|---|---|---|---|---|")
-    for engine in ENGINES:
+    for engine in arguments.engines:
         model = qdqbert.load(arguments.folder, engine=engine, threads=arguments.threads)
         runner, tokenizer = model._loaded.runners.single, model._loaded.tokenizer
         words = " ".join(read_texts(arguments.texts, 500)).split()
