@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.engines.native.schedule import divide
+from qdqbert.engines.native.schedule import FEW_ROWS, divide, divide_evenly
 
 
 def starts_of(lengths) -> np.ndarray:
@@ -23,6 +23,13 @@ def test_each_row_and_item_belongs_to_one_thread(lengths, heads, threads) -> Non
     starts = starts_of(lengths)
     shares = divide(starts, heads, threads)
     assert 1 <= len(shares.rows) == len(shares.items) <= threads
+    if shares.by_columns:
+        # Each thread has all rows, and takes its heads from the columns.
+        assert sum(lengths) <= FEW_ROWS
+        assert shares.is_shared
+        assert set(shares.rows) == {range(sum(lengths))}
+        assert set(shares.items) == {range(0)}
+        return
     for parts, count in ((shares.rows, sum(lengths)), (shares.items, len(lengths) * heads)):
         assert [each for part in parts for each in part] == list(range(count))
     if not shares.is_shared:
@@ -46,7 +53,16 @@ def test_one_long_text_is_shared_by_rows_and_heads() -> None:
     assert [len(each) for each in shares.items] == [6, 6]
 
 
-def test_a_short_text_takes_one_thread() -> None:
-    shares = divide(starts_of([20]), 12, 8)
-    assert len(shares.rows) == 1
-    assert not shares.is_shared
+def test_a_short_text_is_shared_by_columns() -> None:
+    assert divide(starts_of([FEW_ROWS]), 12, 2).by_columns
+    assert not divide(starts_of([FEW_ROWS + 1]), 12, 2).by_columns
+    assert not divide(starts_of([5]), 12, 1).is_shared
+
+
+@given(count=st.integers(0, 3000), parts=st.integers(1, 40), multiple=st.sampled_from((1, 16, 64)))
+def test_a_range_is_divided_into_parts_of_about_equal_length(count, parts, multiple) -> None:
+    found = divide_evenly(count, parts, multiple)
+    assert len(found) == parts
+    assert [each for part in found for each in part] == list(range(count))
+    assert all(part.start % multiple == 0 for part in found if part)
+    assert max(len(part) for part in found) <= count / parts + 2 * multiple

@@ -33,12 +33,12 @@ def test_an_interrupted_caller_waits_for_its_workers() -> None:
     model, job, thread = (np.zeros(each.size // 8, np.int64) for each in (MODEL, JOB, THREAD))
     team = Team(functions, model, 3)
     with pytest.raises(KeyboardInterrupt):
-        team.run(job, [thread] * 3)
+        team.run([job] * 3, [thread] * 3)
     assert sorted(finished) == sorted(mailboxes)
     assert len(finished) == 2
     # Two workers that are not needed are not posted to.
     with pytest.raises(KeyboardInterrupt):
-        team.run(job, [thread])
+        team.run([job], [thread])
     assert len(finished) == 2
     team.close()
 
