@@ -435,12 +435,6 @@ class Function:
         """Append an instruction without a result."""
         self._lines.append(f"  {line}")
 
-    def branch_out(self, condition: Value, label: str) -> None:
-        """Go to a label if a condition holds, and on otherwise."""
-        following = self._fresh("next")
-        self._lines.append(f"  br i1 {condition.text}, label {label}, label {following}")
-        self._open(following)
-
     def _open(self, label: str) -> None:
         self._block = label[1:]
         self._lines.append(f"{self._block}:")
@@ -459,7 +453,9 @@ class LoopEnd:
 
     def leave_if(self, condition: Value) -> None:
         """Leave the loop if a condition holds."""
-        self.function.branch_out(condition, self.label)
+        following = self.function._fresh("next")
+        self.function.raw(f"br i1 {condition.text}, label {self.label}, label {following}")
+        self.function._open(following)
 
 
 class Module:

@@ -18,6 +18,7 @@ after another. `score_scale` includes log2(e).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -194,96 +195,107 @@ def _emit_token_factors(module: Module, lanes: int) -> None:
             f.store(is_real.select(1.0 / scale, 0.0), f.value_inverse + token * 4)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """A head of a text, as values of the kernel.
+
+    Attributes:
+        head: Number of the head.
+        size: Its channels.
+        width: Bytes from a row of queries, keys or values to the next.
+        length: Tokens of the text.
+        padded: The same, rounded up to whole panels.
+        start: Where its first row is in queries, keys, values and contexts.
+        scales: Where its first scale is in the scales, in bytes.
+    """
+
+    head: Value
+    size: Value
+    width: Value
+    length: Value
+    padded: Value
+    start: Value
+    scales: Value
+
+
 def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
     heads, size, width = (MODEL.read(f, f.model, name) for name in ("heads", "head_size", "width"))
     text, head = f.item // heads, f.item % heads
     starts = JOB.read(f, f.job, "starts") + text * 8
     first = f.load(I64, starts)
     length = f.load(I64, starts + 8) - first
-    padded = (length + (PANEL - 1)) // PANEL * PANEL
-    here = first * width + head * size
-    scales = head * JOB.read(f, f.job, "scale_stride") + first * 4
-    buffer = {name: THREAD.read(f, f.thread, name) for name in THREAD.fields}
-
-    def of_job(name: str) -> Value:
-        return JOB.read(f, f.job, name)
-
-    f.call(
-        "pack_keys",
-        of_job("keys") + here,
-        width,
-        length,
-        padded,
-        size,
-        buffer["keys"],
-        buffer["start"],
+    item = _Item(
+        head=head,
+        size=size,
+        width=width,
+        length=length,
+        padded=(length + (PANEL - 1)) // PANEL * PANEL,
+        start=first * width + head * size,
+        scales=head * JOB.read(f, f.job, "scale_stride") + first * 4,
     )
-    f.call("pack_values", of_job("values") + here, width, length, padded, size, buffer["values"])
-    f.call(
-        "token_factors",
-        of_job("value_scale") + scales,
-        length,
-        padded,
-        buffer["value_log"],
-        buffer["value_inverse"],
-    )
-    queries, context = of_job("queries") + here, of_job("context") + here * element
-    zeros = f.allocate(I32, max(isa.lanes * max(isa.vectors), PANEL))
-    with f.loop(0, max(isa.lanes * max(isa.vectors), PANEL)) as each:
+    _prepare(f, item)
+    columns = max(isa.lanes * max(isa.vectors), PANEL)
+    zeros = f.allocate(I32, columns)
+    with f.loop(0, columns) as each:
         f.store(f.constant(I32, 0), zeros + each * 4)
 
     def rows(row: Value, height: int) -> None:
-        _tiles(
-            f,
-            isa,
-            height,
-            padded,
-            queries + row * width,
-            width,
-            buffer["keys"],
-            size,
-            buffer["sums"],
-            buffer["start"],
-        )
-        with f.loop(0, height) as each:
-            f.call(
-                "softmax",
-                f.model,
-                f.layer,
-                f.thread,
-                head,
-                row + each,
-                each,
-                padded,
-                of_job("query_scale") + (scales + (row + each) * 4),
-                of_job("key_scale") + scales,
-            )
-        for byte in range(2):
-            _tiles(
-                f,
-                isa,
-                height,
-                size,
-                buffer["probabilities"] + padded * (byte * isa.rows[0]),
-                padded,
-                buffer["values"],
-                padded,
-                buffer["sums_of_values"] + size * (4 * byte * isa.rows[0]),
-                zeros,
-                same_start=True,
-            )
-        with f.loop(0, height) as each:
-            f.call(
-                "context",
-                f.layer,
-                f.thread,
-                head * size,
-                each,
-                size,
-                context + (row + each) * width * element,
-            )
+        _weigh(f, isa, item, row, height)
+        _sum_values(f, isa, item, row, height, zeros, element)
 
     in_blocks(f, length, isa.rows, rows)
+
+
+def _prepare(f: Function, item: _Item) -> None:
+    """Write what all rows of queries need: packed keys and values, and their scales."""
+    keys, values = (JOB.read(f, f.job, name) + item.start for name in ("keys", "values"))
+    size = (item.width, item.length, item.padded, item.size)
+    f.call("pack_keys", keys, *size, *_buffers(f, "keys", "start"))
+    f.call("pack_values", values, *size, *_buffers(f, "values"))
+    scales = JOB.read(f, f.job, "value_scale") + item.scales
+    logs = _buffers(f, "value_log", "value_inverse")
+    f.call("token_factors", scales, item.length, item.padded, *logs)
+
+
+def _weigh(f: Function, isa: InstructionSet, item: _Item, row: Value, height: int) -> None:
+    """Write the weights of all tokens for some rows of queries."""
+    queries = JOB.read(f, f.job, "queries") + (item.start + row * item.width)
+    keys, sums, start = _buffers(f, "keys", "sums", "start")
+    _tiles(f, isa, height, item.padded, queries, item.width, keys, item.size, sums, start)
+    query_scale, key_scale = (
+        JOB.read(f, f.job, name) + item.scales for name in ("query_scale", "key_scale")
+    )
+    with f.loop(0, height) as each:
+        scale = query_scale + (row + each) * 4
+        query = (item.head, row + each, each, item.padded, scale, key_scale)
+        f.call("softmax", f.model, f.layer, f.thread, *query)
+
+
+def _sum_values(
+    f: Function,
+    isa: InstructionSet,
+    item: _Item,
+    row: Value,
+    height: int,
+    zeros: Value,
+    element: int,
+) -> None:
+    """Write the contexts of some rows of queries: weighted sums of values."""
+    probabilities, values, sums = _buffers(f, "probabilities", "values", "sums_of_values")
+    depth = item.padded
+    for byte in range(2):
+        codes = probabilities + depth * (byte * isa.rows[0])
+        own = sums + item.size * (4 * byte * isa.rows[0])
+        _tiles(f, isa, height, item.size, codes, depth, values, depth, own, zeros, same_start=True)
+    out = JOB.read(f, f.job, "context") + item.start * element
+    with f.loop(0, height) as each:
+        place = out + (row + each) * item.width * element
+        channel = item.head * item.size
+        f.call("context", f.layer, f.thread, channel, each, item.size, place)
+
+
+def _buffers(f: Function, *names: str) -> list[Value]:
+    return [THREAD.read(f, f.thread, name) for name in names]
 
 
 def _tiles(
