@@ -31,7 +31,9 @@ from qdqbert.files import write_json
 from qdqbert.targets import TARGETS
 from qdqbert.tasks.data import Example, digest_examples
 
-SENTENCE_TARGETS = ("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native")
+SENTENCE_TARGETS = (
+    *("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "native-dynamic"),
+)
 
 
 def earlier_artifact(folder: Path) -> Path:
@@ -228,9 +230,10 @@ def test_the_manifest_has_the_recipe_sites_and_ranges_of_each_target(quantized) 
         # One layer has 6 weights, 6 inputs and 3 tables.
         assert len(entry["sites"]) == 15
         assert entry["recipe"]["rules"][-1]["spec"]["bits"] == 8
-        if target == "onnxruntime-dynamic":
+        if target.endswith("-dynamic"):
             specs = [site["spec"] for site in entry["sites"].values()]
-            assert specs.count("uint8 affine per-tensor dynamic") == 6
+            place = "row" if target == "native-dynamic" else "tensor"
+            assert specs.count(f"uint8 affine per-{place} dynamic") == 6
             assert not any("scale" in site for site in entry["sites"].values())
             continue
         inputs = {name: site for name, site in entry["sites"].items() if "scale" in site}

@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 TargetName = Literal[
-    "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "tensorrt", "qordered"
+    "portable",
+    "onnxruntime",
+    "onnxruntime-dynamic",
+    "openvino",
+    "native",
+    "native-dynamic",
+    "tensorrt",
+    "qordered",
 ]
 TARGET_NAMES: tuple[TargetName, ...] = get_args(TargetName)
 

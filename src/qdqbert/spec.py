@@ -53,6 +53,7 @@ class TensorSpec:
             `255 * 128 = 32640 < 2^15`. `None` sets no limit.
         dynamic: Compute scale and zero point from each tensor at run time, as ONNX's
             DynamicQuantizeLinear does. Only for unsigned affine codes of 8 bits.
+        per_row: Compute them for each row, the last axis of a tensor: for each token.
     """
 
     bits: int = 8
@@ -62,8 +63,11 @@ class TensorSpec:
     axis: int | None = None
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
+    per_row: bool = False
 
     def __post_init__(self) -> None:
+        if self.per_row and not self.dynamic:
+            raise SpecError("`per_row` needs `dynamic=True`.")
         if not 2 <= self.bits <= 8:
             raise SpecError(f"`bits` must be between 2 and 8, got {self.bits}.")
         if self.narrow and not (self.signed and self.symmetric):
@@ -85,7 +89,7 @@ class TensorSpec:
         ):
             raise SpecError(
                 "`dynamic` needs unsigned affine codes of 8 bits with one scale, got "
-                f"{dataclasses.replace(self, dynamic=False)}."
+                f"{dataclasses.replace(self, dynamic=False, per_row=False)}."
             )
 
     @property
@@ -102,6 +106,7 @@ class TensorSpec:
         sign = "int" if self.signed else "uint"
         kind = ("narrow symmetric" if self.narrow else "symmetric") if self.symmetric else "affine"
         place = "per-tensor" if self.axis is None else f"per-channel axis {self.axis}"
+        place = "per-row" if self.per_row else place
         limit = self.adjacent_sum_limit
         sums = "" if limit is None else f" adjacent sums <= {limit}"
         dynamic = " dynamic" if self.dynamic else ""

@@ -4,11 +4,13 @@ import collections
 
 import numpy as np
 import pytest
+import torch
 
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import SpecError
 from qdqbert.graph.check import save_graph
 from qdqbert.insert.sited import quantizing
+from qdqbert.numerics.affine import dynamic_parameters
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
@@ -17,6 +19,7 @@ from qdqbert.targets.target import make_plan
 from qdqbert.verbs.inference import TorchRunner
 
 DYNAMIC = TARGETS["onnxruntime-dynamic"]
+AFFINE = {"signed": False, "symmetric": False}
 
 
 @pytest.fixture
@@ -74,6 +77,21 @@ def test_inputs_of_linear_layers_are_dynamic_for_any_spec() -> None:
     spec = DYNAMIC.adapt(site, TensorSpec(bits=8))
     assert spec == TensorSpec(bits=8, signed=False, symmetric=False, dynamic=True)
     assert DYNAMIC.adapt(Site(name="a.matmul_q_input_quantizer", kind="activation"), spec) is None
+
+
+def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, check_lowered) -> None:
+    plan = bert.plan("native-dynamic")
+    specs = {str(spec) for name, spec in plan.specs.items() if name.endswith("._input_quantizer")}
+    assert specs == {"uint8 affine per-row dynamic"}
+    model = lower(bert.graph, plan, {}, bert.scales(plan))
+    check = check_lowered(model, bert.references(plan, {}), "native")
+    assert check.worst_layer_db >= 40
+    x = torch.tensor([[[2.0, -1.0], [100.0, 0.0]]])
+    made = dynamic_parameters(x, TensorSpec(**AFFINE, dynamic=True, per_row=True))
+    assert made.scale.flatten().tolist() == pytest.approx([3 / 255, 100 / 255])
+    assert made.zero_point.flatten().tolist() == [85, 0]
+    with pytest.raises(SpecError, match="`per_row` needs `dynamic=True`"):
+        TensorSpec(**AFFINE, per_row=True)
 
 
 def test_fewer_bits_are_refused(bert) -> None:

@@ -93,9 +93,14 @@ def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
 def dynamic_parameters(x: Tensor, spec: TensorSpec) -> QuantizationParameters:
     """Return scale and zero point of a tensor of any shape, from its own range.
 
+    With `per_row`, they have the shape of the tensor, with 1 as the last size.
+
     Source: ONNX DynamicQuantizeLinear.
     """
-    low, high = torch.aminmax(x.detach())
+    if spec.per_row:
+        low, high = torch.aminmax(x.detach(), dim=-1, keepdim=True)
+    else:
+        low, high = torch.aminmax(x.detach())
     return affine_parameters(low.clamp(max=0), high.clamp(min=0), spec, check=False)
 
 

@@ -6,7 +6,7 @@ A target is data: importing this package loads neither torch nor onnx. `lowering
 from __future__ import annotations
 
 from qdqbert.errors import UserInputError
-from qdqbert.targets.native import NATIVE
+from qdqbert.targets.native import NATIVE, NATIVE_DYNAMIC
 from qdqbert.targets.onnxruntime import DYNAMIC, ONNXRUNTIME
 from qdqbert.targets.openvino import OPENVINO
 from qdqbert.targets.portable import PORTABLE
@@ -16,7 +16,10 @@ from qdqbert.targets.tensorrt import TENSORRT
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for target in (PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, NATIVE, TENSORRT, QORDERED)
+    for target in (
+        *(PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, NATIVE, NATIVE_DYNAMIC),
+        *(TENSORRT, QORDERED),
+    )
 }
 
 

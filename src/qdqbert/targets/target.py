@@ -62,6 +62,7 @@ class Target:
         adjacent_sum_limit: Limit on the sum of two adjacent weight codes; see `TensorSpec`.
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
+        per_row: Whether these ranges are those of each token instead of the whole tensor.
         rewrites: Names of the rewrites, applied in order after the Q/DQ pairs are inserted.
         checks: Names of the checks that the finished graph has to pass.
         last_bits: Relative rounding error of the float type between int8 operators.
@@ -86,6 +87,7 @@ class Target:
     zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
+    per_row: bool = False
     rewrites: tuple[RewriteName, ...] = ()
     checks: tuple[CheckName, ...] = ()
     last_bits: float = 1e-6
@@ -101,7 +103,13 @@ class Target:
         if self.dynamic and site.kind == "activation":
             if not is_linear_input(site.name):
                 return None
-            return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
+            return TensorSpec(
+                bits=spec.bits,
+                signed=False,
+                symmetric=False,
+                dynamic=True,
+                per_row=self.per_row,
+            )
         if not spec.symmetric and not self._takes_zero_point(site):
             return TensorSpec(bits=spec.bits, axis=spec.axis)
         if site.kind == "weight" and site.channel_axis == 0 and self.adjacent_sum_limit is not None:

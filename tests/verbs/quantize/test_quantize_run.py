@@ -58,6 +58,7 @@ def test_each_target_is_measured_on_each_engine_that_runs_it(quantized) -> None:
         ("onnxruntime-dynamic", "onnxruntime", "linear"),
         ("openvino", "openvino", "linear"),
         ("native", "native", "linear"),
+        ("native-dynamic", "native", "linear"),
     ]
     assert [(each.target, each.engine, each.recipe) for each in report.targets] == [
         job for job in jobs if is_installed(job[1])

@@ -80,8 +80,8 @@ def quantize(
             native engine.
         output: Folder to write. Required if `model` is given.
         targets: Runtimes to write a graph for, all from one calibration; "portable" by default. One
-            of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "tensorrt",
-            "qordered".
+            of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native",
+            "native-dynamic", "tensorrt", "qordered".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe. One of "ffn", "linear", "linear+matmul", "full",
             "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
