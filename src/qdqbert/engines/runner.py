@@ -137,7 +137,7 @@ def open_runner(
     """
     check_engine(engine, provider=provider, kernel=kernel)
     if engine == "native":
-        return _open_native(model, threads=threads, streams=streams, exact=exact, kernel=kernel)
+        return _open_native(model, threads=threads, streams=streams, kernel=kernel)
     if engine == "onnxruntime":
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 
@@ -153,10 +153,7 @@ def open_runner(
     return OpenVinoRunner(model, threads=threads, streams=streams, names=names, precision=precision)
 
 
-def _open_native(
-    model: Path, *, threads: int | None, streams: int, exact: bool, kernel: str | None
-) -> Runner:
-    from qdqbert.engines.native.instruction_sets import choose_set, exact_set
+def _open_native(model: Path, *, threads: int | None, streams: int, kernel: str | None) -> Runner:
     from qdqbert.engines.native.runner import NativeRunner
 
     if model.suffix.lower() == ".onnx":
@@ -165,5 +162,4 @@ def _open_native(
             "'native' among the `targets`.",
             argument="engine",
         )
-    chosen = exact_set() if exact and kernel is None else choose_set(kernel)
-    return NativeRunner(model, threads=threads, streams=streams, kernel=chosen.name)
+    return NativeRunner(model, threads=threads, streams=streams, kernel=kernel)

@@ -269,8 +269,8 @@ def check_lowering(
         open_ = functools.partial(open_runner, engine, precision="f32", low_memory=True)
         open_layers = _layers_opener(model, path, names, engine, Path(folder), open_)
         exact = native = _layer_sqnr(open_layers(exact=True), references)
-        # OpenVINO has no choice between exact and fast arithmetic.
-        if engine != "openvino":
+        # Only ONNX Runtime has a choice between exact and fast arithmetic.
+        if engine == "onnxruntime":
             native = _layer_sqnr(open_layers(exact=False), references)
         end_to_end = _end_to_end(open_(path), references)
     worst = min(exact, key=lambda name: exact[name])
@@ -296,14 +296,10 @@ def _layers_opener(
 ) -> Callable[..., Runner]:
     """Return what opens a graph whose layers read given states; see `add_teacher_forcing`."""
     if engine == "native":
-        from qdqbert.engines.native.instruction_sets import choose_set, exact_set
         from qdqbert.engines.native.layers import LayerRunner
 
-        def open_packed(*, exact: bool) -> Runner:
-            chosen = exact_set() if exact else choose_set()
-            return LayerRunner(path, names, kernel=chosen.name)
-
-        return open_packed
+        # Its arithmetic is always exact.
+        return lambda exact: LayerRunner(path, names)
     layers = folder / "layers.onnx"
     save_graph(add_teacher_forcing(model, names), layers, temporary=True)
     return functools.partial(open_, layers)

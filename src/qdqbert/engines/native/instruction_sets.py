@@ -138,11 +138,6 @@ def usable_sets(
     ]
 
 
-def exact_set() -> InstructionSet:
-    """Return the fastest instruction set of this CPU whose sums are exact for any weights."""
-    return next(each for each in usable_sets() if each.is_exact)
-
-
 def choose_set(name: str | None = None) -> InstructionSet:
     """Return the fastest instruction set of this CPU, or the given one.
 
