@@ -152,7 +152,9 @@ def random_base(root: Path) -> Path:
 
     torch.manual_seed(0)
     path = root / "base"
-    transformers.BertModel(transformers.BertConfig()).save_pretrained(path)
+    # CTranslate2's converter reads this setting, which transformers 5 no longer stores.
+    config = transformers.BertConfig(position_embedding_type="absolute")
+    transformers.BertModel(config).save_pretrained(path)
     transformers.AutoTokenizer.from_pretrained(demo_checkpoint()).save_pretrained(path)
     return path
 

@@ -32,7 +32,9 @@ class BatchPlan:
     ) -> list[tuple[list[int], int]]:
         """Return the indices of each batch and its length in tokens, longest inputs first.
 
-        Batches are smaller if there would be fewer of them than streams.
+        Batches are smaller if there would be fewer of them than streams. The inputs that are left
+        at the end are divided into batches of 2^n rows, so that few shapes occur: OpenVINO keeps
+        what it prepared for each shape.
 
         Args:
             lengths: Number of tokens of each input.
@@ -45,7 +47,9 @@ class BatchPlan:
         start = 0
         while start < len(order):
             length = self.rounded(lengths[order[start]], limit=limit)
-            rows = max(1, most // length)
+            rows, left = max(1, most // length), len(order) - start
+            if rows > left:
+                rows = 1 << (left.bit_length() - 1)
             batches.append((order[start : start + rows], length))
             start += rows
         return batches
