@@ -62,7 +62,7 @@ class Library:
         prototype: Any = ctypes.CFUNCTYPE(None, *types)
         found = prototype(self._engine.get_function_address(function.name))
         # A thread may still be in the function when everything else is gone.
-        found.library = self
+        found.owner = self
         called: Callable[..., None] = found
         return called
 

@@ -17,7 +17,6 @@ from qdqbert.engines.native.ir import I32, Function, Value, vector
 # Adding this number to a float32 below 2^22 rounds it to an integer, ties to even. The integer is
 # then in the lowest bits.
 ROUNDING = float(3 << 22)
-ROUNDING_BITS = int(np.float32(ROUNDING).view(np.int32))
 
 _DEGREE_OF_LOG2 = 8
 

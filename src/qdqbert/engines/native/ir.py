@@ -446,7 +446,7 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class LoopEnd:
-    """The way out of `Function.repeat_while`."""
+    """Ends a loop of `Function.repeat_while` from inside its body."""
 
     function: Function
     label: str

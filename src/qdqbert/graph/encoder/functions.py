@@ -55,7 +55,7 @@ _POOLINGS: Mapping[Pooling, Callable[[Doubles], Doubles]] = {
 
 
 def sample(shape: tuple[int, ...]) -> Array:
-    """Return rows of float32 on which functions can be told apart, of any shape."""
+    """Return float32 values of a shape, on which the candidate functions give different results."""
     points = np.random.default_rng(0).permutation(_POINTS)
     return np.resize(points, shape).astype(np.float32)
 
