@@ -385,7 +385,7 @@ def write_texts(arguments: argparse.Namespace, count: int, path: Path) -> Path:
 def compare_memory(arguments: argparse.Namespace) -> None:
     print("| engine | texts | seconds | peak memory, MB | relative to the first |")
     print("|---|---|---|---|---|")
-    for engine in ENGINES:
+    for engine in arguments.engines:
         peaks = []
         for count in (arguments.count, 10 * arguments.count):
             seconds, peak = run_command(arguments, engine, count)
@@ -423,7 +423,7 @@ def ray_ways(arguments: argparse.Namespace) -> dict[str, tuple[int, int]]:
     found = {"run": (0, threads), "run, 1 thread": (0, 1)}
     for workers, each in ((1, threads), (1, 1), (2, 1)):
         found[f"run --ray, {workers} x {each} threads"] = (workers, each)
-    return {f"{engine}, {name}": way for engine in ENGINES for name, way in found.items()}
+    return {f"{engine}, {name}": way for engine in arguments.engines for name, way in found.items()}
 
 
 def compare_ray(arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 import qdqbert
 from qdqbert.cli.run import COMMAND
 from qdqbert.errors import UserInputError
+from qdqbert.inference.answers import load_model
 from qdqbert.tables.inputs import open_source
-from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run import cluster, pipeline
 from qdqbert.verbs.run.cluster import Failure, WindowWorker, read_windows, slices
 from qdqbert.verbs.run.windows import Block
 
@@ -122,6 +124,38 @@ def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
     assert "does not exist any more" in str(failure.error)
     worker = WindowWorker(None, None, None)  # type: ignore[arg-type]
     assert pickle.loads(worker(packed)["value"][0]).error.args == failure.error.args
+
+
+def test_a_worker_answers_windows_at_the_same_time_with_one_model(
+    classifier, folder, tmp_path, monkeypatch
+) -> None:
+    workers: list[WindowWorker] = []
+
+    def keep(options, source, columns, writer, model, start):
+        workers.append(WindowWorker(options, columns, writer))
+        yield from ()
+
+    monkeypatch.setattr(pipeline, "cluster_blocks", keep)
+    monkeypatch.setattr(pipeline, "import_ray", lambda: None)
+    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": True}
+    qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options)
+    (worker,) = workers
+    loaded = []
+
+    def load(options):
+        loaded.append(load_model(options))
+        return loaded[-1]
+
+    monkeypatch.setattr(cluster, "load_model", load)
+    windows = [
+        window
+        for each in slices(open_source(str(folder)), 0, 4)
+        for window in read_windows({"value": [pickle.dumps(each)]})
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(worker, windows * 4))
+    assert len(loaded) == 1
+    assert answers == [worker(window) for window in windows] * 4
 
 
 def test_stdin_is_refused(classifier) -> None:

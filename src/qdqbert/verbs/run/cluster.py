@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pickle
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from qdqbert.verbs.run.windows import Block, WindowedRun
 # take it.
 _BLOCK_BYTES = 1
 
-# Windows that an actor has, the running one included. More of them would leave other actors idle at
-# the end of the input.
+# Windows that an actor runs at the same time: one is tokenized and written while the streams of the
+# model work on the other. More of them would leave other actors idle at the end of the input.
 _WINDOWS_OF_ACTOR = 2
 
 _VALUE = "value"
@@ -112,7 +113,7 @@ def read_windows(batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
 
 
 class WindowWorker:
-    """The actor: answers windows of rows."""
+    """The actor: answers windows of rows. Several threads can call it at once."""
 
     def __init__(self, options: RunOptions, columns: Columns, writer: Writer) -> None:
         """Keep the options.
@@ -126,6 +127,7 @@ class WindowWorker:
         self._columns = columns
         self._writer = writer
         self._model: Model | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
         """Return a pickled `Block` or `Failure` for each pickled window."""
@@ -135,10 +137,12 @@ class WindowWorker:
         if isinstance(rows, Failure):
             return rows
         try:
-            if self._model is None:
-                self._model = load_model(self._options)
-            task = row_task(self._model, self._columns, self._options, reject=lambda row: None)
-            run = WindowedRun(self._model, task, lambda **done: None)
+            with self._lock:
+                if self._model is None:
+                    self._model = load_model(self._options)
+            model = self._model
+            task = row_task(model, self._columns, self._options, reject=lambda row: None)
+            run = WindowedRun(model, task, lambda **done: None)
             # Not the first row: few rows are run as those of any other window.
             windows = [Block.of(each, self._writer) for each in run.windows(rows, 1)]
         except UserInputError as error:
@@ -196,8 +200,11 @@ def cluster_blocks(
                 batch_size=None,
                 num_cpus=groups.threads,
                 num_gpus=groups.gpus or None,
+                max_concurrency=_WINDOWS_OF_ACTOR,
                 compute=ray.data.ActorPoolStrategy(
-                    size=groups.actors, max_tasks_in_flight_per_actor=_WINDOWS_OF_ACTOR
+                    size=groups.actors,
+                    max_tasks_in_flight_per_actor=_WINDOWS_OF_ACTOR,
+                    enable_true_multi_threading=True,
                 ),
             )
             for batch in data.iter_batches(batch_size=None, batch_format="numpy"):
