@@ -73,6 +73,11 @@ def test_unsupported_pooling_is_refused(config) -> None:
         head_of([TRANSFORMER, POOLING], config)
 
 
+def test_a_pooling_that_leaves_out_prompts_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="leaves out the tokens of a prompt"):
+        head_of([TRANSFORMER, POOLING], flags("mean_tokens") | {"include_prompt": False})
+
+
 @pytest.mark.parametrize(
     "modules",
     [
@@ -133,7 +138,7 @@ def reader(folder: Path) -> Callable[[str], str | None]:
 
 
 def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
-    pooling = {"word_embedding_dimension": 32, "include_prompt": False, "pooling_mode": "cls"}
+    pooling = {"word_embedding_dimension": 32, "include_prompt": True, "pooling_mode": "cls"}
     settings = {"max_seq_length": 17, "do_lower_case": True}
     prompts = {"prompts": {"q": "query: "}, "default_prompt_name": "q", "similarity_fn_name": "dot"}
     head = head_of(

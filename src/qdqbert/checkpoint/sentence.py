@@ -69,7 +69,8 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
     """Return the head of a sentence-transformers folder; `None` for any other folder.
 
     Raises:
-        CheckpointError: It has a module or a pooling that cannot be put into a graph.
+        CheckpointError: It has a module or a pooling that cannot be put into a graph, such as one
+            that leaves out prompts.
     """
     modules = read("modules.json")
     if modules is None:
@@ -138,6 +139,12 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> Non
 
 
 def _pooling_mode(config: dict[str, Any]) -> PoolingMode:
+    if not config.get("include_prompt", True):
+        raise CheckpointError(
+            "The pooling leaves out the tokens of a prompt (`include_prompt: false` in "
+            f"{_POOLING_CONFIG}), but a graph cannot tell them from the text. To run the model "
+            "without prompts, set it to true in a copy of the folder."
+        )
     # sentence-transformers 5 and earlier write a flag for each mode, version 6 writes one name.
     modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
     if "pooling_mode" in config:

@@ -181,10 +181,17 @@ def test_an_empty_input_gives_an_empty_output(classifier, tmp_path) -> None:
     (tmp_path / "in.jsonl").write_text("")
     for suffix, content in (("jsonl", ""), ("csv", "label,score\n")):
         report = qdqbert.run(classifier, tmp_path / "in.jsonl", tmp_path / f"a.{suffix}")
-        assert report.rows == 0
+        assert (report.rows, report.notices) == (0, ("The input has no rows.",))
         assert (tmp_path / f"a.{suffix}").read_text() == content
     qdqbert.run(classifier, tmp_path / "in.jsonl", tmp_path / "a.parquet")
     assert import_pyarrow().parquet.read_table(tmp_path / "a.parquet").num_rows == 0
+
+
+def test_a_single_row_without_a_header_is_explained(classifier, tmp_path) -> None:
+    (tmp_path / "in.csv").write_text("the cat\n")
+    report = qdqbert.run(classifier, tmp_path / "in.csv", tmp_path / "a.jsonl")
+    hint = "The first row is the header; pass `header=False` if it has a text."
+    assert report.notices == (f"The input has no rows. {hint}",)
 
 
 def test_stdin_and_stdout(classifier, monkeypatch) -> None:

@@ -293,6 +293,11 @@ def _report(
     options, model = pipeline.options, pipeline.model
     per_second = 1 / max(seconds, 1e-9)
     notices = []
+    if not totals.rows and not totals.skipped:
+        hint = ""
+        if pipeline.source.has_header:
+            hint = " The first row is the header; pass `header=False` if it has a text."
+        notices.append(f"The input has no rows.{hint}")
     if totals.truncated:
         notices.append(model.describe_truncation(totals.truncated, totals.rows))
     if totals.skipped:
