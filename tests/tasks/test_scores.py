@@ -12,7 +12,8 @@ def examples(*labels: str) -> list[Example]:
 
 
 def test_correlations_of_equal_orders_are_100() -> None:
-    metrics = correlations([0.1, 0.2, 0.4], examples("1", "2", "4"))
+    scores = correlations([0.1, 0.2, 0.4], examples("1", "2", "4"))
+    metrics = [each.metric() for each in scores]
     assert [(metric.name, metric.examples) for metric in metrics] == [
         ("spearman", 3),
         ("pearson", 3),

@@ -16,7 +16,7 @@ from qdqbert.tasks.tokens import (
     log_probabilities,
     most_likely_tokens,
     score_tokens,
-    token_metrics,
+    token_scores,
 )
 
 PREDICTION = np.array([[math.log(0.5), 3], [math.log(0.125), 1]], np.float32)
@@ -55,7 +55,7 @@ def test_ids_of_any_vocabulary_are_exact() -> None:
 
 def test_perplexity_is_over_all_tokens_by_hand() -> None:
     ids = [np.array([3, 2], np.int32), np.array([3, 1], np.int32)]
-    perplexity, accuracy = token_metrics([PREDICTION, PREDICTION], ids)
+    perplexity, accuracy = (each.metric() for each in token_scores([PREDICTION, PREDICTION], ids))
     # exp of the mean of ln 2 and ln 8 is 4.
     # The log-probabilities are float32.
     assert perplexity.value == pytest.approx(4, rel=1e-6)
@@ -69,14 +69,15 @@ def test_perplexity_is_the_exponential_of_the_cross_entropy_of_pytorch() -> None
     loss = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits).double(), torch.from_numpy(ids).long()
     )
-    (perplexity, _) = token_metrics([score_tokens(logits, ids)], [ids])
+    (perplexity, _) = token_scores([score_tokens(logits, ids)], [ids])
     # The log-probabilities are float32.
-    assert perplexity.value == pytest.approx(math.exp(loss), rel=1e-6)
+    assert perplexity.metric().value == pytest.approx(math.exp(loss), rel=1e-6)
 
 
 def test_perplexity_that_overflows_is_infinite() -> None:
     prediction = np.array([[-3e38, 0]], np.float32)
-    assert token_metrics([prediction], [np.array([1], np.int32)])[0].value == math.inf
+    perplexity = token_scores([prediction], [np.array([1], np.int32)])[0].metric()
+    assert perplexity.value == math.inf
 
 
 def test_decisions_are_the_ids_and_the_signal_is_the_rest() -> None:

@@ -12,7 +12,7 @@ from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Prediction, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 
 
@@ -75,12 +75,12 @@ def _predictions(
     return list(sentence_vectors(outputs, batch.inputs["attention_mask"]))
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     """Return the correlations of cosine and score, x 100, as in STS benchmarks."""
     del id2label, options
     examples = features.examples
@@ -107,7 +107,7 @@ FEATURE_EXTRACTION = Task(
     check_labels=_check_labels,
     check_metrics=lambda dataset, id2label: check_scores_differ(dataset),
     predictions=_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decisions=lambda predictions, features, options: None,
     labels=_labels,
     is_embedding=True,

@@ -21,9 +21,9 @@ from qdqbert.tasks.task import (
     IGNORED,
     Features,
     Labels,
-    Metric,
     Prediction,
     Predictions,
+    Score,
     Task,
     TaskOptions,
     accept_all,
@@ -34,7 +34,7 @@ from qdqbert.tasks.tokens import (
     log_probabilities,
     most_likely_tokens,
     score_tokens,
-    token_metrics,
+    token_scores,
 )
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -124,14 +124,14 @@ def _predictions(
     ]
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     del id2label, options
-    return token_metrics(predictions, [ids for _, ids in features.places])
+    return token_scores(predictions, [ids for _, ids in features.places])
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -151,7 +151,7 @@ FILL_MASK = Task(
     encode=_encode,
     check_labels=accept_all,
     predictions=_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decided="token",
     decisions=most_likely_tokens,
     labels=_labels,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.encoding import Batch
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, TaskOptions
+from qdqbert.tasks.task import Compute, Features, Prediction, Predictions, Score, TaskOptions
 
 
 def logit_predictions(
@@ -28,7 +28,13 @@ def most_likely_classes(
     return None if len(predictions[0]) == 1 else [int(each.argmax()) for each in predictions]
 
 
-def accuracy_metric(predictions: Predictions, labels: Sequence[int]) -> Metric:
+def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
     """Return the share of features whose largest logit is that of their label."""
-    value = accuracy([int(each.argmax()) for each in predictions], labels)
-    return Metric(name="accuracy", value=value, examples=len(labels))
+    classes = np.array([each.argmax() for each in predictions], dtype=np.float64)
+    rows = np.stack([classes, labels], axis=1)
+    return Score(name="accuracy", rows=rows, compute=of_pairs(accuracy))
+
+
+def of_pairs(metric: Callable[[ArrayLike, ArrayLike], float]) -> Compute:
+    """Return a metric of predictions and labels as one of rows `(examples, 2)`."""
+    return lambda rows: metric(rows[:, 0], rows[:, 1])

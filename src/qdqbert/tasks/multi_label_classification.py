@@ -16,7 +16,7 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
-from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.task import Compute, Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, sorted_names
 
 # What separates labels in a cell. The first one that occurs counts.
@@ -65,17 +65,24 @@ def _indicators(features: Features, id2label: Mapping[int, str]) -> NDArray[np.b
     return indicators
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     del options
-    found = multi_label_scores(np.stack(predictions) > 0, _indicators(features, id2label))
+    chosen, known = np.stack(predictions) > 0, _indicators(features, id2label)
+    rows = np.concatenate([chosen, known], axis=1).astype(np.float64)
     return [
-        Metric(name=name, value=value, examples=len(predictions)) for name, value in found.items()
+        Score(name=name, rows=rows, compute=_of_sets(name, chosen.shape[1]))
+        for name in multi_label_scores(chosen, known)
     ]
+
+
+def _of_sets(name: str, classes: int) -> Compute:
+    """Return the metric of rows with the predicted classes, then the labelled ones."""
+    return lambda rows: multi_label_scores(rows[:, :classes] > 0, rows[:, classes:] > 0)[name]
 
 
 def _decisions(
@@ -104,7 +111,7 @@ MULTI_LABEL_CLASSIFICATION = Task(
     encode=encode_texts,
     check_labels=_check_labels,
     predictions=logit_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decisions=_decisions,
     labels=_labels,
     class_names=_class_names,

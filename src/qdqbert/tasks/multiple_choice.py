@@ -25,8 +25,8 @@ from qdqbert.tasks.data import (
     refuse_columns,
 )
 from qdqbert.tasks.lines import counted, row_name
-from qdqbert.tasks.logits import accuracy_metric, logit_predictions, most_likely_classes
-from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.logits import accuracy_score, logit_predictions, most_likely_classes
+from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import truncation_notice
 
 _LAYOUT = (
@@ -204,14 +204,14 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_each(dataset, _label_of)
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     del id2label, options
-    return [accuracy_metric(predictions, [_label_of(example) for example in features.examples])]
+    return [accuracy_score(predictions, [_label_of(example) for example in features.examples])]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -231,7 +231,7 @@ MULTIPLE_CHOICE = Task(
     encode=_encode,
     check_labels=_check_labels,
     predictions=logit_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decided="question",
     decisions=most_likely_classes,
     labels=_labels,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, read_dataset
-from qdqbert.tasks.logits import accuracy_metric, logit_predictions, most_likely_classes
-from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.logits import accuracy_score, logit_predictions, most_likely_classes
+from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 # Labels of the two classes, which the config of a checkpoint does not name.
@@ -39,14 +39,14 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_each(dataset, _class_of)
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     del id2label, options
-    return [accuracy_metric(predictions, [_class_of(example) for example in features.examples])]
+    return [accuracy_score(predictions, [_class_of(example) for example in features.examples])]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -72,7 +72,7 @@ NEXT_SENTENCE_PREDICTION = Task(
     encode=encode_texts,
     check_labels=_check_labels,
     predictions=logit_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decisions=most_likely_classes,
     labels=_labels,
 )

@@ -23,13 +23,21 @@ from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.questions import QuestionExample, read_questions
 from qdqbert.tasks.spans import NULL, SpanPrediction, predict
-from qdqbert.tasks.squad import score_v1, score_v2
-from qdqbert.tasks.task import Features, Labels, Metric, Prediction, Predictions, Task, TaskOptions
+from qdqbert.tasks.squad import scores_v1, scores_v2
+from qdqbert.tasks.task import (
+    Features,
+    Labels,
+    Prediction,
+    Predictions,
+    Score,
+    Task,
+    TaskOptions,
+    mean_percent,
+)
 
 # Longest question in tokens; `max_query_length` of the usual scripts.
 _LONGEST_QUESTION = 64
 
-_V2_NAMES = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact")
 _NO_ANSWER: Labels = {"start_positions": NULL, "end_positions": NULL}
 
 
@@ -146,35 +154,22 @@ def _predictions(
     return [each[:length] for each, length in zip(logits, lengths, strict=True)]
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     del id2label
     golds = {
         example.id: [answer.text for answer in example.answers] for example in features.examples
     }
     texts = _texts(predictions, features, options)
-    if not _has_null(features):
-        scores = score_v1(golds, texts)
-        return [
-            Metric(name=name, value=scores[name], examples=len(golds))
-            for name in ("f1", "exact_match")
-        ]
-    scores = score_v2(golds, texts)
+    found = scores_v2(golds, texts) if _has_null(features) else scores_v1(golds, texts)
     return [
-        Metric(name=name, value=scores[name], examples=int(scores[_total_of(name)]))
-        for name in _V2_NAMES
-        if name in scores
+        Score(name=name, rows=np.array(each, dtype=np.float64)[:, None], compute=mean_percent)
+        for name, each in found.items()
     ]
-
-
-def _total_of(name: str) -> str:
-    """Return the name of a score's count: `HasAns_f1` → `HasAns_total`, `f1` → `total`."""
-    prefix, underscore, _ = name.rpartition("_")
-    return f"{prefix}{underscore}total"
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -284,7 +279,7 @@ QUESTION_ANSWERING = Task(
     encode=encode_windows,
     check_labels=_check_labels,
     predictions=_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decided="question",
     decisions=_decisions,
     labels=_labels,

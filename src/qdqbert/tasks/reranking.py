@@ -12,15 +12,16 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.logits import logit_predictions
+from qdqbert.tasks.logits import logit_predictions, of_pairs
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import score_of
-from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions, mean_percent
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 # Names of the column that groups rows.
@@ -134,20 +135,20 @@ def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
         )
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     """Return the means of MRR, nDCG and MAP over queries; the AUC of single pairs."""
     del id2label, options
     scores = np.concatenate(predictions)
     relevance = np.array([score_of(example) for example in features.examples])
     groups = _groups(features.examples)
     if len(groups) == len(scores):
-        value = 100 * auc(scores, relevance > 0)
-        return [Metric(name="auc", value=value, examples=len(scores))]
+        rows = np.stack([scores, relevance > 0], axis=1).astype(np.float64)
+        return [Score(name="auc", rows=rows, compute=of_pairs(_auc_percent))]
     ranked = [rank(scores[each], relevance[each]) for each in groups if relevance[each].max() > 0]
     values = {
         "mrr": [reciprocal_rank(each) for each in ranked],
@@ -155,9 +156,13 @@ def _metrics(
         "map": [average_precision(each) for each in ranked],
     }
     return [
-        Metric(name=name, value=100 * float(np.mean(each)), examples=len(ranked))
+        Score(name=name, rows=np.array(each)[:, None], compute=mean_percent)
         for name, each in values.items()
     ]
+
+
+def _auc_percent(scores: ArrayLike, labels: ArrayLike) -> float:
+    return 100 * auc(scores, labels)
 
 
 def _decisions(
@@ -187,7 +192,7 @@ RERANKING = Task(
     check_labels=_check_labels,
     check_metrics=_check_metrics,
     predictions=logit_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decided="query",
     decisions=_decisions,
     labels=_labels,

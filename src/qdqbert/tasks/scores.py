@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example
+from qdqbert.tasks.logits import of_pairs
 from qdqbert.tasks.metrics import pearson, spearman
-from qdqbert.tasks.task import Metric
+from qdqbert.tasks.task import Score
 from qdqbert.tasks.texts import label_of
 
 
@@ -45,7 +47,7 @@ def check_scores_differ(dataset: Dataset) -> None:
         )
 
 
-def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Metric]:
+def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Score]:
     """Return Spearman's and Pearson's correlation of a model's outputs with the labels, x 100.
 
     Args:
@@ -56,9 +58,14 @@ def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Metric]
         DataFileError: A label is not a number, or the correlation is undefined: there is only one
             example, all labels or values are equal, or a value is not finite.
     """
-    scores = [score_of(example) for example in examples]
+    rows = np.array([values, [score_of(example) for example in examples]], dtype=np.float64).T
+    found = [
+        Score(name=name, rows=rows, compute=of_pairs(metric))
+        for name, metric in (("spearman", spearman), ("pearson", pearson))
+    ]
     try:
-        found = {"spearman": spearman(values, scores), "pearson": pearson(values, scores)}
+        for each in found:
+            each.metric()
     except ValueError as error:
         raise DataFileError(f"The scores cannot be correlated: {error}") from error
-    return [Metric(name=name, value=value, examples=len(examples)) for name, value in found.items()]
+    return found

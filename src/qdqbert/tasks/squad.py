@@ -21,7 +21,9 @@ Golds = Mapping[str, Sequence[str]]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_Scores = dict[str, float]
+
+QuestionScores = dict[str, list[float]]
+"""Scores of single questions, 0 to 1, by the name of the metric."""
 
 
 def normalize(text: str) -> str:
@@ -30,7 +32,7 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+def scores_v1(golds: Golds, predictions: Mapping[str, str]) -> QuestionScores:
     """Score answers to questions that all have an answer.
 
     Args:
@@ -38,7 +40,7 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
         predictions: Predicted answers by id, one for each question.
 
     Returns:
-        `exact_match` and `f1`, in percent.
+        `f1` and `exact_match`.
 
     Raises:
         DataFileError: There is no question, or a question has no right answer.
@@ -50,14 +52,13 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
             f"Question {unanswerable!r} must have an answer, because SQuAD v1.1 has no questions "
             "without one. Score the questions as v2.0."
         )
-    exact = f1 = 0.0
-    for id_, texts in golds.items():
-        exact += max(_exact(predictions[id_], text) for text in texts)
-        f1 += max(_f1_v1(predictions[id_], text) for text in texts)
-    return {"exact_match": 100.0 * exact / len(golds), "f1": 100.0 * f1 / len(golds)}
+    return {
+        name: [max(score(predictions[id_], text) for text in texts) for id_, texts in golds.items()]
+        for name, score in (("f1", _f1_v1), ("exact_match", _exact))
+    }
 
 
-def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+def scores_v2(golds: Golds, predictions: Mapping[str, str]) -> QuestionScores:
     """Score answers to questions of which some have no answer; for these "" is right.
 
     Args:
@@ -65,21 +66,24 @@ def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
         predictions: Predicted answers by id; "" for no answer.
 
     Returns:
-        `exact` and `f1`, in percent, and `total`; the same as `HasAns_…` and `NoAns_…` over the
-        questions with and without an answer, if there are any.
+        `f1` and `exact`; the same as `HasAns_…` and `NoAns_…` for the questions with and without
+        an answer, if there are any.
 
     Raises:
         DataFileError: There is no question.
     """
     _check_some(golds)
-    exact = _best_of(golds, predictions, _exact)
-    f1 = _best_of(golds, predictions, _f1_v2)
-    result = _means(exact, f1, list(golds))
+    scores = {
+        "f1": _best_of(golds, predictions, _f1_v2),
+        "exact": _best_of(golds, predictions, _exact),
+    }
+    result = {name: list(each.values()) for name, each in scores.items()}
     for prefix, is_answered in (("HasAns", True), ("NoAns", False)):
         ids = [id_ for id_, texts in golds.items() if bool(texts) is is_answered]
         if ids:
-            means = _means(exact, f1, ids)
-            result |= {f"{prefix}_{name}": value for name, value in means.items()}
+            result |= {
+                f"{prefix}_{name}": [each[id_] for id_ in ids] for name, each in scores.items()
+            }
     return result
 
 
@@ -112,18 +116,10 @@ def _overlap(prediction: list[str], gold: list[str]) -> float:
 
 def _best_of(
     golds: Golds, predictions: Mapping[str, str], score: Callable[[str, str], float]
-) -> _Scores:
+) -> dict[str, float]:
     """Return the score of each prediction, compared with the right answer that it fits best."""
     return {
         # Right answers that consist of articles and punctuation only are left out.
         id_: max(score(predictions[id_], each) for each in list(filter(normalize, texts)) or [""])
         for id_, texts in golds.items()
-    }
-
-
-def _means(exact: _Scores, f1: _Scores, ids: Sequence[str]) -> dict[str, float]:
-    return {
-        "exact": 100.0 * sum(exact[id_] for id_ in ids) / len(ids),
-        "f1": 100.0 * sum(f1[id_] for id_ in ids) / len(ids),
-        "total": len(ids),
     }

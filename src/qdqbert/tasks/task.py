@@ -64,6 +64,55 @@ class Metric:
     is_error: bool = False
 
 
+Compute = Callable[[NDArray[np.float64]], float]
+"""Returns a metric of rows, one for each example. Raises `ValueError` if it is undefined."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+    """A metric, and the results for single examples that it is computed from.
+
+    The rows are independent of each other. So the metric of random samples of them shows how much
+    it depends on the choice of the examples; see `evidence.intervals`.
+
+    Attributes:
+        name: Name of the metric.
+        rows: What the metric needs to know about each example; or about each query, if it ranks
+            documents. Shape `(examples, values)`.
+        compute: Returns the metric of rows.
+        is_error: Whether lower is better.
+    """
+
+    name: str
+    rows: NDArray[np.float64]
+    compute: Compute
+    is_error: bool = False
+
+    def metric(self) -> Metric:
+        """Return the metric of all rows.
+
+        Raises:
+            ValueError: It is undefined for them.
+        """
+        return Metric(
+            name=self.name,
+            value=self.compute(self.rows),
+            examples=len(self.rows),
+            is_error=self.is_error,
+        )
+
+
+def mean_percent(rows: NDArray[np.float64]) -> float:
+    """Return the mean of rows `(examples, 1)`, in percent."""
+    return 100.0 * float(rows[:, 0].sum()) / len(rows)
+
+
+def share_percent(rows: NDArray[np.float64]) -> float:
+    """Return the sum of the first column over that of the second one, in percent."""
+    part, whole = rows.sum(axis=0)
+    return 100.0 * float(part) / float(whole)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features:
     """Model inputs made from examples. An example can make several features.
@@ -132,8 +181,9 @@ class Task:
             evaluated.
         predictions: Splits a model's outputs `(batch, ...)`, by name, for one batch of the
             features into one prediction for each feature of the batch.
-        metrics: Computes metrics, the main one first, from predictions, features, the config's
-            `id2label` and options. The labels are those that `check_labels` accepts.
+        scores: Returns the results that metrics are computed from, those of the main metric first,
+            from predictions, features, the config's `id2label` and options. The labels are those
+            that `check_labels` accepts.
         decisions: Returns what the model answers, one value for each example or position. Two
             models are compared by the number of decisions that differ. `None` if the answers are
             not choices.
@@ -155,7 +205,7 @@ class Task:
     encode: Encoder
     check_labels: Callable[[Dataset, Mapping[int, str]], None]
     predictions: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Prediction]]
-    metrics: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Metric]]
+    scores: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Score]]
     decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
@@ -166,3 +216,13 @@ class Task:
     decided: str = "text"
     signal: Callable[[Prediction], Prediction] = identity
     files: Callable[[Predictions, Features, TaskOptions], dict[str, Any]] | None = None
+
+    def metrics(
+        self,
+        predictions: Predictions,
+        features: Features,
+        id2label: Mapping[int, str],
+        options: TaskOptions,
+    ) -> list[Metric]:
+        """Return the metrics, the main one first; see `scores`."""
+        return [each.metric() for each in self.scores(predictions, features, id2label, options)]

@@ -8,10 +8,10 @@ import numpy as np
 
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
-from qdqbert.tasks.logits import logit_predictions, most_likely_classes
+from qdqbert.tasks.logits import logit_predictions, most_likely_classes, of_pairs
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Features, Labels, Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import (
     check_label_column,
     class_of,
@@ -36,26 +36,22 @@ def _label(example: Example, id2label: Mapping[int, str]) -> int | float:
     return score_of(example) if len(id2label) == 1 else class_of(label_of(example), id2label)
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     """Return accuracy first; `f1` is that of class 1, as in GLUE."""
     del options
     logits = np.stack(predictions)
     if logits.shape[1] == 1:
         return correlations(logits[:, 0], features.examples)
     labels = [class_of(label_of(example), id2label) for example in features.examples]
-    classes = logits.argmax(axis=1)
-    values = {"accuracy": accuracy(classes, labels)}
-    if logits.shape[1] == 2:
-        values["f1"] = f1_binary(classes, labels)
-    else:
-        values["f1_macro"] = f1_macro(classes, labels)
-    values["mcc"] = matthews(classes, labels)
-    return [Metric(name=n, value=value, examples=len(labels)) for n, value in values.items()]
+    rows = np.stack([logits.argmax(axis=1), labels], axis=1).astype(np.float64)
+    f1 = {"f1": f1_binary} if logits.shape[1] == 2 else {"f1_macro": f1_macro}
+    metrics = {"accuracy": accuracy, **f1, "mcc": matthews}
+    return [Score(name=name, rows=rows, compute=of_pairs(each)) for name, each in metrics.items()]
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -81,7 +77,7 @@ TEXT_CLASSIFICATION = Task(
     check_labels=_check_labels,
     check_metrics=_check_metrics,
     predictions=logit_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decisions=most_likely_classes,
     labels=_labels,
     class_names=_class_names,

@@ -13,9 +13,9 @@ from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     Features,
     Labels,
-    Metric,
     Prediction,
     Predictions,
+    Score,
     Task,
     TaskOptions,
     accept_all,
@@ -26,7 +26,7 @@ from qdqbert.tasks.tokens import (
     log_probabilities,
     most_likely_tokens,
     score_tokens,
-    token_metrics,
+    token_scores,
 )
 
 
@@ -57,14 +57,14 @@ def _predictions(
     ]
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     del id2label, options
-    return token_metrics(predictions, [each["input_ids"][1:] for each in features.encoded.inputs])
+    return token_scores(predictions, [each["input_ids"][1:] for each in features.encoded.inputs])
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -79,7 +79,7 @@ TEXT_GENERATION = Task(
     encode=_encode,
     check_labels=accept_all,
     predictions=_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decided="token",
     decisions=most_likely_tokens,
     labels=_labels,

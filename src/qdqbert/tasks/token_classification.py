@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
+import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,18 +15,19 @@ from qdqbert.encoding import Batch, Encoded, in_chunks, padding_of
 from qdqbert.errors import CheckpointError, DataFileError
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each
-from qdqbert.tasks.entities import OUTSIDE, count_entities, total
+from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import (
     IGNORED,
+    Compute,
     Features,
     Labels,
-    Metric,
     Prediction,
     Predictions,
+    Score,
     Task,
     TaskOptions,
+    share_percent,
 )
 from qdqbert.tasks.texts import listed_classes
 
@@ -124,12 +125,12 @@ def _predictions(
     return predictions
 
 
-def _metrics(
+def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
     options: TaskOptions,
-) -> list[Metric]:
+) -> list[Score]:
     """Return F1, precision and recall of entities, and the accuracy of tags.
 
     `O` is predicted for a word without a token, as usual: the model cannot find what it does not
@@ -144,12 +145,32 @@ def _metrics(
         ]
         for prediction, places in zip(predictions, features.places, strict=True)
     ]
-    values: dict[str, float] = {}
+    scores = []
+    pairs = list(zip(tags, labels, strict=True))
     if _are_entity_tags(id2label.values()):
-        counts = total(count_entities(tags, labels).values())
-        values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
-    values["accuracy"] = accuracy(*([*itertools.chain(*each)] for each in (tags, labels)))
-    return [Metric(name=n, value=value, examples=len(labels)) for n, value in values.items()]
+        counts = [total(count_entities([own], [known]).values()) for own, known in pairs]
+        rows = np.array(
+            [[each.predicted, each.labelled, each.correct] for each in counts], dtype=np.float64
+        )
+        scores = [
+            Score(name=name, rows=rows, compute=_of_counts(name))
+            for name in ("f1", "precision", "recall")
+        ]
+    rows = np.array(
+        [[sum(map(operator.eq, own, known)), len(known)] for own, known in pairs], dtype=np.float64
+    )
+    return [*scores, Score(name="accuracy", rows=rows, compute=share_percent)]
+
+
+def _of_counts(name: str) -> Compute:
+    """Return a score of rows with the numbers of predicted, labelled and correct entities."""
+
+    def compute(rows: NDArray[np.float64]) -> float:
+        predicted, labelled, correct = (int(each) for each in rows.sum(axis=0))
+        counts = EntityCounts(predicted=predicted, labelled=labelled, correct=correct)
+        return float(getattr(counts, name))
+
+    return compute
 
 
 def _are_entity_tags(names: Iterable[str]) -> bool:
@@ -233,7 +254,7 @@ TOKEN_CLASSIFICATION = Task(
     encode=_encode,
     check_labels=_check_labels,
     predictions=_predictions,
-    metrics=_metrics,
+    scores=_scores,
     decided="word",
     decisions=_decisions,
     labels=_labels,

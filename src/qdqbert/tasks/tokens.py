@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, TaskOptions
+from qdqbert.tasks.task import (
+    Features,
+    Prediction,
+    Predictions,
+    Score,
+    TaskOptions,
+    share_percent,
+)
 
 
 def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Prediction:
@@ -49,21 +55,32 @@ def most_likely_tokens(
     return [int(token) for each in predictions for token in each[:, 1]]
 
 
-def token_metrics(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Metric]:
+def token_scores(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Score]:
     """Return perplexity and accuracy over all predicted tokens of all texts.
 
     Args:
         predictions: Results of `score_tokens`.
         ids: Ids of the true tokens of each feature.
     """
-    stacked = np.concatenate(predictions).astype(np.float64)
-    with np.errstate(over="ignore"):
-        perplexity = float(np.exp(-stacked[:, 0].mean()))
-    right = accuracy(stacked[:, 1].astype(np.int64), np.concatenate(ids))
+    exact = [each.astype(np.float64) for each in predictions]
+    logs, right = (
+        np.array([[sums, len(each)] for sums, each in zip(found, exact, strict=True)])
+        for found in (
+            [each[:, 0].sum() for each in exact],
+            [(each[:, 1] == own).sum() for each, own in zip(exact, ids, strict=True)],
+        )
+    )
     return [
-        Metric(name="perplexity", value=perplexity, examples=len(predictions), is_error=True),
-        Metric(name="accuracy", value=right, examples=len(predictions)),
+        Score(name="perplexity", rows=logs, compute=_perplexity, is_error=True),
+        Score(name="accuracy", rows=right, compute=share_percent),
     ]
+
+
+def _perplexity(rows: NDArray[np.float64]) -> float:
+    """Return the perplexity of sums of log-probabilities and numbers of tokens."""
+    logs, tokens = rows.sum(axis=0)
+    with np.errstate(over="ignore"):
+        return float(np.exp(-logs / tokens))
 
 
 def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Features:
