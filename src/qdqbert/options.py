@@ -84,6 +84,34 @@ class ColumnOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Limits.
+
+    A limit is met if it holds for the whole 95 % interval of what was measured.
+
+    Attributes:
+        max_drop: Largest loss of the main metric against the reference, in the unit of the metric.
+        max_flips: Largest percentage of predictions that differ from the reference's.
+        min_sqnr: Lowest SQNR to the reference, in dB.
+        min_cosine: Lowest cosine of the embedding of any text to the reference's.
+    """
+
+    max_drop: float | None = option(None, at_least=0)
+    max_flips: float | None = option(None, at_least=0, at_most=100)
+    min_sqnr: float | None = None
+    min_cosine: float | None = option(None, at_least=-1, at_most=1)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that were set, by name."""
+        return {
+            field.name: value
+            for field in dataclasses.fields(LimitOptions)
+            if (value := getattr(self, field.name)) is not None
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """Settings of tasks.
 

@@ -408,6 +408,19 @@ def test_evaluate_prints_a_table_or_json(quantized, write_file) -> None:
     assert parsed["fidelity"]["texts"] == 3
 
 
+def test_a_limit_that_is_not_met_gives_an_exit_code_of_its_own(checkpoints, write_file) -> None:
+    folder, data = checkpoints("classifier"), write_file("dev.csv", "text,label\nrain,1\na dog,2\n")
+    arguments = ["evaluate", folder, "--data", data, "--reference", folder]
+    met = run([*arguments, "--max-drop", "0", "--min-sqnr", "40"])
+    assert met.exit_code == 0, met.output
+    assert "--max-drop 0: met, 0 (0 to 0)" in met.stdout
+    # No changed prediction of two, which says little about others.
+    unknown = run([*arguments, "--max-flips", "10", "--json"])
+    assert unknown.exit_code == 3
+    (limit,) = strict_json(unknown.stdout)["limits"]
+    assert (limit["option"], limit["verdict"], limit["value"]) == ("max_flips", "not shown", 0)
+
+
 def test_evaluating_a_checkpoint_against_itself_is_still_json(checkpoints, write_file) -> None:
     data = write_file("dev.csv", "text,label\nthe cat,positive\nthe dog,2\n")
     folder = str(checkpoints("classifier"))

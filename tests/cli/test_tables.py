@@ -8,6 +8,8 @@ from rich.console import Console
 from qdqbert.cli._output import print_report
 from qdqbert.cli._tables import evaluate_table, quantize_table, train_table
 from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.intervals import Interval
+from qdqbert.evidence.limits import LimitCheck
 from qdqbert.evidence.reports import EvaluateReport, QuantizeReport, TrainReport
 from qdqbert.options import declared_options
 from qdqbert.tasks.task import Metric
@@ -37,7 +39,9 @@ EVALUATED = EvaluateReport(
     examples=1,
     metrics=(METRIC,),
     reference_metrics=(),
+    differences=(),
     fidelity=None,
+    limits=(),
     leaked_examples=0,
     notices=(),
 )
@@ -94,12 +98,32 @@ def test_one_example_is_counted_in_the_singular_and_no_column_is_empty() -> None
 
 def test_the_evaluation_names_its_graph_its_reference_and_what_was_compared() -> None:
     fidelity = Fidelity(
-        texts=2, sqnr_db=30, cosine_mean=None, cosine_min=None, flips_percent=1, decisions=1200
+        texts=2,
+        sqnr_db=30,
+        sqnr_interval=Interval(low=29, high=31),
+        cosine_mean=None,
+        cosine_min=None,
+        flips_percent=1,
+        flips_interval=Interval(low=0.5, high=1.75),
+        decisions=1200,
     )
     changes = {"target": "portable", "reference": "float", "task": "token-classification"}
     text = shown(evaluate_table(dataclasses.replace(EVALUATED, fidelity=fidelity, **changes)))
     assert "model, graph for portable, on onnxruntime, compared with float" in text
     assert "changed predictions, 1,200 words" in text
+    assert "(0.50 to 1.75)" in text
+
+
+def test_limits_are_printed_with_their_verdicts() -> None:
+    check = LimitCheck(
+        option="max_flips",
+        limit=2,
+        value=1,
+        interval=Interval(low=0.5, high=3),
+        verdict="not shown",
+    )
+    text = shown(evaluate_table(dataclasses.replace(EVALUATED, limits=(check,))))
+    assert "--max-flips 2: not shown, 1 (0.5 to 3)" in text
 
 
 def test_a_report_without_measurements_has_a_note_instead_of_an_empty_table() -> None:

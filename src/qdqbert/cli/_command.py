@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from cyclopts import App, Group, Parameter, Token
 
-from qdqbert.cli._errors import in_flags, run_safely, show_messages, silence_libraries
+from qdqbert.cli._errors import (
+    ExitCode,
+    in_flags,
+    run_safely,
+    show_messages,
+    silence_libraries,
+)
 from qdqbert.cli._output import Renderer, print_report
 from qdqbert.errors import UserInputError
 from qdqbert.options import Declared, declared_options
@@ -68,6 +75,8 @@ def add_command(app: App, command: Command) -> None:
         # Of a distributed run, one process reports.
         if int(os.environ.get("RANK", "0")) == 0:
             print_report(report, options, command.render, as_json=as_json)
+        if not getattr(report, "meets_limits", True):
+            sys.exit(int(ExitCode.QUALITY_GATE))
 
     call.__name__ = command.name.replace("-", "_")
     call.__doc__ = _summary(command.function)

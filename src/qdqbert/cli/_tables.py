@@ -11,6 +11,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from qdqbert.evidence.fidelity import Fidelity
+    from qdqbert.evidence.intervals import Interval
+    from qdqbert.evidence.limits import LimitCheck
     from qdqbert.evidence.reports import (
         BenchmarkReport,
         EvaluateReport,
@@ -57,10 +59,15 @@ def evaluate_table(report: EvaluateReport) -> RenderableType:
     table.add_column(_counted(report.examples, "example"), justify="right")
     if report.reference is not None:
         table.add_column("reference", justify="right")
+        table.add_column("difference (95 %)", justify="right")
     theirs = {metric.name: f"{metric.value:.2f}" for metric in report.reference_metrics}
+    differences = {
+        each.name: f"{each.value:+.2f} {_interval(each.interval, '+.2f')}"
+        for each in report.differences
+    }
     for metric in report.metrics:
-        cells = [metric.name, f"{metric.value:.2f}"]
-        table.add_row(*cells, *([theirs.get(metric.name, "")] if report.reference else []))
+        others = [each.get(metric.name, "") for each in (theirs, differences)]
+        table.add_row(metric.name, f"{metric.value:.2f}", *(others if report.reference else []))
     if report.fidelity is not None:
         fidelity = report.fidelity
         if fidelity.cosine_mean is not None:
@@ -68,12 +75,30 @@ def evaluate_table(report: EvaluateReport) -> RenderableType:
                 "cosine to reference, mean / worst",
                 f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}",
             )
-        table.add_row("SQNR to reference", f"{fidelity.sqnr_db:.1f} dB")
-        if fidelity.flips_percent is not None:
+        sqnr = _interval(fidelity.sqnr_interval, ".1f")
+        table.add_row("SQNR to reference", f"{fidelity.sqnr_db:.1f} dB", "", sqnr)
+        if fidelity.flips_percent is not None and fidelity.flips_interval is not None:
             table.add_row(
-                _changed_predictions(fidelity, report.task), f"{fidelity.flips_percent:.2f} %"
+                _changed_predictions(fidelity, report.task),
+                f"{fidelity.flips_percent:.2f} %",
+                "",
+                _interval(fidelity.flips_interval, ".2f"),
             )
-    return Group(Text(title, style="italic"), table)
+    limits = [_limit_line(each) for each in report.limits]
+    return Group(Text(title, style="italic"), table, *limits)
+
+
+def _interval(interval: Interval, digits: str) -> str:
+    """Return both ends of an interval: "(0.19 to 1.33)"."""
+    return f"({interval.low:{digits}} to {interval.high:{digits}})"
+
+
+def _limit_line(check: LimitCheck) -> Text:
+    """Return the verdict about a limit: "--max-flips 1: met, 0.57 (0.19 to 1.33)"."""
+    flag = f"--{check.option.replace('_', '-')} {check.limit:g}"
+    style = {"met": "green", "missed": "bold red", "not shown": "red"}[check.verdict]
+    measured = f"{check.value:.4g} {_interval(check.interval, '.4g')}"
+    return Text(f"{flag}: {check.verdict}, {measured}", style=style)
 
 
 def train_table(report: TrainReport) -> RenderableType:

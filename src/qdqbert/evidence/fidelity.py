@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qdqbert.evidence.intervals import Interval, bootstrap_interval, proportion_interval
 from qdqbert.tasks.task import Prediction, identity
 
 Decisions = Sequence[Hashable]
@@ -21,19 +22,23 @@ class Fidelity:
     Attributes:
         texts: Number of predictions that were compared.
         sqnr_db: Signal-to-quantization-noise ratio over all predictions, dB.
+        sqnr_interval: Its 95 % interval over the choice of texts.
         cosine_mean: Mean over texts of the cosine to the float prediction, for embeddings only.
         cosine_min: Lowest cosine of any text.
         flips_percent: Share of decisions (classes, tags of words, spans of text) that differ, %.
             `None` for tasks without decisions.
+        flips_interval: The 95 % interval of this share.
         decisions: Number of decisions that were compared. A text can have several, and several
             features can have one. `None` for tasks without decisions.
     """
 
     texts: int
     sqnr_db: float
+    sqnr_interval: Interval
     cosine_mean: float | None
     cosine_min: float | None
     flips_percent: float | None
+    flips_interval: Interval | None = None
     decisions: int | None = None
 
 
@@ -66,7 +71,7 @@ def compare(
     if left[0].ndim == 0:
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
     cosines = _cosines(left, right) if is_embedding else None
-    flips = None
+    flips = flips_interval = None
     if decisions is not None:
         if len(decisions[0]) != len(decisions[1]):
             raise ValueError(
@@ -74,12 +79,18 @@ def compare(
             )
         differing = [a != b for a, b in zip(*decisions, strict=True)]
         flips = 100 * sum(differing) / max(len(differing), 1)
+        share = proportion_interval(sum(differing), len(differing))
+        flips_interval = Interval(low=100 * share.low, high=100 * share.high)
+    compared = [[signal(row).ravel() for row in side] for side in (left, right)]
+    powers = np.array([signal_and_noise(*pair) for pair in zip(*compared, strict=True)])
     return Fidelity(
         texts=len(left),
-        sqnr_db=sqnr_db(*(np.concatenate([signal(r).ravel() for r in s]) for s in (left, right))),
+        sqnr_db=to_decibels(*powers.sum(axis=0)),
+        sqnr_interval=bootstrap_interval(powers, lambda rows: to_decibels(*rows.sum(axis=0))),
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_min=None if cosines is None else float(cosines.min()),
         flips_percent=flips,
+        flips_interval=flips_interval,
         decisions=None if decisions is None else len(decisions[0]),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing
+from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LoweringCheck
 from qdqbert.files import json_values
 from qdqbert.tasks.task import Metric
@@ -109,7 +110,9 @@ class EvaluateReport:
         examples: Number of examples.
         metrics: Metrics of the task.
         reference_metrics: Metrics of the reference.
+        differences: Metrics of the model minus those of the reference.
         fidelity: How close the model is to the reference, on the same examples.
+        limits: What was measured for each limit of the call.
         leaked_examples: Number of examples that the model was calibrated on.
         notices: Messages for the user.
     """
@@ -123,9 +126,16 @@ class EvaluateReport:
     examples: int
     metrics: tuple[Metric, ...]
     reference_metrics: tuple[Metric, ...]
+    differences: tuple[MetricDifference, ...]
     fidelity: Fidelity | None
+    limits: tuple[LimitCheck, ...]
     leaked_examples: int
     notices: tuple[str, ...]
+
+    @property
+    def meets_limits(self) -> bool:
+        """Whether all limits of the call are met."""
+        return all(each.verdict == "met" for each in self.limits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,29 @@ def test_a_quantized_folder_is_close_to_its_checkpoint(
     assert report.reference_metrics == qdqbert.evaluate(made.checkpoint, path).metrics
 
 
+def test_differences_and_limits_are_reported(quantized, write_file) -> None:
+    made, path = quantized("sentence"), write_file("sts.csv", PAIRS)
+    report = qdqbert.evaluate(
+        made.directory, path, reference=made.checkpoint, min_sqnr=10, min_cosine=1
+    )
+    for each, ours, theirs in zip(
+        report.differences, report.metrics, report.reference_metrics, strict=True
+    ):
+        assert each.value == ours.value - theirs.value
+        assert each.interval.low <= each.value <= each.interval.high
+    assert [(each.option, each.verdict) for each in report.limits] == [
+        ("min_sqnr", "met"),
+        ("min_cosine", "missed"),
+    ]
+    assert not report.meets_limits
+
+
+def test_a_limit_without_a_reference_is_refused_before_the_model_is_loaded() -> None:
+    with pytest.raises(UserInputError, match=r"`max_drop=0\.5` compares the model") as caught:
+        qdqbert.evaluate("./missing", "dev.csv", max_drop=0.5)
+    assert caught.value.argument == "max_drop"
+
+
 def test_the_native_engine_has_the_metrics_of_onnx_runtime(quantized, write_file) -> None:
     folder, path = quantized("sentence").directory, write_file("sts.csv", PAIRS)
     native = qdqbert.evaluate(folder, path, engine="native")

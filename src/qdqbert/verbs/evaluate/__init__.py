@@ -30,6 +30,10 @@ def evaluate(
     batch_size: int = 8,
     allow_leakage: bool = False,
     output: str | Path | None = None,
+    max_drop: float | None = None,
+    max_flips: float | None = None,
+    min_sqnr: float | None = None,
+    min_cosine: float | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
@@ -73,6 +77,10 @@ def evaluate(
         allow_leakage: Also score examples that the model was calibrated on. The report has their
             number.
         output: Folder for the files of the task, such as `predictions.json`.
+        max_drop: Largest loss of the main metric against the reference, in the unit of the metric.
+        max_flips: Largest percentage of predictions that differ from the reference's.
+        min_sqnr: Lowest SQNR to the reference, in dB.
+        min_cosine: Lowest cosine of the embedding of any text to the reference's.
         text_column: Column of the text: a name, or a number that counts from 0. Guessed from the
             names of the columns by default.
         text_pair_column: Column of the second text of a pair.
@@ -94,7 +102,9 @@ def evaluate(
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:
-        The metrics, and the fidelity to the reference if one was given.
+        The metrics, and the fidelity to the reference if one was given. A limit is met if it holds
+        for the whole 95 % interval of what was measured; `limits` has the verdicts, and
+        `meets_limits` tells whether all limits are met.
 
     Raises:
         UserInputError: An argument or a file cannot be used, or the model was calibrated on some

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
+from qdqbert.errors import UserInputError
 from qdqbert.options import (
     ColumnOptions,
+    LimitOptions,
     OnnxOptions,
     TaskOptions,
     check_onnx_options,
@@ -18,7 +20,7 @@ from qdqbert.options import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(ColumnOptions, TaskOptions, OnnxOptions):
+class EvaluateOptions(LimitOptions, ColumnOptions, TaskOptions, OnnxOptions):
     """Common options.
 
     Attributes:
@@ -67,6 +69,13 @@ class EvaluateOptions(ColumnOptions, TaskOptions, OnnxOptions):
         """
         normalize_options(self)
         check_options(self)
+        if self.limits and self.reference is None:
+            name, value = next(iter(self.limits.items()))
+            raise UserInputError(
+                f"`{name}={value:g}` compares the model with a reference. Pass the float model as "
+                "`reference`.",
+                argument=name,
+            )
         if not self.onnx_files:
             check_onnx_options(self, self.model)
 

@@ -10,13 +10,14 @@ from typing import Any
 from qdqbert.artifact import is_artifact
 from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import write_json
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.tasks.data import Dataset, fingerprint
-from qdqbert.tasks.task import Metric, Predictions, Task, TaskOptions
+from qdqbert.tasks.task import Metric, Predictions, Score, Task, TaskOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import (
     Subject,
@@ -34,10 +35,12 @@ class Comparison:
 
     Attributes:
         metrics: Metrics of the reference.
+        differences: Metrics of the model minus those of the reference.
         fidelity: How close the model is to the reference.
     """
 
     metrics: tuple[Metric, ...]
+    differences: tuple[MetricDifference, ...]
     fidelity: Fidelity
 
 
@@ -63,12 +66,12 @@ class Results:
     Attributes:
         encoded: The examples as the model read them.
         predictions: Its outputs.
-        metrics: Its metrics.
+        scores: The results that its metrics are computed from.
     """
 
     encoded: EncodedExamples
     predictions: Predictions
-    metrics: tuple[Metric, ...]
+    scores: tuple[Score, ...]
 
 
 def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
@@ -104,9 +107,15 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         reference=options.reference,
         data=options.data,
         examples=len(dataset.examples),
-        metrics=results.metrics,
+        metrics=tuple(each.metric() for each in results.scores),
         reference_metrics=() if comparison is None else comparison.metrics,
+        differences=() if comparison is None else comparison.differences,
         fidelity=None if comparison is None else comparison.fidelity,
+        limits=(
+            ()
+            if comparison is None
+            else check_limits(options, comparison.fidelity, comparison.differences)
+        ),
         leaked_examples=leaked,
         notices=(
             *models.notices,
@@ -169,8 +178,8 @@ def compute_metrics(
     """Run a model on examples and compute its metrics."""
     encoded = _encode(subject, examples, options, task_options, progress)
     predictions = _predict(subject, encoded, progress)
-    metrics = subject.task.metrics(predictions, encoded.features, subject.id2label, task_options)
-    return Results(encoded=encoded, predictions=predictions, metrics=tuple(metrics))
+    scores = subject.task.scores(predictions, encoded.features, subject.id2label, task_options)
+    return Results(encoded=encoded, predictions=predictions, scores=tuple(scores))
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:
@@ -266,9 +275,12 @@ def _compare(
             f"and the model {predictions[0].shape[-1]}. Pass the model that was quantized.",
             argument="reference",
         )
-    metrics = reference.task.metrics(expected, features, reference.id2label, task_options)
+    scores = reference.task.scores(expected, features, reference.id2label, task_options)
+    with progress.stage("Computing intervals"):
+        differences = metric_differences(results.scores, scores)
     return Comparison(
-        metrics=tuple(metrics),
+        metrics=tuple(each.metric() for each in scores),
+        differences=differences,
         fidelity=fidelity_of(reference.task, expected, predictions, features, task_options),
     )
 

@@ -1,0 +1,141 @@
+"""Compare measurements with the limits that the user set."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.intervals import Interval, difference_interval
+from qdqbert.options import LimitOptions
+from qdqbert.tasks.task import Score
+
+Verdict = Literal["met", "missed", "not shown"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricDifference:
+    """The metric of a model, minus that of the reference on the same examples.
+
+    Attributes:
+        name: Name of the metric.
+        value: The difference, in the unit of the metric.
+        interval: Its interval.
+        is_error: Whether lower metrics are better.
+    """
+
+    name: str
+    value: float
+    interval: Interval
+    is_error: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitCheck:
+    """A limit and what was measured.
+
+    Attributes:
+        option: Name of the option that set the limit.
+        limit: The limit.
+        value: The measurement.
+        interval: Its interval.
+        verdict: `met` if the whole interval is within the limit, `missed` if nothing of it is, and
+            `not shown` if there are too few examples to tell.
+    """
+
+    option: str
+    limit: float
+    value: float
+    interval: Interval
+    verdict: Verdict
+
+
+def metric_differences(
+    scores: Sequence[Score], references: Sequence[Score]
+) -> tuple[MetricDifference, ...]:
+    """Return the difference of each metric that both models have, the main one first.
+
+    Args:
+        scores: Scores of the model.
+        references: Scores of the reference, on the same examples.
+    """
+    known = {each.name: each for each in references}
+    return tuple(
+        MetricDifference(
+            name=each.name,
+            value=each.metric().value - known[each.name].metric().value,
+            interval=difference_interval(each, known[each.name]),
+            is_error=each.is_error,
+        )
+        for each in scores
+        if each.name in known
+    )
+
+
+def check_limits(
+    options: LimitOptions, fidelity: Fidelity, differences: Sequence[MetricDifference]
+) -> tuple[LimitCheck, ...]:
+    """Return a check for each limit that was set.
+
+    Args:
+        options: The limits.
+        fidelity: How close a model is to the reference.
+        differences: Its metrics minus those of the reference, the main one first.
+
+    Raises:
+        UserInputError: A limit does not apply to the task.
+    """
+    checks = []
+    if options.max_drop is not None:
+        value, drop = _drop(differences[0])
+        checks.append(_at_most("max_drop", options.max_drop, value, drop))
+    if options.max_flips is not None:
+        if fidelity.flips_percent is None or fidelity.flips_interval is None:
+            raise _not_applicable("max_flips", options.max_flips, "tasks that choose an answer")
+        value, interval = fidelity.flips_percent, fidelity.flips_interval
+        checks.append(_at_most("max_flips", options.max_flips, value, interval))
+    if options.min_sqnr is not None:
+        value, interval = fidelity.sqnr_db, fidelity.sqnr_interval
+        checks.append(_at_least("min_sqnr", options.min_sqnr, value, interval))
+    if options.min_cosine is not None:
+        if fidelity.cosine_min is None:
+            raise _not_applicable("min_cosine", options.min_cosine, "embedders")
+        # The worst of these texts, not of all texts, which no sample can bound.
+        worst = Interval(low=fidelity.cosine_min, high=fidelity.cosine_min)
+        checks.append(_at_least("min_cosine", options.min_cosine, fidelity.cosine_min, worst))
+    return tuple(checks)
+
+
+def _drop(difference: MetricDifference) -> tuple[float, Interval]:
+    """Return how much worse a metric is than that of the reference."""
+    value, interval = difference.value, difference.interval
+    if difference.is_error:
+        return value, interval
+    # 0 - x, as -x would be printed as -0.
+    return 0 - value, Interval(low=0 - interval.high, high=0 - interval.low)
+
+
+def _at_most(option: str, limit: float, value: float, interval: Interval) -> LimitCheck:
+    verdict: Verdict = "not shown"
+    if interval.high <= limit:
+        verdict = "met"
+    elif interval.low > limit:
+        verdict = "missed"
+    return LimitCheck(option=option, limit=limit, value=value, interval=interval, verdict=verdict)
+
+
+def _at_least(option: str, limit: float, value: float, interval: Interval) -> LimitCheck:
+    verdict: Verdict = "not shown"
+    if interval.low >= limit:
+        verdict = "met"
+    elif interval.high < limit:
+        verdict = "missed"
+    return LimitCheck(option=option, limit=limit, value=value, interval=interval, verdict=verdict)
+
+
+def _not_applicable(option: str, limit: float, what: str) -> UserInputError:
+    return UserInputError(
+        f"`{option}={limit:g}` applies to {what} only. Leave it out.", argument=option
+    )
