@@ -48,7 +48,8 @@ class Guard:
         """Allocate as `qdqbert.engines.native.memory.zeros` does; the first axis may be apart."""
         shape = (shape,) if isinstance(shape, int) else shape
         if len(shape) == 3 and shape[0] == 3:
-            return _Apart([self.zeros(shape[1:], dtype) for _ in range(3)])
+            # Queries, keys and values, which the engine allocates as one array.
+            return [self.zeros(shape[1:], dtype) for _ in range(3)]
         return self._array(shape, np.dtype(dtype))
 
     def copy(self, array: np.ndarray) -> np.ndarray:
@@ -58,14 +59,6 @@ class Guard:
 
     def _array(self, shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
         return self.memory(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
-
-
-class _Apart(list):
-    """Queries, keys and values, which the engine allocates as one array."""
-
-    @property
-    def strides(self) -> tuple[int, int]:
-        return 0, self[0].strides[0]
 
 
 class Mirror:

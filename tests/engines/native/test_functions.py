@@ -41,7 +41,7 @@ def apply():
     """Return a function that applies one of the functions to an array."""
     isa = choose_set()
     module, floats = Module(), vector(F32, 16)
-    chosen = ("exp2", "exp", "log2", "sigmoid")
+    chosen = ("exp2", "exp", "sigmoid")
     for name in chosen:
         with module.function(name, x=PTR, count=I64) as f, f.loop(0, f.count, 16) as index:
             place = f.x + index * 4
@@ -57,15 +57,11 @@ def apply():
     return run
 
 
-def test_powers_and_logarithms_are_as_exact_as_they_say(apply) -> None:
+def test_powers_are_as_exact_as_they_say(apply) -> None:
     x, found = apply("exp2", np.linspace(-126, 127, 400_000))
     assert np.abs(found / 2.0**x - 1).max() <= 2e-7
     _, found = apply("exp2", np.array([-126.5, -1e3, -1e30, -np.inf] * 4))
     assert (found == np.float32(2.0**-126)).all()
-    x, found = apply("log2", np.geomspace(1e-37, 1e38, 400_000))
-    assert np.abs(found - np.log2(x)).max() <= 4e-6
-    x, found = apply("log2", 2.0 ** np.arange(-112, 112))
-    np.testing.assert_allclose(found, np.log2(x), atol=4e-6)
     x, found = apply("exp", np.linspace(-80, 88, 100_000))
     np.testing.assert_allclose(found, np.exp(x), rtol=1e-5)
     x, found = apply("sigmoid", np.linspace(-100, 100, 100_000))

@@ -18,8 +18,6 @@ from qdqbert.engines.native.ir import I32, Function, Value, vector
 # then in the lowest bits.
 ROUNDING = float(3 << 22)
 
-_DEGREE_OF_LOG2 = 8
-
 
 def _fit(function: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
     """Return the coefficients of a polynomial close to the best one, the constant first."""
@@ -29,9 +27,8 @@ def _fit(function: Callable[[float], float], low: float, high: float, degree: in
     return [float(each) for each in found.convert(kind=np.polynomial.Polynomial).coef]
 
 
-# 2^x on [-1/2, 1/2], and log2 of a mantissa minus 1.5.
+# 2^x on [-1/2, 1/2].
 _EXP2, _EXP2_OF_CODES = (_fit(lambda x: 2.0**x, -0.5, 0.5, degree) for degree in (6, 4))
-_LOG2 = _fit(lambda x: math.log2(x + 1.5), -0.5, 0.5, _DEGREE_OF_LOG2)
 # erf(x / sqrt 2) / (2 x) as a polynomial of x^2 up to x = 4, where the largest error of
 # x^2 * polynomial is smallest (found with Lawson's algorithm).
 _ERF_END = 4.0
@@ -72,16 +69,6 @@ def exp2(f: Function, x: Value, *, for_codes: bool = False) -> Value:
     fraction = x - (rounded - ROUNDING)
     power = polynomial(f, fraction, _EXP2_OF_CODES if for_codes else _EXP2)
     return (power.bits(exponent.type) + exponent).bits(x.type)
-
-
-def log2(f: Function, x: Value) -> Value:
-    """Return the logarithm of a positive, normal `x` to base 2, within 4e-6."""
-    integers = vector(I32, x.type.lanes)
-    bits = x.bits(integers)
-    # The mantissa is in [1, 2).
-    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).bits(x.type)
-    exponent = ((bits >> 23) - 127).cast("sitofp", x.type)
-    return exponent + polynomial(f, mantissa - 1.5, _LOG2)
 
 
 def exp(f: Function, x: Value) -> Value:

@@ -14,6 +14,7 @@ from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.kernels.attention import ROWS
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
@@ -39,7 +40,7 @@ Array = NDArray[Any]
 
 # Panels that tiles of AMX have, at least.
 _PAIR = 2
-# Columns of a tile of AVX-512, and two tiles of AMX.
+# Threads divide heads in groups with this number of columns, which are whole tiles.
 _GROUP_COLUMNS = 64
 
 _CALLED = (
@@ -81,9 +82,6 @@ class Program:
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])
         self.inner = padded(self.settings["inner"])
-        # Whole tiles of columns if they are whole heads.
-        size = self.settings["head_size"]
-        self.group = _GROUP_COLUMNS // size if _GROUP_COLUMNS % size == 0 else 1
         self.limit = padded(self.settings["limit"], 16)
         self.isa = isa
         self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
@@ -117,7 +115,6 @@ class Program:
                     "heads": settings["heads"],
                     "head_size": settings["head_size"],
                     "width": self.width,
-                    "group": self.group,
                     "inner": self.inner,
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
@@ -254,32 +251,28 @@ class Scratch:
             thread: Number of the thread.
             threads: How many threads run a forward pass together.
         """
-        rows, limit = program.isa.rows[0], program.limit
-        settings = program.settings
+        settings, limit = program.settings, program.limit
         size = settings["head_size"]
         self._buffers: dict[str, Array] = {
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
             "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
-            "projected": zeros((BLOCK, program.group * size), np.float32),
             "inner": zeros((BLOCK + SPARE_ROWS, max(program.inner, program.width)), np.uint8),
             "row_scale": zeros(BLOCK, np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if settings["dynamic"] else 0, program.inner), np.float32
             ),
-            "keys": zeros(limit * size, np.int8),
-            "values": zeros(limit * size, np.int8),
-            "start": zeros(limit, np.int32),
-            "value_log": zeros(limit, np.float32),
-            "value_inverse": zeros(limit, np.float32),
-            "sums": zeros((rows, limit), np.int32),
-            "probabilities": zeros((2, rows, limit), np.uint8),
-            "inverse": zeros(rows, np.float32),
-            "sums_of_values": zeros((2, rows, size), np.int32),
+            "keys": zeros(limit * size, np.float32),
+            "values": zeros(limit * size, np.float32),
+            "scores": zeros((ROWS, limit), np.float32),
+            "inverse": zeros(ROWS, np.float32),
+            "sums": zeros((ROWS, size), np.float32),
         }
         panels = [-(-settings[name] // PANEL) for name in ("hidden", "inner")]
         hidden, inner = (divide_evenly(each, threads, _PAIR)[thread] for each in panels)
         self._all_heads = range(settings["heads"])
-        self._own_heads = divide_evenly(settings["heads"], threads, program.group)[thread]
+        # Whole tiles of columns if they are whole heads.
+        group = _GROUP_COLUMNS // size if _GROUP_COLUMNS % size == 0 else 1
+        self._own_heads = divide_evenly(settings["heads"], threads, group)[thread]
         # Hidden states of a thread that computes all rows.
         self.states = zeros((FEW_ROWS + SPARE_ROWS if thread else 0, program.hidden), np.float32)
         self.record = THREAD.make(
@@ -354,18 +347,14 @@ class Job:
 
     def _allocate(self, tokens: int) -> None:
         program, rows = self._program, tokens + SPARE_ROWS
-        scales = zeros((3, program.settings["heads"], rows), np.float32)
-        codes = zeros((3, rows, program.width), np.uint8)
+        projected = zeros((3, rows, program.width), np.float32)
         context = np.float32 if program.settings["dynamic"] else np.uint8
         self._buffers = {
             "x": zeros((rows, program.hidden), np.float32),
-            "queries": codes[0],
-            "keys": codes[1],
-            "values": codes[2],
+            "queries": projected[0],
+            "keys": projected[1],
+            "values": projected[2],
             "context": zeros((rows, program.width), context),
-            "query_scale": scales[0],
-            "key_scale": scales[1],
-            "value_scale": scales[2],
             "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
             "inner": zeros((FEW_ROWS + SPARE_ROWS, program.inner), context),
             "barrier": zeros(2, np.int64),
@@ -374,7 +363,6 @@ class Job:
             {
                 **dict.fromkeys((field.name for field in dataclasses.fields(Texts)), 0),
                 **self._buffers,
-                "scale_stride": scales.strides[1],
                 "texts": 0,
                 "threads": 1,
                 "give_way": self._give_way,

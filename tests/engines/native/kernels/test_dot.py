@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from native_kernels import SAFE_CODE, bytes_of_row, few
+from native_kernels import SAFE_CODE, Kernels, bytes_of_row, few
+from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
+from qdqbert.engines.native.ir import Module
 from qdqbert.engines.native.kernels.dot import (
     PANEL,
     amx_name,
     dot,
     dot_name,
-    exact_name,
+    emit_dots,
     pack,
 )
 
@@ -82,14 +86,23 @@ def test_a_tile_has_the_sums_of_numpy(kernels, data) -> None:
     )
 
 
+@functools.cache
+def exact_kernels(name: str) -> Kernels:
+    """Return the tiles of an instruction set that take any weights."""
+    module = Module()
+    emit_dots(module, INSTRUCTION_SETS[name].exact())
+    return Kernels(module, name)
+
+
 @few
 @given(data=st.data())
-def test_an_exact_tile_takes_any_weights(kernels, data) -> None:
+def test_an_exact_tile_takes_any_weights(kernel, data) -> None:
+    kernels = exact_kernels(kernel)
     isa = kernels.isa
     rows, vectors = data.draw(st.sampled_from(isa.rows)), data.draw(st.sampled_from(isa.vectors))
     check_tile(
         kernels,
-        exact_name(isa, rows, vectors),
+        dot_name(rows, vectors),
         rows,
         vectors * isa.lanes,
         4 * data.draw(st.integers(1, 100), "steps"),

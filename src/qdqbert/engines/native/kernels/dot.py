@@ -52,18 +52,11 @@ def dot_name(rows: int, vectors: int) -> str:
     return f"dot_{rows}x{vectors}"
 
 
-def exact_name(isa: InstructionSet, rows: int, vectors: int) -> str:
-    """Return the name of the function for a tile that is exact for any weights."""
-    return dot_name(rows, vectors) if isa.is_exact else f"exact_{rows}x{vectors}"
-
-
 def emit_dots(module: Module, isa: InstructionSet) -> None:
     """Write the function of each tile of an instruction set."""
     for rows in isa.rows:
         for vectors in isa.vectors:
-            _emit_dot(module, isa, dot_name(rows, vectors), rows, vectors)
-            if not isa.is_exact:
-                _emit_dot(module, isa.exact(), exact_name(isa, rows, vectors), rows, vectors)
+            _emit_dot(module, isa, rows, vectors)
     if isa.amx:
         for rows in (2, 1):
             for columns in (2, 1):
@@ -71,7 +64,7 @@ def emit_dots(module: Module, isa: InstructionSet) -> None:
         _emit_amx_setup(module)
 
 
-def _emit_dot(module: Module, isa: InstructionSet, name: str, rows: int, vectors: int) -> None:
+def _emit_dot(module: Module, isa: InstructionSet, rows: int, vectors: int) -> None:
     """Write the function of a tile.
 
     Its arguments are the first row of codes and the bytes from one row to the next, the first
@@ -82,7 +75,7 @@ def _emit_dot(module: Module, isa: InstructionSet, name: str, rows: int, vectors
     lanes = isa.lanes
     sums_type = vector(I32, lanes)
     with module.function(
-        name,
+        dot_name(rows, vectors),
         codes=PTR,
         code_stride=I64,
         weights=PTR,
@@ -100,7 +93,7 @@ def _emit_dot(module: Module, isa: InstructionSet, name: str, rows: int, vectors
             for row, sums in enumerate(totals):
                 four = f.load(I32, f.codes + (f.code_stride * row + step * 4))
                 for total, weight in zip(sums, weights, strict=True):
-                    total.set(add_products(f, isa, total.get(), four, weight))
+                    total.set(_add_products(f, isa, total.get(), four, weight))
         for row, sums in enumerate(totals):
             for each, total in enumerate(sums):
                 f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))
@@ -110,7 +103,7 @@ def _place(f: Function, weights: Value, panel: Value, column: int) -> Value:
     return weights + (panel * (column // PANEL) + column % PANEL * 4)
 
 
-def add_products(
+def _add_products(
     f: Function, isa: InstructionSet, total: Value, four: Value, weights: Value
 ) -> Value:
     """Add the products of four codes with the four weights of a lane to each lane.

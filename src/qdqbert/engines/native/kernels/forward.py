@@ -3,7 +3,7 @@
 A layer has three phases. Rows are independent in the first and the last one, and texts and heads in
 the second one:
 
-    rows     codes of x, query, key and value, and their codes
+    rows     codes of x, query, key and value
     items    attention of one head within one text
     rows     output, residual, LayerNorm, feed-forward part, residual, LayerNorm
 
@@ -47,8 +47,8 @@ def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False)
     emit_dots(module, isa)
     emit_linears(module, isa, activation, dynamic=dynamic)
     emit_norms(module, isa, dynamic=dynamic)
-    emit_attention(module, isa, dynamic=dynamic)
     emit_product(module, isa)
+    emit_attention(module, isa, dynamic=dynamic)
     emit_embedding(module, isa)
     emit_barrier(module, isa)
     emit_activations(module)
@@ -91,10 +91,7 @@ def _forward(f: Function, isa: InstructionSet) -> None:
 
 
 def _emit_projections(module: Module) -> None:
-    """Write `project`: hidden states of some rows to codes of queries, keys and values.
-
-    A few heads are projected together, so that float values stay in the first-level cache.
-    """
+    """Write `project`: hidden states of some rows to queries, keys and values of some heads."""
     with module.function(
         "project", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64
     ) as f:
@@ -105,59 +102,36 @@ def _emit_projections(module: Module) -> None:
         has_own_codes = LAYER.read(f, f.layer, "shares_codes") ^ 1
         scale = THREAD.read(f, f.thread, "row_scale")
         f.call("quantize_rows", inputs, x, hidden * 4, f.rows, codes, hidden, scale)
-        _project(f, 0, "queries", "query_scale", codes)
+        _project(f, 0, "queries", codes)
         with f.when(has_own_codes.differs(0)):
             own = inputs + CODES.size
             f.call("quantize_rows", own, x, hidden * 4, f.rows, codes, hidden, scale)
-        _project(f, 1, "keys", "key_scale", codes)
+        _project(f, 1, "keys", codes)
         with f.when(has_own_codes.differs(0)):
             own = inputs + 2 * CODES.size
             f.call("quantize_rows", own, x, hidden * 4, f.rows, codes, hidden, scale)
-        _project(f, 2, "values", "value_scale", codes)
+        _project(f, 2, "values", codes)
 
 
-def _project(f: Function, index: int, out: str, scales: str, codes: Value) -> None:
-    """Write one of the three projections, and the codes of its result."""
-    hidden, width, size, group = (
-        MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size", "group")
+def _project(f: Function, index: int, out: str, codes: Value) -> None:
+    """Write one of the three projections."""
+    hidden, width, size = (
+        MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size")
     )
-    first, last = (THREAD.read(f, f.thread, name) for name in ("first_head", "last_head"))
-    projected = THREAD.read(f, f.thread, "projected")
-    linear = LAYER.read(f, f.layer, "projections") + index * LINEAR.size
-    stride = group * size * 4
-    rows = JOB.read(f, f.job, out) + f.row * width
-    scale_stride = JOB.read(f, f.job, "scale_stride")
-    scale = JOB.read(f, f.job, scales) + f.row * 4
-    with f.loop(first, last, group) as head:
-        count = (last - head).minimum(group)
-        column = head * size
-        f.call(
-            "linear_float",
-            linear,
-            column // PANEL,
-            count * size // PANEL,
-            codes,
-            hidden,
-            f.rows,
-            projected,
-            stride,
-            THREAD.read(f, f.thread, "row_scale"),
-            f.layer,
-        )
-        f.call(
-            "quantize_heads",
-            projected,
-            stride,
-            f.rows,
-            count,
-            size,
-            rows + column,
-            width,
-            scale + head * scale_stride,
-            scale_stride,
-            # Queries are unsigned, keys and values signed.
-            128 if index == 0 else 0,
-        )
+    first, last = (THREAD.read(f, f.thread, name) * size for name in ("first_head", "last_head"))
+    f.call(
+        "linear_float",
+        LAYER.read(f, f.layer, "projections") + index * LINEAR.size,
+        first // PANEL,
+        (last - first) // PANEL,
+        codes,
+        hidden,
+        f.rows,
+        JOB.read(f, f.job, out) + (f.row * width + first) * 4,
+        width * 4,
+        THREAD.read(f, f.thread, "row_scale"),
+        f.layer,
+    )
 
 
 def _emit_rest(module: Module, activation: str, *, dynamic: bool) -> None:

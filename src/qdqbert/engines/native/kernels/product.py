@@ -1,4 +1,4 @@
-"""Linear layers in float32, for the parts of a model that stay in float."""
+"""Products in float32: parts of a model that stay in float, and the two products of attention."""
 
 from __future__ import annotations
 
@@ -28,20 +28,41 @@ def product(
 
 
 def emit_product(module: Module, isa: InstructionSet) -> None:
-    """Write `float_linear`: rows of a linear layer in float32.
+    """Write `product` and `float_linear`.
 
-    Its arguments are a `FLOAT_LINEAR` record, the first row and the bytes from one row to the next,
-    the number of rows, and the first row of the result and the bytes from one row to the next. The
-    products of each result are added in the order of the channels, so that no result depends on
-    how many rows there are.
+    The products of each result are added in the order of the depth, so that no result depends on
+    how many rows and columns there are.
     """
     for rows in isa.rows:
         for vectors in isa.vectors:
             _emit_tile(module, isa.lanes, rows, vectors)
+    _emit_product(module, isa)
+    _emit_linear(module)
+
+
+def _emit_product(module: Module, isa: InstructionSet) -> None:
+    """Write `product`: `out = start + x @ weights`.
+
+    Its arguments are the first row and the bytes from one row to the next, the number of rows, the
+    first panel of weights, the bytes from one panel to the next and the number of panels, the first
+    row of the result and the bytes from one row to the next, the depth, and the sums to start from
+    and the bytes from those of one panel to the next. If these bytes are 0, all columns start from
+    the same `WIDEST` sums.
+    """
     with module.function(
-        "float_linear", linear=PTR, x=PTR, stride=I64, rows=I64, out=PTR, out_stride=I64
+        "product",
+        x=PTR,
+        stride=I64,
+        rows=I64,
+        weights=PTR,
+        panel=I64,
+        panels=I64,
+        out=PTR,
+        out_stride=I64,
+        depth=I64,
+        start=PTR,
+        start_panel=I64,
     ) as f:
-        panel_bytes = FLOAT_LINEAR.read(f, f.linear, "panel")
         widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
 
         def tile(panel: Value, width: int, row: Value, height: int) -> None:
@@ -49,18 +70,35 @@ def emit_product(module: Module, isa: InstructionSet) -> None:
                 f"product_{height}x{width * PANEL // isa.lanes}",
                 f.x + row * f.stride,
                 f.stride,
-                FLOAT_LINEAR.read(f, f.linear, "weights") + panel * panel_bytes,
-                panel_bytes,
+                f.weights + panel * f.panel,
+                f.panel,
                 f.out + (row * f.out_stride + panel * (4 * PANEL)),
                 f.out_stride,
-                FLOAT_LINEAR.read(f, f.linear, "depth"),
-                FLOAT_LINEAR.read(f, f.linear, "bias") + panel * (4 * PANEL),
+                f.depth,
+                f.start + panel * f.start_panel,
             )
 
         def column(panel: Value, width: int) -> None:
             in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
 
-        in_blocks(f, FLOAT_LINEAR.read(f, f.linear, "panels"), widths, column)
+        in_blocks(f, f.panels, widths, column)
+
+
+def _emit_linear(module: Module) -> None:
+    """Write `float_linear`: rows of a linear layer in float32.
+
+    Its arguments are a `FLOAT_LINEAR` record, the first row and the bytes from one row to the next,
+    the number of rows, and the first row of the result and the bytes from one row to the next.
+    """
+    with module.function(
+        "float_linear", linear=PTR, x=PTR, stride=I64, rows=I64, out=PTR, out_stride=I64
+    ) as f:
+        weights, panel, panels, depth, bias = (
+            FLOAT_LINEAR.read(f, f.linear, name)
+            for name in ("weights", "panel", "panels", "depth", "bias")
+        )
+        x, out = (f.x, f.stride, f.rows), (f.out, f.out_stride)
+        f.call("product", *x, weights, panel, panels, *out, depth, bias, 4 * PANEL)
 
 
 def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
@@ -74,9 +112,9 @@ def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
         out=PTR,
         out_stride=I64,
         depth=I64,
-        bias=PTR,
+        start=PTR,
     ) as f:
-        starts = [f.load(floats, f.bias + 4 * lanes * each) for each in range(vectors)]
+        starts = [f.load(floats, f.start + 4 * lanes * each) for each in range(vectors)]
         totals = [[f.variable(each) for each in starts] for _ in range(rows)]
         places = [_place(f, lanes * each) for each in range(vectors)]
         with f.loop(0, f.depth) as channel:
