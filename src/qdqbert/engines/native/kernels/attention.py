@@ -29,8 +29,8 @@ ROWS = 24
 
 # Smaller than any score: a weight of 2^-126, which no sum of weights shows.
 _MASKED = -1e30
-# Panels of keys that are computed together; see `linear._emit_finish`.
-_KEYS = (4, 2, 1)
+# Rows of scores that are computed together; see `_emit_softmax`.
+_ROWS_OF_SOFTMAX = (4, 2, 1)
 
 
 def attention(
@@ -167,9 +167,7 @@ def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
         x, panels = (queries + row * item.stride, item.stride, rows), item.padded // PANEL
         out = scores, item.padded * 4
         f.call("product", *x, packed_keys, size * (4 * PANEL), panels, *out, size, zeros, 0)
-        with f.loop(0, rows) as each:
-            query = (head, row + each, each, length, item.padded)
-            f.call("softmax", f.model, f.layer, f.thread, *query)
+        f.call("softmax", f.model, f.layer, f.thread, head, row, rows, length, item.padded)
         x, panels = (scores, item.padded * 4, rows), size // PANEL
         out = sums, size * 4
         f.call("product", *x, packed_values, length * (4 * PANEL), panels, *out, length, zeros, 0)
@@ -180,7 +178,10 @@ def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
 
 
 def _emit_softmax(module: Module, lanes: int) -> None:
-    """Write `softmax`: a row of scores to weights, and the inverse of their sum."""
+    """Write `softmax`: rows of scores to weights, and the inverse of their sum.
+
+    A few rows are computed together, so that their steps do not wait for each other.
+    """
     with module.function(
         "softmax",
         model=PTR,
@@ -188,41 +189,57 @@ def _emit_softmax(module: Module, lanes: int) -> None:
         thread=PTR,
         head=I64,
         query=I64,
-        row=I64,
+        rows=I64,
         length=I64,
         padded=I64,
     ) as f:
-        floats = vector(F32, lanes)
-        scores = THREAD.read(f, f.thread, "scores") + f.row * f.padded * 4
+        scores, inverses = (THREAD.read(f, f.thread, name) for name in ("scores", "inverse"))
+        stride = f.padded * 4
         bias = LAYER.read(f, f.layer, "position_bias")
-        with f.when(f.emit(I64, f"ptrtoint ptr {bias.text} to i64").differs(0)):
-            _add_position_bias(f, lanes, scores, bias)
+        with (
+            f.when(f.emit(I64, f"ptrtoint ptr {bias.text} to i64").differs(0)),
+            f.loop(0, f.rows) as row,
+        ):
+            _add_position_bias(f, lanes, scores + row * stride, bias, f.query + row)
         is_causal = MODEL.read(f, f.model, "causal").differs(0)
-        _mask_after(f, lanes, scores, is_causal.select(f.query + 1, f.length))
-        largest = f.variable(f.constant(floats, _MASKED))
-        with f.loop(0, f.padded, lanes) as key:
-            largest.set(f.load(floats, scores + key * 4).maximum(largest.get()))
-        top = f.maximum_of(largest.get())
-        total = f.variable(f.constant(floats, 0.0))
+        with f.loop(0, f.rows) as row:
+            end = is_causal.select(f.query + row + 1, f.length)
+            _mask_after(f, lanes, scores + row * stride, end)
 
-        def block(panel: Value, width: int) -> None:
-            place = scores + panel * (4 * PANEL)
-            score = f.load(vector(F32, PANEL * width), place)
-            weight = exp2(f, score - f.splat(top, score.type.lanes), for_codes=True)
-            f.store(weight, place)
-            for part in weight.parts(weight.type.lanes // lanes):
-                total.set(total.get() + part)
+        def block(row: Value, height: int) -> None:
+            places = [scores + (row + each) * stride for each in range(height)]
+            sums = _weigh(f, lanes, places)
+            for each, total in enumerate(sums):
+                f.store(1.0 / total, inverses + (row + each) * 4)
 
-        in_blocks(f, f.padded // PANEL, _KEYS, block)
-        place = THREAD.read(f, f.thread, "inverse") + f.row * 4
-        f.store(1.0 / f.sum_of(total.get()), place)
+        in_blocks(f, f.rows, _ROWS_OF_SOFTMAX, block)
 
 
-def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value) -> None:
-    """Add the bias of `key - query`."""
+def _weigh(f: Function, lanes: int, rows: list[Value]) -> list[Value]:
+    """Replace rows of scores with weights, and return their sums."""
+    floats = vector(F32, lanes)
+    largest = [f.variable(f.constant(floats, _MASKED)) for _ in rows]
+    with f.loop(0, f.padded, lanes) as key:
+        for row, most in zip(rows, largest, strict=True):
+            most.set(f.load(floats, row + key * 4).maximum(most.get()))
+    tops = [f.splat(f.maximum_of(each.get()), lanes) for each in largest]
+    totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
+    with f.loop(0, f.padded, lanes) as key:
+        scores = [f.load(floats, row + key * 4) for row in rows]
+        for row, score, top, total in zip(rows, scores, tops, totals, strict=True):
+            weight = exp2(f, score - top, for_codes=True)
+            f.store(weight, row + key * 4)
+            total.set(total.get() + weight)
+    return [f.sum_of(each.get()) for each in totals]
+
+
+def _add_position_bias(
+    f: Function, lanes: int, scores: Value, bias: Value, query: Value
+) -> None:
+    """Add the bias of `key - query` to the scores of a query."""
     floats = vector(F32, lanes)
     limit = MODEL.read(f, f.model, "limit")
-    row = bias + (f.head * (limit * 2 - 1) + limit - 1 - f.query) * 4
+    row = bias + (f.head * (limit * 2 - 1) + limit - 1 - query) * 4
     with f.loop(0, f.padded, lanes) as key:
         place = scores + key * 4
         f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
