@@ -60,7 +60,7 @@ def test_the_sums_of_a_tile_stay_in_registers(name) -> None:
         ("x86_64", {"avx2", "avx512f"}, ["avx2", "portable"]),
         (
             "x86_64",
-            {"avx2", "avx512f", "avx512_vnni", "amx_int8"},
+            {"avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16"},
             ["amx", "avx512-vnni", "avx2", "portable"],
         ),
         ("aarch64", {"asimddp", "i8mm"}, ["neon-i8mm", "portable"]),

@@ -29,7 +29,7 @@ class InstructionSet:
         rows: Rows of a tile whose sums stay in registers, from the largest to 1. A number of rows
             below the largest is made of the others, each used once at most.
         vectors: Vectors in a row of such a tile, in the same way.
-        amx: Whether linear layers use AMX's tiles of 16 x 16 sums instead.
+        amx: Whether linear layers and attention use AMX's tiles of 16 x 16 sums instead.
     """
 
     name: str
@@ -95,8 +95,8 @@ AVX512_VNNI = InstructionSet(
 AMX = dataclasses.replace(
     AVX512_VNNI,
     name="amx",
-    features="+avx512vnni,+amx-tile,+amx-int8",
-    needs=("avx512f", "avx512_vnni", "amx_int8"),
+    features="+avx512vnni,+amx-tile,+amx-int8,+amx-bf16",
+    needs=("avx512f", "avx512_vnni", "amx_int8", "amx_bf16"),
     amx=True,
 )
 # 4 x 4 sums + 4 + 1 of 32 registers; `usdot` belongs to i8mm.

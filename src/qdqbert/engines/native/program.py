@@ -14,7 +14,7 @@ from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.kernels.attention import ROWS
+from qdqbert.engines.native.kernels.attention import rows_together
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
@@ -22,6 +22,7 @@ from qdqbert.engines.native.kernels.forward import (
     SPARE_ROWS,
     build_module,
 )
+from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, zeros
 from qdqbert.engines.native.packed import Packed, padded, shift_of
 from qdqbert.engines.native.records import (
@@ -82,7 +83,7 @@ class Program:
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])
         self.inner = padded(self.settings["inner"])
-        self.limit = padded(self.settings["limit"], 16)
+        self.limit = padded(self.settings["limit"], DEPTH)
         self.isa = isa
         self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
@@ -252,7 +253,8 @@ class Scratch:
             threads: How many threads run a forward pass together.
         """
         settings, limit = program.settings, program.limit
-        size = settings["head_size"]
+        size, rows = settings["head_size"], rows_together(program.isa)
+        deep = padded(size, DEPTH)
         self._buffers: dict[str, Array] = {
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
             "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
@@ -261,11 +263,12 @@ class Scratch:
             "inner_float": zeros(
                 (INNER_BLOCK if settings["dynamic"] else 0, program.inner), np.float32
             ),
-            "keys": zeros(limit * size, np.float32),
-            "values": zeros(limit * size, np.float32),
-            "scores": zeros((ROWS, limit), np.float32),
-            "inverse": zeros(ROWS, np.float32),
-            "sums": zeros((ROWS, size), np.float32),
+            "queries": zeros((rows, deep), np.float32),
+            "keys": zeros(limit * deep, np.float32),
+            "values": zeros(limit * deep, np.float32),
+            "scores": zeros((rows, limit), np.float32),
+            "inverse": zeros(rows, np.float32),
+            "sums": zeros((rows, deep), np.float32),
         }
         panels = [-(-settings[name] // PANEL) for name in ("hidden", "inner")]
         hidden, inner = (divide_evenly(each, threads, _PAIR)[thread] for each in panels)

@@ -147,13 +147,18 @@ THREAD = Record(
     inner=PTR,  # u8 (block + 32, inner or width)
     row_scale=PTR,  # float32 (block,): dynamic scales of codes
     inner_float=PTR,  # float32 (32, inner), if scales are dynamic
+    queries=PTR,  # split float32 (queries, head_size)
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size
-    scores=PTR,  # float32 (24, limit): scores of some queries, then weights
-    inverse=PTR,  # float32 (24,): 1 / sum of the weights
-    sums=PTR,  # float32 (24, head_size): weighted sums of values
+    scores=PTR,  # float32 (queries, limit): scores of some queries, then weights
+    inverse=PTR,  # float32 (queries,): 1 / sum of the weights
+    sums=PTR,  # float32 (queries, head_size): weighted sums of values
 )
-"""What one thread computes, and its buffers."""
+"""What one thread computes, and its buffers.
+
+Those of attention are for as many queries as `attention.rows_together` says; limit and head_size
+are padded to a multiple of 32.
+"""
 
 FLOAT_LINEAR = Record(
     weights=PTR,  # float32, panels of 16 columns

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import check_codes, codes_record, few, forget_arrays
-from qdqbert.engines.native.kernels.attention import ROWS, attention
+from qdqbert.engines.native.kernels.attention import attention, rows_together
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
+from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.packed import padded
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
@@ -46,7 +47,8 @@ def run_attention(
 ) -> Any:
     """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier."""
     tokens, heads, size = texts.parts[0].shape
-    width, limit = padded(heads * size), padded(LIMIT, 16)
+    width, limit, deep = padded(heads * size), padded(LIMIT, DEPTH), padded(size, DEPTH)
+    together = rows_together(kernels.isa)
     context = np.full((tokens, width), 77, np.float32 if multiplier is None else np.uint8)
     stored = 0
     if bias is not None:
@@ -80,11 +82,12 @@ def run_attention(
         }
     )
     buffers = {
-        "keys": np.full(limit * size, np.nan, np.float32),
-        "values": np.full(limit * size, np.nan, np.float32),
-        "scores": np.full((ROWS, limit), np.nan, np.float32),
-        "inverse": np.full(ROWS, np.nan, np.float32),
-        "sums": np.full((ROWS, size), np.nan, np.float32),
+        "queries": np.full((together, deep), np.nan, np.float32),
+        "keys": np.full(limit * deep, np.nan, np.float32),
+        "values": np.full(limit * deep, np.nan, np.float32),
+        "scores": np.full((together, limit), np.nan, np.float32),
+        "inverse": np.full(together, np.nan, np.float32),
+        "sums": np.full((together, deep), np.nan, np.float32),
     }
     thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), **buffers})
     items = range((len(texts.starts) - 1) * heads)

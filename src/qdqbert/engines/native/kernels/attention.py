@@ -12,7 +12,7 @@ contains log2(e), and so does the position bias.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,9 @@ from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.linear import in_blocks
+from qdqbert.engines.native.kernels.product import WIDEST
+from qdqbert.engines.native.kernels.split import DEPTH, split_pairs, store_split
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
-
-ROWS = 24
-"""Rows of queries that are computed together, a multiple of the rows of all tiles."""
 
 # Smaller than any score: a weight of 2^-126, which no sum of weights shows.
 _MASKED = -1e30
@@ -52,47 +51,100 @@ def attention(
     return np.asarray(weights @ value.astype(np.float64) / weights.sum(axis=1, keepdims=True))
 
 
+def rows_together(isa: InstructionSet) -> int:
+    """Return how many queries are computed together, a multiple of the rows of all tiles."""
+    return 32 if isa.amx else 24
+
+
 def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
     """Write `attention`, the contexts of an item: all queries of a head within a text.
 
     Args:
-        module: The module, with `product`.
+        module: The module, with `product`, or with the kernels of `split` for AMX.
         isa: The instruction set.
         dynamic: Whether contexts are float32, as codes of a row need all heads.
     """
-    _emit_pack(module)
-    _emit_softmax(module, isa.lanes)
+    if isa.amx:
+        _emit_split_pack(module)
+    else:
+        _emit_pack(module)
+    _emit_softmax(module, isa)
     _emit_context(module, isa.lanes, dynamic=dynamic)
     with module.function("attention", model=PTR, layer=PTR, job=PTR, thread=PTR, item=I64) as f:
         _attention(f, isa, element=4 if dynamic else 1)
+
+
+_PACK = {"source": PTR, "stride": I64, "length": I64, "size": I64, "factor": F32, "out": PTR}
 
 
 def _emit_pack(module: Module) -> None:
     """Write `pack_keys` and `pack_values`, which copy rows of a head to panels of 16 columns.
 
     Their arguments are the first row and the bytes from one row to the next, the number of tokens,
-    the channels of the head, and where the panels go. `pack_keys` packs columns of keys, times a
-    factor. It reads up to 15 rows after the last one.
+    the channels of the head, a factor of all numbers, and where the panels go. `pack_keys` packs
+    columns of keys. Both read rows up to a multiple of 32.
     """
     floats = vector(F32, PANEL)
-    with module.function(
-        "pack_keys", source=PTR, stride=I64, padded=I64, size=I64, factor=F32, out=PTR
-    ) as f:
+    with module.function("pack_keys", **_PACK) as f:
         factor = f.splat(f.factor, PANEL)
-        with f.loop(0, f.padded, PANEL) as token, f.loop(0, f.size, PANEL) as channel:
+        with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, PANEL) as channel:
             place = f.source + (token * f.stride + channel * 4)
             keys = [f.load(floats, place + f.stride * each) * factor for each in range(PANEL)]
             panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
             for each, column in enumerate(_transposed(keys)):
                 f.store(column, panel + 4 * PANEL * each)
-    with (
-        module.function("pack_values", source=PTR, stride=I64, length=I64, size=I64, out=PTR) as f,
-        f.loop(0, f.size, PANEL) as channel,
-    ):
-        panel = f.out + channel * f.length * 4
-        with f.loop(0, f.length) as token:
-            values = f.load(floats, f.source + (token * f.stride + channel * 4))
-            f.store(values, panel + token * (4 * PANEL))
+    with module.function("pack_values", **_PACK) as f:
+        factor = f.splat(f.factor, PANEL)
+        with f.loop(0, f.size, PANEL) as channel:
+            panel = f.out + channel * f.length * 4
+            with f.loop(0, f.length) as token:
+                values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
+                f.store(values, panel + token * (4 * PANEL))
+
+
+def _emit_split_pack(module: Module) -> None:
+    """Write `pack_keys` and `pack_values` for `split_product`."""
+    floats = vector(F32, PANEL)
+    pairs = DEPTH // 2
+
+    def store(f: Function, one: Value, other: Value, place: Value) -> None:
+        high, low = split_pairs(f, one, other)
+        f.store(high, place)
+        f.store(low, place + 4 * PANEL * pairs)
+
+    with module.function("pack_keys", **_PACK) as f:
+        factor = f.splat(f.factor, PANEL)
+        depth = (f.size + (DEPTH - 1)) // DEPTH * DEPTH
+        with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, DEPTH) as channel:
+            place = f.source + (token * f.stride + channel * 4)
+            has_other = f.size - channel > pairs
+            offsets = f.constant(I64, 0), has_other.select(f.constant(I64, 4 * pairs), 0)
+            one, other = (
+                _transposed(
+                    [
+                        f.load(floats, place + offset + f.stride * each) * factor
+                        for each in range(PANEL)
+                    ]
+                )
+                for offset in offsets
+            )
+            tile = f.out + (token * depth * 4 + channel * (4 * PANEL))
+            for each in range(pairs):
+                store(f, one[each], has_other.select(other[each], 0.0), tile + 4 * PANEL * each)
+    with module.function("pack_values", **_PACK) as f:
+        factor = f.splat(f.factor, PANEL)
+        depth = (f.length + (DEPTH - 1)) // DEPTH * DEPTH
+        with f.loop(0, f.size, PANEL) as channel, f.loop(0, depth, DEPTH) as token:
+            tile = f.out + (channel * depth * 4 + token * (4 * PANEL))
+            with f.loop(0, pairs) as each:
+                # Weights are not exactly zero after the last token.
+                one, other = (
+                    (own < f.length).select(
+                        f.load(floats, f.source + (own * f.stride + channel * 4)) * factor, 0.0
+                    )
+                    for own in (token + each, token + each + pairs)
+                )
+                store(f, one, other, tile + each * (4 * PANEL))
 
 
 def _transposed(rows: list[Value]) -> list[Value]:
@@ -111,77 +163,82 @@ def _transposed(rows: list[Value]) -> list[Value]:
     return rows
 
 
-@dataclasses.dataclass(frozen=True)
-class _Item:
-    """A head of a text, as values of the kernel.
-
-    Attributes:
-        head: Number of the head.
-        size: Its channels.
-        width: Channels from a row of queries, keys or values to the next.
-        length: Tokens of the text.
-        padded: The same, rounded up to whole panels.
-        start: Which number of the queries, keys, values and contexts is its first one.
-    """
-
-    head: Value
-    size: Value
-    width: Value
-    length: Value
-    padded: Value
-    start: Value
-
-    @property
-    def stride(self) -> Value:
-        """Bytes from a row of float32 to the next."""
-        return self.width * 4
-
-
 def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
     heads, size, width = (MODEL.read(f, f.model, name) for name in ("heads", "head_size", "width"))
     text, head = f.item // heads, f.item % heads
     starts = JOB.read(f, f.job, "starts") + text * 8
     first = f.load(I64, starts)
     length = f.load(I64, starts + 8) - first
-    item = _Item(
-        head=head,
-        size=size,
-        width=width,
-        length=length,
-        padded=(length + (PANEL - 1)) // PANEL * PANEL,
-        start=first * width + head * size,
-    )
+    start, stride = first * width + head * size, width * 4
     queries, keys, values = (
-        JOB.read(f, f.job, name) + item.start * 4 for name in ("queries", "keys", "values")
+        JOB.read(f, f.job, name) + start * 4 for name in ("queries", "keys", "values")
     )
-    packed_keys, packed_values = (THREAD.read(f, f.thread, name) for name in ("keys", "values"))
+    packed_queries, packed_keys, packed_values, scores, sums = (
+        THREAD.read(f, f.thread, name) for name in ("queries", "keys", "values", "scores", "sums")
+    )
     scale = MODEL.read(f, f.model, "score_scale")
-    f.call("pack_keys", keys, item.stride, item.padded, size, scale, packed_keys)
-    f.call("pack_values", values, item.stride, length, size, packed_values)
-    columns = max(isa.lanes * max(isa.vectors), PANEL)
-    zeros = f.allocate(F32, columns)
-    f.store(f.constant(vector(F32, columns), 0.0), zeros)
-    scores, sums = (THREAD.read(f, f.thread, name) for name in ("scores", "sums"))
-    with f.loop(0, length, ROWS) as row:
-        rows = (length - row).minimum(ROWS)
-        x, panels = (queries + row * item.stride, item.stride, rows), item.padded // PANEL
-        out = scores, item.padded * 4
-        f.call("product", *x, packed_keys, size * (4 * PANEL), panels, *out, size, zeros, 0)
-        f.call("softmax", f.model, f.layer, f.thread, head, row, rows, length, item.padded)
-        x, panels = (scores, item.padded * 4, rows), size // PANEL
-        out = sums, size * 4
-        f.call("product", *x, packed_values, length * (4 * PANEL), panels, *out, length, zeros, 0)
-        place = JOB.read(f, f.job, "context") + (item.start + row * width) * element
+    f.call("pack_keys", keys, stride, length, size, scale, packed_keys)
+    f.call("pack_values", values, stride, length, size, 1.0, packed_values)
+    columns = _padded(length, DEPTH if isa.amx else PANEL)
+    multiply = _multiplier(f, isa)
+    together = rows_together(isa)
+    with f.loop(0, length, together) as row:
+        rows = (length - row).minimum(together)
+        own, own_stride = queries + row * stride, stride
+        if isa.amx:
+            f.call("split_rows", own, stride, rows, size, packed_queries)
+            own, own_stride = packed_queries, _padded(size, DEPTH) * 4
+        multiply(own, own_stride, rows, packed_keys, columns, scores, size)
+        f.call("softmax", f.model, f.layer, f.thread, head, row, rows, length, columns)
+        multiply(scores, columns * 4, rows, packed_values, size, sums, length)
+        place = JOB.read(f, f.job, "context") + (start + row * width) * element
         with f.loop(0, rows) as each:
             own = place + each * width * element
             f.call("context", f.layer, f.thread, head * size, each, size, own)
 
 
-def _emit_softmax(module: Module, lanes: int) -> None:
+def _padded(count: Value, multiple: int) -> Value:
+    return (count + (multiple - 1)) // multiple * multiple
+
+
+def _multiplier(f: Function, isa: InstructionSet) -> Callable[..., None]:
+    """Return what writes `out = x @ weights`.
+
+    Its arguments are the first row and the bytes from one row to the next, the number of rows, the
+    panels of weights, the number of columns, the first row of the result, whose rows follow each
+    other, and the depth.
+    """
+    zeros = f.allocate(F32, WIDEST)
+    f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
+
+    def multiply(
+        x: Value,
+        stride: Value,
+        rows: Value,
+        weights: Value,
+        columns: Value,
+        out: Value,
+        depth: Value,
+    ) -> None:
+        sizes = columns // PANEL, out, columns * 4
+        if isa.amx:
+            depth = _padded(depth, DEPTH)
+            panel = depth * (4 * PANEL)
+            f.call("split_product", x, stride, rows, weights, panel, *sizes, depth)
+        else:
+            panel = depth * (4 * PANEL)
+            f.call("product", x, stride, rows, weights, panel, *sizes, depth, zeros, 0)
+
+    return multiply
+
+
+def _emit_softmax(module: Module, isa: InstructionSet) -> None:
     """Write `softmax`: rows of scores to weights, and the inverse of their sum.
 
-    A few rows are computed together, so that their steps do not wait for each other.
+    A few rows are computed together, so that their steps do not wait for each other. Weights are
+    split for AMX.
     """
+    lanes = isa.lanes
     with module.function(
         "softmax",
         model=PTR,
@@ -208,15 +265,16 @@ def _emit_softmax(module: Module, lanes: int) -> None:
 
         def block(row: Value, height: int) -> None:
             places = [scores + (row + each) * stride for each in range(height)]
-            sums = _weigh(f, lanes, places)
+            sums = _weigh(f, isa, places)
             for each, total in enumerate(sums):
                 f.store(1.0 / total, inverses + (row + each) * 4)
 
         in_blocks(f, f.rows, _ROWS_OF_SOFTMAX, block)
 
 
-def _weigh(f: Function, lanes: int, rows: list[Value]) -> list[Value]:
+def _weigh(f: Function, isa: InstructionSet, rows: list[Value]) -> list[Value]:
     """Replace rows of scores with weights, and return their sums."""
+    lanes = isa.lanes
     floats = vector(F32, lanes)
     largest = [f.variable(f.constant(floats, _MASKED)) for _ in rows]
     with f.loop(0, f.padded, lanes) as key:
@@ -224,23 +282,27 @@ def _weigh(f: Function, lanes: int, rows: list[Value]) -> list[Value]:
             most.set(f.load(floats, row + key * 4).maximum(most.get()))
     tops = [f.splat(f.maximum_of(each.get()), lanes) for each in largest]
     totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
-    with f.loop(0, f.padded, lanes) as key:
-        scores = [f.load(floats, row + key * 4) for row in rows]
-        for row, score, top, total in zip(rows, scores, tops, totals, strict=True):
-            weight = exp2(f, score - top, for_codes=True)
-            f.store(weight, row + key * 4)
-            total.set(total.get() + weight)
+    count = DEPTH // lanes if isa.amx else 1
+    with f.loop(0, f.padded, count * lanes) as key:
+        for row, top, total in zip(rows, tops, totals, strict=True):
+            place = row + key * 4
+            scores = [f.load(floats, place + 4 * lanes * each) for each in range(count)]
+            weights = [exp2(f, score - top, for_codes=True) for score in scores]
+            if isa.amx:
+                store_split(f, *weights, place)
+            else:
+                f.store(*weights, place)
+            for weight in weights:
+                total.set(total.get() + weight)
     return [f.sum_of(each.get()) for each in totals]
 
 
-def _add_position_bias(
-    f: Function, lanes: int, scores: Value, bias: Value, query: Value
-) -> None:
+def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value, query: Value) -> None:
     """Add the bias of `key - query` to the scores of a query."""
     floats = vector(F32, lanes)
     limit = MODEL.read(f, f.model, "limit")
     row = bias + (f.head * (limit * 2 - 1) + limit - 1 - query) * 4
-    with f.loop(0, f.padded, lanes) as key:
+    with f.loop(0, f.length, lanes) as key:
         place = scores + key * 4
         f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
 

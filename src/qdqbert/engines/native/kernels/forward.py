@@ -22,6 +22,7 @@ from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms
 from qdqbert.engines.native.kernels.product import emit_product
+from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
 
@@ -48,6 +49,8 @@ def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False)
     emit_linears(module, isa, activation, dynamic=dynamic)
     emit_norms(module, isa, dynamic=dynamic)
     emit_product(module, isa)
+    if isa.amx:
+        emit_split(module)
     emit_attention(module, isa, dynamic=dynamic)
     emit_embedding(module, isa)
     emit_barrier(module, isa)

@@ -11,6 +11,9 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.records import FLOAT_LINEAR
 
+WIDEST = 64
+"""Columns of the widest tile."""
+
 
 def pack_floats(weights: NDArray[np.float32], depth: int) -> NDArray[np.float32]:
     """Return weights `(columns, in)` in panels `(panels, depth, 16)`, padded with zeros."""
