@@ -64,9 +64,9 @@ class Kernels:
 
     def with_tiles(self, name: str, *arguments: Any) -> None:
         """Call a function that may use AMX."""
-        self.for_each(name, *arguments[:-1], last=[arguments[-1]])
+        self.for_each(name, *arguments, last=[()])
 
-    def for_each(self, name: str, *arguments: Any, last: Iterable[Any]) -> None:
+    def for_each(self, name: str, *arguments: Any, last: Iterable[tuple[int, ...]]) -> None:
         """Call a function that may use AMX for each of several last arguments."""
         if self.isa.amx:
             self._call("amx_start")
@@ -74,11 +74,10 @@ class Kernels:
         if self.isa.amx:
             self._call("amx_end")
 
-    def _call(self, name: str, *arguments: Any, last: Iterable[Any] | None = None) -> None:
+    def _call(self, name: str, *arguments: Any, last: Iterable[tuple[int, ...]] = ((),)) -> None:
         function = self._library.function(self._module.functions[name])
         address = _address if MIRROR is None else _guarded_address
-        every = [(*arguments, *end) for end in ([()] if last is None else [(x,) for x in last])]
-        called = [[address(each) for each in one] for one in every]
+        called = [[address(each) for each in (*arguments, *end)] for end in last]
         if MIRROR is not None:
             MIRROR.push()
         for each in called:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.engines.native.schedule import FEW_ROWS, divide, divide_evenly
+from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, divide, divide_evenly
 
 
 def starts_of(lengths) -> np.ndarray:
@@ -32,12 +34,19 @@ def test_each_row_and_item_belongs_to_one_thread(lengths, heads, threads) -> Non
         return
     for parts, count in ((shares.rows, sum(lengths)), (shares.items, len(lengths) * heads)):
         assert [each for part in parts for each in part] == list(range(count))
-    if not shares.is_shared:
+    if shares.is_shared:
+        assert shares.parts == [[0]] * len(shares.rows)
+    else:
         # Threads do not wait for each other, so that each has all heads and rows of its texts.
-        for rows, items in zip(shares.rows, shares.items, strict=True):
+        for rows, items, parts in zip(shares.rows, shares.items, shares.parts, strict=True):
             assert items.start % heads == items.stop % heads == 0
             assert starts[items.start // heads] == rows.start
             assert starts[items.stop // heads] == rows.stop
+            assert (parts[0], parts[-1]) == (items.start // heads, items.stop // heads)
+            for first, last in itertools.pairwise(parts):
+                # Another text would be too much.
+                assert last == first + 1 or starts[last] - starts[first] <= PART_ROWS
+                assert last == parts[-1] or starts[last + 1] - starts[first] > PART_ROWS
 
 
 def test_texts_of_one_length_are_not_shared() -> None:

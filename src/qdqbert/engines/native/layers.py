@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.native.heads import Rows
 from qdqbert.engines.native.program import Texts
 from qdqbert.engines.native.runner import NativeRunner, Stream, unpacked
+from qdqbert.engines.native.schedule import divide
 from qdqbert.engines.runner import Outputs
 
 
@@ -62,8 +63,7 @@ class LayerRunner(NativeRunner):
         stream.job.take(texts, 1)
         if states is not None:
             stream.job.states[:, : states.shape[1]] = states
-        count = len(texts.starts) - 1
-        scratch.take(range(len(texts.ids)), range(count * program.settings["heads"]))
+        scratch.take(divide(texts.starts, program.settings["heads"], 1), 0)
         model = program.part(layers, embeds=states is None)
         program.functions["forward"](
             model.ctypes.data, stream.job.record.ctypes.data, scratch.record.ctypes.data

@@ -35,14 +35,16 @@ from qdqbert.engines.native.records import (
     NORM,
     THREAD,
 )
-from qdqbert.engines.native.schedule import FEW_ROWS, divide_evenly
+from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
 
 Array = NDArray[Any]
 
 # Panels that tiles of AMX have, at least.
 _PAIR = 2
-# Threads divide heads in groups with this number of columns, which are whole tiles.
-_GROUP_COLUMNS = 64
+# Columns of a tile of AVX-512, and two tiles of AMX.
+_TILE_COLUMNS = 64
+# Heads with this number of columns are computed together.
+_GROUP_COLUMNS = 128
 
 _CALLED = (
     "forward",
@@ -102,7 +104,7 @@ class Program:
         return array
 
     def _model(self) -> Array:
-        settings = self.settings
+        settings, size = self.settings, self.settings["head_size"]
         arrays, embeddings = self._arrays, settings["embeddings"]
         layers = [
             self._layer(f"layers.{index}", each) for index, each in enumerate(settings["layers"])
@@ -116,6 +118,7 @@ class Program:
                     "heads": settings["heads"],
                     "head_size": settings["head_size"],
                     "width": self.width,
+                    "group": min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
                     "inner": self.inner,
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
@@ -255,11 +258,12 @@ class Scratch:
         settings, limit = program.settings, program.limit
         size, rows = settings["head_size"], rows_together(program.isa)
         deep = padded(size, DEPTH)
+        code_rows = max(PART_ROWS, limit) + SPARE_ROWS
         self._buffers: dict[str, Array] = {
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
-            "codes": zeros((BLOCK + SPARE_ROWS, program.hidden), np.uint8),
+            "codes": zeros((3 * code_rows, program.hidden), np.uint8),
             "inner": zeros((BLOCK + SPARE_ROWS, max(program.inner, program.width)), np.uint8),
-            "row_scale": zeros(BLOCK, np.float32),
+            "row_scale": zeros((3, code_rows), np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if settings["dynamic"] else 0, program.inner), np.float32
             ),
@@ -272,16 +276,19 @@ class Scratch:
         }
         panels = [-(-settings[name] // PANEL) for name in ("hidden", "inner")]
         hidden, inner = (divide_evenly(each, threads, _PAIR)[thread] for each in panels)
-        self._all_heads = range(settings["heads"])
         # Whole tiles of columns if they are whole heads.
-        group = _GROUP_COLUMNS // size if _GROUP_COLUMNS % size == 0 else 1
-        self._own_heads = divide_evenly(settings["heads"], threads, group)[thread]
+        multiple = _TILE_COLUMNS // size if _TILE_COLUMNS % size == 0 else 1
+        self._own_heads = divide_evenly(settings["heads"], threads, multiple)[thread]
         # Hidden states of a thread that computes all rows.
         self.states = zeros((FEW_ROWS + SPARE_ROWS if thread else 0, program.hidden), np.float32)
+        self._parts = zeros(1, np.int64)
         self.record = THREAD.make(
             {
                 **dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0),
                 **dict.fromkeys(("first_head", "last_head"), 0),
+                "parts": self._parts,
+                "part_count": 0,
+                "code_rows": code_rows,
                 "first_hidden": hidden.start,
                 "own_hidden": len(hidden),
                 "first_inner": inner.start,
@@ -290,10 +297,14 @@ class Scratch:
             }
         )
 
-    def take(self, rows: range, items: range, *, by_columns: bool = False) -> None:
-        """Let the next forward pass compute some rows and items, or all rows by columns."""
-        heads = self._own_heads if by_columns else self._all_heads
+    def take(self, shares: Shares, thread: int) -> None:
+        """Let the next forward pass compute the share of a thread."""
+        rows, items, heads = shares.rows[thread], shares.items[thread], self._own_heads
         self.record[:6] = (rows.start, rows.stop, items.start, items.stop, heads.start, heads.stop)
+        # The record has its address.
+        self._parts = np.array(shares.parts[thread], np.int64)
+        self.record[THREAD.offset("parts") // 8] = self._parts.ctypes.data
+        self.record[THREAD.offset("part_count") // 8] = len(self._parts) - 1
 
 
 class Job:

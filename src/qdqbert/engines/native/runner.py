@@ -146,8 +146,8 @@ class NativeRunner:
         shares = divide(texts.starts, heads, stream.team.threads)
         stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
         used = stream.scratch[: len(shares.rows)]
-        for scratch, rows, items in zip(used, shares.rows, shares.items, strict=True):
-            scratch.take(rows, items, by_columns=shares.by_columns)
+        for thread, scratch in enumerate(used):
+            scratch.take(shares, thread)
         jobs = [stream.job.record] * len(used)
         if shares.by_columns:
             jobs[1:] = [stream.job.record_for(each) for each in used[1:]]

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 FEW_ROWS = 64
 """Up to this number of rows, reading the weights takes longer than multiplying by them."""
 
+PART_ROWS = 256
+"""Rows of texts that a thread computes together, if there is more than one of them."""
+
 # How much more than its share a thread may get before threads share texts instead.
 _IMBALANCE = 1.15
 # Attention of a token costs this many times as much for each other token as for itself.
@@ -25,6 +28,8 @@ class Shares:
     Attributes:
         rows: Tokens of each thread.
         items: Pairs of text and head of each thread, `text * heads + head`.
+        parts: Texts that each thread computes together, if it has its own: the first text of each
+            part, and the end.
         is_shared: Whether threads share texts and have to wait for each other.
         by_columns: Whether each thread computes all rows, and some heads and columns. Then it has
             all rows and no items.
@@ -32,6 +37,7 @@ class Shares:
 
     rows: list[range]
     items: list[range]
+    parts: list[list[int]]
     is_shared: bool
     by_columns: bool = False
 
@@ -47,20 +53,32 @@ def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
         threads: Number of threads there are.
     """
     texts, tokens = len(starts) - 1, int(starts[-1])
+    nothing: list[list[int]] = [[0]] * threads
     if threads == 1:
-        return Shares([range(tokens)], [range(texts * heads)], False)
+        return Shares([range(tokens)], [range(texts * heads)], [_parts(starts, 0, texts)], False)
     if tokens <= FEW_ROWS:
-        return Shares([range(tokens)] * threads, [range(0)] * threads, True, True)
+        return Shares([range(tokens)] * threads, [range(0)] * threads, nothing, True, True)
     ends = [int(np.abs(starts - tokens * each / threads).argmin()) for each in range(threads + 1)]
     most = max(starts[ends[1:]] - starts[ends[:-1]])
     if texts >= threads and most <= _IMBALANCE * tokens / threads:
         rows = _ranges([int(starts[each]) for each in ends])
-        return Shares(rows, _ranges([each * heads for each in ends]), False)
+        parts = [_parts(starts, *each) for each in itertools.pairwise(ends)]
+        return Shares(rows, _ranges([each * heads for each in ends]), parts, False)
     lengths = np.repeat(np.diff(starts), heads).astype(np.float64)
     costs = np.concatenate([[0], np.cumsum(lengths * (lengths + _ATTENTION_BASE))])
     cuts = [int(np.abs(costs - costs[-1] * each / threads).argmin()) for each in range(threads + 1)]
     edges = [round(tokens * each / threads) for each in range(threads + 1)]
-    return Shares(_ranges(edges), _ranges(cuts), True)
+    return Shares(_ranges(edges), _ranges(cuts), nothing, True)
+
+
+def _parts(starts: NDArray[np.int64], first: int, last: int) -> list[int]:
+    """Divide texts into parts of up to `PART_ROWS` rows, or one text."""
+    edges = [first]
+    while edges[-1] < last:
+        most = int(starts[edges[-1]]) + PART_ROWS
+        end = int(np.searchsorted(starts, most, side="right")) - 1
+        edges.append(min(last, max(end, edges[-1] + 1)))
+    return edges
 
 
 def divide_evenly(count: int, parts: int, multiple: int) -> list[range]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from native_kernels import check_codes, codes_record, few, forget_arrays
+from native_kernels import bytes_of_row, check_codes, codes_record, few, forget_arrays
 from qdqbert.engines.native.kernels.attention import attention, rows_together
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.split import DEPTH
@@ -73,14 +74,7 @@ def run_attention(
     rows = np.full((3, tokens + SPARE_ROWS, width), np.nan, np.float32)
     for own, part in zip(rows, texts.parts, strict=True):
         own[:tokens, : heads * size] = part.reshape(tokens, -1)
-    job = JOB.make(
-        {
-            **dict.fromkeys(JOB.fields, 0),
-            **dict(zip(("queries", "keys", "values"), rows, strict=True)),
-            "starts": texts.starts,
-            "context": context,
-        }
-    )
+    job = JOB.make({**dict.fromkeys(JOB.fields, 0), "starts": texts.starts})
     buffers = {
         "queries": np.full((together, deep), np.nan, np.float32),
         "keys": np.full(limit * deep, np.nan, np.float32),
@@ -90,8 +84,9 @@ def run_attention(
         "sums": np.full((together, deep), np.nan, np.float32),
     }
     thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), **buffers})
-    items = range((len(texts.starts) - 1) * heads)
-    kernels.for_each("attention", model, layer, job, thread, last=items)
+    items = itertools.product(range(len(texts.starts) - 1), range(heads))
+    places = (*rows, bytes_of_row(rows[0]), context)
+    kernels.for_each("attention", model, layer, job, thread, 0, 0, *places, last=items)
     assert (context[:, heads * size :] == 77).all()
     return context[:, : heads * size].reshape(tokens, heads, size)
 

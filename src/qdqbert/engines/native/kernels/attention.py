@@ -12,6 +12,7 @@ contains log2(e), and so does the position bias.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -57,7 +58,11 @@ def rows_together(isa: InstructionSet) -> int:
 
 
 def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
-    """Write `attention`, the contexts of an item: all queries of a head within a text.
+    """Write `attention`, which computes the contexts of a head within a text.
+
+    Its arguments are the records, a row and a head, where the queries, keys and values of this row
+    and head are, the bytes from one of their rows to the next, where the contexts of this row
+    start, and which text and head to compute.
 
     Args:
         module: The module, with `product`, or with the kernels of `split` for AMX.
@@ -70,11 +75,27 @@ def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False
         _emit_pack(module)
     _emit_softmax(module, isa)
     _emit_context(module, isa.lanes, dynamic=dynamic)
-    with module.function("attention", model=PTR, layer=PTR, job=PTR, thread=PTR, item=I64) as f:
+    with module.function(
+        "attention",
+        model=PTR,
+        layer=PTR,
+        job=PTR,
+        thread=PTR,
+        first_row=I64,
+        first_head=I64,
+        queries=PTR,
+        keys=PTR,
+        values=PTR,
+        stride=I64,
+        context=PTR,
+        text_index=I64,
+        head=I64,
+    ) as f:
         _attention(f, isa, element=4 if dynamic else 1)
 
 
-_PACK = {"source": PTR, "stride": I64, "length": I64, "size": I64, "factor": F32, "out": PTR}
+def _pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
+    return module.function(name, source=PTR, stride=I64, length=I64, size=I64, factor=F32, out=PTR)
 
 
 def _emit_pack(module: Module) -> None:
@@ -85,7 +106,7 @@ def _emit_pack(module: Module) -> None:
     columns of keys. Both read rows up to a multiple of 32.
     """
     floats = vector(F32, PANEL)
-    with module.function("pack_keys", **_PACK) as f:
+    with _pack_function(module, "pack_keys") as f:
         factor = f.splat(f.factor, PANEL)
         with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, PANEL) as channel:
             place = f.source + (token * f.stride + channel * 4)
@@ -93,7 +114,7 @@ def _emit_pack(module: Module) -> None:
             panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
             for each, column in enumerate(_transposed(keys)):
                 f.store(column, panel + 4 * PANEL * each)
-    with module.function("pack_values", **_PACK) as f:
+    with _pack_function(module, "pack_values") as f:
         factor = f.splat(f.factor, PANEL)
         with f.loop(0, f.size, PANEL) as channel:
             panel = f.out + channel * f.length * 4
@@ -105,21 +126,20 @@ def _emit_pack(module: Module) -> None:
 def _emit_split_pack(module: Module) -> None:
     """Write `pack_keys` and `pack_values` for `split_product`."""
     floats = vector(F32, PANEL)
-    pairs = DEPTH // 2
 
     def store(f: Function, one: Value, other: Value, place: Value) -> None:
         high, low = split_pairs(f, one, other)
         f.store(high, place)
-        f.store(low, place + 4 * PANEL * pairs)
+        f.store(low, place + 4 * PANEL * PANEL)
 
-    with module.function("pack_keys", **_PACK) as f:
+    with _pack_function(module, "pack_keys") as f:
         factor = f.splat(f.factor, PANEL)
-        depth = (f.size + (DEPTH - 1)) // DEPTH * DEPTH
+        depth = _padded(f.size, DEPTH)
         with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, DEPTH) as channel:
             place = f.source + (token * f.stride + channel * 4)
-            has_other = f.size - channel > pairs
-            offsets = f.constant(I64, 0), has_other.select(f.constant(I64, 4 * pairs), 0)
-            one, other = (
+            has_other = f.size - channel > PANEL
+            offsets = f.constant(I64, 0), has_other.select(f.constant(I64, 4 * PANEL), 0)
+            columns, others = (
                 _transposed(
                     [
                         f.load(floats, place + offset + f.stride * each) * factor
@@ -129,22 +149,24 @@ def _emit_split_pack(module: Module) -> None:
                 for offset in offsets
             )
             tile = f.out + (token * depth * 4 + channel * (4 * PANEL))
-            for each in range(pairs):
-                store(f, one[each], has_other.select(other[each], 0.0), tile + 4 * PANEL * each)
-    with module.function("pack_values", **_PACK) as f:
+            for each in range(PANEL):
+                store(
+                    f, columns[each], has_other.select(others[each], 0.0), tile + 4 * PANEL * each
+                )
+    with _pack_function(module, "pack_values") as f:
         factor = f.splat(f.factor, PANEL)
-        depth = (f.length + (DEPTH - 1)) // DEPTH * DEPTH
+        depth = _padded(f.length, DEPTH)
         with f.loop(0, f.size, PANEL) as channel, f.loop(0, depth, DEPTH) as token:
             tile = f.out + (channel * depth * 4 + token * (4 * PANEL))
-            with f.loop(0, pairs) as each:
+            with f.loop(0, PANEL) as pair:
                 # Weights are not exactly zero after the last token.
                 one, other = (
                     (own < f.length).select(
                         f.load(floats, f.source + (own * f.stride + channel * 4)) * factor, 0.0
                     )
-                    for own in (token + each, token + each + pairs)
+                    for own in (token + pair, token + pair + PANEL)
                 )
-                store(f, one, other, tile + each * (4 * PANEL))
+                store(f, one, other, tile + pair * (4 * PANEL))
 
 
 def _transposed(rows: list[Value]) -> list[Value]:
@@ -164,15 +186,14 @@ def _transposed(rows: list[Value]) -> list[Value]:
 
 
 def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
-    heads, size, width = (MODEL.read(f, f.model, name) for name in ("heads", "head_size", "width"))
-    text, head = f.item // heads, f.item % heads
-    starts = JOB.read(f, f.job, "starts") + text * 8
+    size, width = (MODEL.read(f, f.model, name) for name in ("head_size", "width"))
+    head, stride = f.head, f.stride
+    starts = JOB.read(f, f.job, "starts") + f.text_index * 8
     first = f.load(I64, starts)
     length = f.load(I64, starts + 8) - first
-    start, stride = first * width + head * size, width * 4
-    queries, keys, values = (
-        JOB.read(f, f.job, name) + start * 4 for name in ("queries", "keys", "values")
-    )
+    start = (first - f.first_row) * stride + (head - f.first_head) * size * 4
+    queries, keys, values = (each + start for each in (f.queries, f.keys, f.values))
+    context = f.context + ((first - f.first_row) * width + head * size) * element
     packed_queries, packed_keys, packed_values, scores, sums = (
         THREAD.read(f, f.thread, name) for name in ("queries", "keys", "values", "scores", "sums")
     )
@@ -191,10 +212,18 @@ def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
         multiply(own, own_stride, rows, packed_keys, columns, scores, size)
         f.call("softmax", f.model, f.layer, f.thread, head, row, rows, length, columns)
         multiply(scores, columns * 4, rows, packed_values, size, sums, length)
-        place = JOB.read(f, f.job, "context") + (start + row * width) * element
         with f.loop(0, rows) as each:
-            own = place + each * width * element
+            own = context + (row + each) * width * element
             f.call("context", f.layer, f.thread, head * size, each, size, own)
+
+
+def attend(f: Function, layer: Value, text: Value, head: Value) -> None:
+    """Write the attention of a head within a text, in the buffers of a job."""
+    width = MODEL.read(f, f.model, "width")
+    places = [JOB.read(f, f.job, name) for name in ("queries", "keys", "values")]
+    context = JOB.read(f, f.job, "context")
+    records = f.model, layer, f.job, f.thread
+    f.call("attention", *records, 0, 0, *places, width * 4, context, text, head)
 
 
 def _padded(count: Value, multiple: int) -> Value:
@@ -289,9 +318,9 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value]) -> list[Value]:
             scores = [f.load(floats, place + 4 * lanes * each) for each in range(count)]
             weights = [exp2(f, score - top, for_codes=True) for score in scores]
             if isa.amx:
-                store_split(f, *weights, place)
+                store_split(f, weights[0], weights[1], place)
             else:
-                f.store(*weights, place)
+                f.store(weights[0], place)
             for weight in weights:
                 total.set(total.get() + weight)
     return [f.sum_of(each.get()) for each in totals]

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.attention import attend
 from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.projections import project_all
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 
@@ -38,14 +40,13 @@ def emit_columns(module: Module, isa: InstructionSet, activation: str, *, dynami
             f.call("amx_start")
         rows = THREAD.read(f, f.thread, "last_row")
         f.call("embed", f.model, f.job, f.thread, 0, rows)
-        heads = MODEL.read(f, f.model, "heads")
         with f.loop(0, MODEL.read(f, f.model, "layer_count")) as index:
             layer = MODEL.read(f, f.model, "layers") + index * LAYER.size
-            f.call("project", f.model, layer, f.job, f.thread, 0, rows)
             first, last = (THREAD.read(f, f.thread, name) for name in ("first_head", "last_head"))
+            project_all(f, layer, f.constant(I64, 0), rows, first, last - first)
             texts = JOB.read(f, f.job, "texts")
             with f.loop(0, texts) as text, f.loop(first, last) as head:
-                f.call("attention", f.model, layer, f.job, f.thread, text * heads + head)
+                attend(f, layer, text, head)
             f.call("wait", f.job)
             f.call("feed_forward_columns", f.model, layer, f.job, f.thread)
         if isa.amx:

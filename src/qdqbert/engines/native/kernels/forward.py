@@ -7,24 +7,27 @@ the second one:
     items    attention of one head within one text
     rows     output, residual, LayerNorm, feed-forward part, residual, LayerNorm
 
-Threads that share texts wait for each other before and after the second phase. Threads that share
-few rows run `columns` instead. No result depends on how rows and items are divided.
+A thread that has its own texts computes all phases for a few texts, and the first two for a few
+heads, so that what it computes stays in cache. Threads that share texts wait for each other before
+and after the second phase. Threads that share few rows run `columns` instead. No result depends on
+how rows and items are divided.
 """
 
 from __future__ import annotations
 
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
-from qdqbert.engines.native.kernels.attention import emit_attention
+from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.columns import emit_columns
-from qdqbert.engines.native.kernels.dot import PANEL, emit_dots
+from qdqbert.engines.native.kernels.dot import emit_dots
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms
 from qdqbert.engines.native.kernels.product import emit_product
+from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
-from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
+from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, THREAD
 
 BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
@@ -55,8 +58,10 @@ def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False)
     emit_embedding(module, isa)
     emit_barrier(module, isa)
     emit_activations(module)
-    _emit_projections(module)
+    emit_projections(module)
     _emit_rest(module, activation, dynamic=dynamic)
+    _emit_texts(module, dynamic=dynamic)
+    _emit_rows(module, dynamic=dynamic)
     with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
         _forward(f, isa)
     emit_columns(module, isa, activation, dynamic=dynamic)
@@ -67,80 +72,92 @@ def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False)
 def _forward(f: Function, isa: InstructionSet) -> None:
     if isa.amx:
         f.call("amx_start")
-    first, last, first_item, last_item = (
-        THREAD.read(f, f.thread, name)
-        for name in ("first_row", "last_row", "first_item", "last_item")
-    )
+    first, last = (THREAD.read(f, f.thread, name) for name in ("first_row", "last_row"))
     with (
         f.when(MODEL.read(f, f.model, "embeds").equals(1)),
         f.loop(first, last, BLOCK) as row,
     ):
         rows = (last - row).minimum(BLOCK)
         f.call("embed", f.model, f.job, f.thread, row, rows)
+    has_texts = JOB.read(f, f.job, "threads").equals(1)
     with f.loop(0, MODEL.read(f, f.model, "layer_count")) as index:
         layer = MODEL.read(f, f.model, "layers") + index * LAYER.size
-        with f.loop(first, last, BLOCK) as row:
-            rows = (last - row).minimum(BLOCK)
-            f.call("project", f.model, layer, f.job, f.thread, row, rows)
-        f.call("wait", f.job)
-        with f.loop(first_item, last_item) as item:
-            f.call("attention", f.model, layer, f.job, f.thread, item)
-        f.call("wait", f.job)
-        with f.loop(first, last, BLOCK) as row:
-            rows = (last - row).minimum(BLOCK)
-            f.call("feed_forward", f.model, layer, f.job, f.thread, row, rows)
+        with f.when(has_texts):
+            parts = THREAD.read(f, f.thread, "parts")
+            with f.loop(0, THREAD.read(f, f.thread, "part_count")) as part:
+                texts = (f.load(I64, parts + (part + each) * 8) for each in (0, 1))
+                f.call("run_texts", f.model, layer, f.job, f.thread, *texts)
+        with f.when(has_texts ^ 1):
+            f.call("run_rows", f.model, layer, f.job, f.thread)
     if isa.amx:
         f.call("amx_end")
 
 
-def _emit_projections(module: Module) -> None:
-    """Write `project`: hidden states of some rows to queries, keys and values of some heads."""
+def _emit_texts(module: Module, *, dynamic: bool) -> None:
+    """Write `run_texts`: a layer for some texts of a thread.
+
+    Queries, keys and values of a few heads at a time stay in the second-level cache. All parts of
+    a thread's texts have them at the same place.
+    """
     with module.function(
-        "project", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64
+        "run_texts", model=PTR, layer=PTR, job=PTR, thread=PTR, first=I64, last=I64
     ) as f:
-        hidden = MODEL.read(f, f.model, "hidden")
-        x = JOB.read(f, f.job, "x") + f.row * hidden * 4
-        codes = THREAD.read(f, f.thread, "codes")
-        inputs = LAYER.read(f, f.layer, "projection_codes")
-        has_own_codes = LAYER.read(f, f.layer, "shares_codes") ^ 1
-        scale = THREAD.read(f, f.thread, "row_scale")
-        f.call("quantize_rows", inputs, x, hidden * 4, f.rows, codes, hidden, scale)
-        _project(f, 0, "queries", codes)
-        with f.when(has_own_codes.differs(0)):
-            own = inputs + CODES.size
-            f.call("quantize_rows", own, x, hidden * 4, f.rows, codes, hidden, scale)
-        _project(f, 1, "keys", codes)
-        with f.when(has_own_codes.differs(0)):
-            own = inputs + 2 * CODES.size
-            f.call("quantize_rows", own, x, hidden * 4, f.rows, codes, hidden, scale)
-        _project(f, 2, "values", codes)
+        hidden, width, heads, size, group = (
+            MODEL.read(f, f.model, name)
+            for name in ("hidden", "width", "heads", "head_size", "group")
+        )
+        starts = JOB.read(f, f.job, "starts")
+        first_row = f.load(I64, starts + f.first * 8)
+        rows = f.load(I64, starts + f.last * 8) - first_row
+        own = THREAD.read(f, f.thread, "first_row") * width
+        parts = [JOB.read(f, f.job, name) + own * 4 for name in ("queries", "keys", "values")]
+        context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
+        x = JOB.read(f, f.job, "x") + first_row * hidden * 4
+        f.call("quantize_states", f.model, f.layer, f.thread, x, rows)
+        stride = group * size * 4
+        with f.loop(0, heads, group) as head:
+            count = (heads - head).minimum(group)
+            with f.loop(0, rows, BLOCK) as row:
+                some = (rows - row).minimum(BLOCK)
+                places = [each + row * stride for each in parts]
+                f.call(
+                    "project", f.model, f.layer, f.thread, row, some, head, count, *places, stride
+                )
+            with f.loop(f.first, f.last) as text, f.loop(head, head + count) as each:
+                item = (first_row, head, *parts, stride, context, text, each)
+                f.call("attention", f.model, f.layer, f.job, f.thread, *item)
+        with f.loop(0, rows, BLOCK) as row:
+            some = (rows - row).minimum(BLOCK)
+            place = context + row * width * (4 if dynamic else 1)
+            f.call("feed_forward", f.model, f.layer, f.job, f.thread, first_row + row, some, place)
 
 
-def _project(f: Function, index: int, out: str, codes: Value) -> None:
-    """Write one of the three projections."""
-    hidden, width, size = (
-        MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size")
-    )
-    first, last = (THREAD.read(f, f.thread, name) * size for name in ("first_head", "last_head"))
-    f.call(
-        "linear_float",
-        LAYER.read(f, f.layer, "projections") + index * LINEAR.size,
-        first // PANEL,
-        (last - first) // PANEL,
-        codes,
-        hidden,
-        f.rows,
-        JOB.read(f, f.job, out) + (f.row * width + first) * 4,
-        width * 4,
-        THREAD.read(f, f.thread, "row_scale"),
-        f.layer,
-    )
+def _emit_rows(module: Module, *, dynamic: bool) -> None:
+    """Write `run_rows`: a layer for some rows and items of a thread that shares texts."""
+    with module.function("run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR) as f:
+        first, last, first_item, last_item = (
+            THREAD.read(f, f.thread, name)
+            for name in ("first_row", "last_row", "first_item", "last_item")
+        )
+        heads = MODEL.read(f, f.model, "heads")
+        with f.loop(first, last, BLOCK) as row:
+            rows = (last - row).minimum(BLOCK)
+            project_all(f, f.layer, row, rows, f.constant(I64, 0), heads)
+        f.call("wait", f.job)
+        with f.loop(first_item, last_item) as item:
+            attend(f, f.layer, item // heads, item % heads)
+        f.call("wait", f.job)
+        with f.loop(first, last, BLOCK) as row:
+            rows = (last - row).minimum(BLOCK)
+            width = MODEL.read(f, f.model, "width")
+            place = JOB.read(f, f.job, "context") + row * width * (4 if dynamic else 1)
+            f.call("feed_forward", f.model, f.layer, f.job, f.thread, row, rows, place)
 
 
 def _emit_rest(module: Module, activation: str, *, dynamic: bool) -> None:
     """Write `feed_forward`: what follows attention in a layer, for some rows."""
     with module.function(
-        "feed_forward", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64
+        "feed_forward", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64, context=PTR
     ) as f:
         hidden, width, inner = (
             MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner")
@@ -151,14 +168,10 @@ def _emit_rest(module: Module, activation: str, *, dynamic: bool) -> None:
             THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scale")
         )
         stride = hidden * 4
-        context = JOB.read(f, f.job, "context")
+        context = f.context
         if dynamic:
-            rows = context + f.row * width * 4
-            context = inner_codes
-            own = record["context_codes"]
-            f.call("quantize_rows", own, rows, width * 4, f.rows, context, width, scale)
-        else:
-            context = context + f.row * width
+            own, context = record["context_codes"], inner_codes
+            f.call("quantize_rows", own, f.context, width * 4, f.rows, context, width, scale)
         _linear(f, "linear_add", record["output"], context, width, f.rows, x, stride, scale)
         f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
         f.call("quantize_rows", record["up_codes"], x, stride, f.rows, codes, hidden, scale)

@@ -1,0 +1,79 @@
+"""Queries, keys and values of hidden states, in float32."""
+
+from __future__ import annotations
+
+from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
+from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
+
+
+def emit_projections(module: Module) -> None:
+    """Write `quantize_states` and `project`: hidden states to queries, keys and values.
+
+    `quantize_states` writes the codes of some rows. `project` computes some heads from these codes.
+    Its arguments are the records, the first row of codes and the number of rows, the first head and
+    the number of heads, where the results start, and the bytes from one of their rows to the next.
+    """
+    with module.function("quantize_states", model=PTR, layer=PTR, thread=PTR, x=PTR, rows=I64) as f:
+        hidden = MODEL.read(f, f.model, "hidden")
+        inputs = LAYER.read(f, f.layer, "projection_codes")
+        codes, scale = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scale"))
+        copy, last = _copies(f)
+        with f.loop(0, last + 1) as index:
+            own = inputs + index * CODES.size
+            place = codes + index * copy * hidden
+            scales = scale + index * copy * 4
+            f.call("quantize_rows", own, f.x, hidden * 4, f.rows, place, hidden, scales)
+    with module.function(
+        "project",
+        model=PTR,
+        layer=PTR,
+        thread=PTR,
+        row=I64,
+        rows=I64,
+        head=I64,
+        heads=I64,
+        queries=PTR,
+        keys=PTR,
+        values=PTR,
+        stride=I64,
+    ) as f:
+        hidden, size = (MODEL.read(f, f.model, name) for name in ("hidden", "head_size"))
+        codes, scale = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scale"))
+        linears = LAYER.read(f, f.layer, "projections")
+        copy, last = _copies(f)
+        for number, out in enumerate((f.queries, f.keys, f.values)):
+            row = f.row + copy * f.constant(I64, number).minimum(last)
+            f.call(
+                "linear_float",
+                linears + number * LINEAR.size,
+                f.head * size // PANEL,
+                f.heads * size // PANEL,
+                codes + row * hidden,
+                hidden,
+                f.rows,
+                out,
+                f.stride,
+                scale + row * 4,
+                f.layer,
+            )
+
+
+def _copies(f: Function) -> tuple[Value, Value]:
+    """Return the rows from the codes of a projection to those of the next, and the last of them."""
+    shares_codes = LAYER.read(f, f.layer, "shares_codes").differs(0)
+    return THREAD.read(f, f.thread, "code_rows"), shares_codes.select(f.constant(I64, 0), 2)
+
+
+def project_all(
+    f: Function, layer: Value, row: Value, rows: Value, head: Value, heads: Value
+) -> None:
+    """Write the projection of some rows and heads to the buffers of a job."""
+    hidden, width, size = (
+        MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size")
+    )
+    x = JOB.read(f, f.job, "x") + row * hidden * 4
+    f.call("quantize_states", f.model, layer, f.thread, x, rows)
+    offset = (row * width + head * size) * 4
+    places = [JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")]
+    f.call("project", f.model, layer, f.thread, 0, rows, head, heads, *places, width * 4)
