@@ -44,8 +44,7 @@ def test_the_demo_is_accurate_small_and_exact_on_each_engine(
         assert each.fidelity.cosine_mean > 0.99
         assert each.fidelity.cosine_min > 0.95
         assert each.size_ratio < 0.30
-        # The native engine computes attention in int8, too, which has no Q/DQ pairs.
-        assert each.lowering.worst_layer_db >= (30 if each.engine == "native" else 40)
+        assert each.lowering.worst_layer_db >= 40
         assert each.lowering.is_exact
 
 

@@ -20,8 +20,8 @@ from qdqbert.engines.native.packed import padded
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 LIMIT = 80
-# Largest error of a context, relative to the largest value: that of 2^x in the kernels.
-_TOLERANCE = 1e-4
+# Largest error of a context, relative to the largest value: products on AMX are within 2^-16.
+_TOLERANCE = 3e-5
 _ZERO_POINT = 121
 
 
@@ -160,4 +160,4 @@ def test_masked_scores_of_any_size_leave_finite_contexts(dynamic_kernels) -> Non
     bias[0, LIMIT - 1] = 1e4
     found = run_attention(dynamic_kernels, texts, bias=bias)
     # Each token attends to itself alone.
-    np.testing.assert_allclose(found, texts.parts[2], rtol=1e-4)
+    np.testing.assert_allclose(found, texts.parts[2], rtol=3e-5)

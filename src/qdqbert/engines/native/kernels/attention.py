@@ -316,7 +316,7 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value]) -> list[Value]:
         for row, top, total in zip(rows, tops, totals, strict=True):
             place = row + key * 4
             scores = [f.load(floats, place + 4 * lanes * each) for each in range(count)]
-            weights = [exp2(f, score - top, for_codes=True) for score in scores]
+            weights = [exp2(f, score - top) for score in scores]
             if isa.amx:
                 store_split(f, weights[0], weights[1], place)
             else:
