@@ -20,6 +20,7 @@ from qdqbert.engines.native.model import (
     Linear,
     Norm,
     Residual,
+    Rotary,
     RoundTrip,
     Table,
 )
@@ -116,23 +117,39 @@ def split_heads(x: Array, heads: int) -> Array:
     return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
 
 
+def rotate(x: Array, rotary: Rotary) -> Array:
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = (each[: x.shape[-2]].astype(np.float64) for each in (rotary.cos, rotary.sin))
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
 def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
     query, key, value = (
-        round_trip(split_heads(linear(x, layer, per_tensor=per_tensor), attention.heads), codes)
-        for layer, codes in (
-            (attention.query, attention.query_codes),
-            (attention.key, attention.key_codes),
-            (attention.value, attention.value_codes),
-        )
+        split_heads(linear(x, layer, per_tensor=per_tensor), attention.heads)
+        for layer in (attention.query, attention.key, attention.value)
     )
-    scores = query @ key.transpose(0, 2, 1) * attention.scale
+    if attention.rotary is not None:
+        query, key = (rotate(each, attention.rotary) for each in (query, key))
+    query = round_trip(query, attention.query_codes)
+    key = round_trip(key, attention.key_codes)
+    value = round_trip(value, attention.value_codes)
     tokens = len(x)
+    distance = np.arange(tokens) - np.arange(tokens)[:, None]
+    scores = query @ key.transpose(0, 2, 1)
+    if (relative := attention.relative) is not None:
+        rows = relative.rows[distance + len(relative.rows) // 2]
+        if relative.keys is not None:
+            scores = scores + np.einsum("hid,hijd->hij", query, relative.keys[:, rows])
+        if relative.queries is not None:
+            scores = scores + np.einsum("hjd,hijd->hij", key, relative.queries[:, rows])
+    scores = scores * attention.scale
     if attention.position_bias is not None:
         limit = (attention.position_bias.shape[1] + 1) // 2
-        distance = np.arange(tokens) - np.arange(tokens)[:, None]
         scores = scores + attention.position_bias[:, distance + limit - 1]
     if attention.causal:
-        scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+        scores = np.where(distance <= 0, scores, -np.inf)
+    if attention.window is not None:
+        scores = np.where(np.abs(distance) <= attention.window, scores, -np.inf)
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
     context = round_trip(probabilities, attention.probability_codes) @ value
@@ -142,13 +159,22 @@ def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
 
 def add(local: Array, states: Array, residual: Residual) -> Array:
     total = round_trip(local, residual.local_codes) + round_trip(states, residual.residual_codes)
-    return norm(total, residual.norm)
+    return optional_norm(total, residual.norm)
+
+
+def optional_norm(x: Array, layer: Norm | None) -> Array:
+    return x if layer is None else norm(x, layer)
 
 
 def run_layer(x: Array, layer: Layer, *, per_tensor: bool = False) -> Array:
-    attended = attend(x, layer.attention, per_tensor=per_tensor)
+    attended = attend(
+        optional_norm(x, layer.attention_norm), layer.attention, per_tensor=per_tensor
+    )
     x = add(attended, x, layer.attention_residual)
-    wide = ACTIVATIONS[layer.activation](linear(x, layer.up, per_tensor=per_tensor))
+    normed = optional_norm(x, layer.up_norm)
+    wide = ACTIVATIONS[layer.activation](linear(normed, layer.up, per_tensor=per_tensor))
+    if layer.gate is not None:
+        wide = wide * linear(normed, layer.gate, per_tensor=per_tensor)
     return add(linear(wide, layer.down, per_tensor=per_tensor), x, layer.residual)
 
 
@@ -183,6 +209,7 @@ def run_text(
     x = embed(model.embeddings, ids, token_types)
     for layer in model.layers:
         x = run_layer(x, layer, per_tensor=per_tensor)
+    x = optional_norm(x, model.final_norm)
     return {name: y for head in model.heads for name, y in run_head(x, head).items()}
 
 
@@ -240,6 +267,7 @@ def check_read(
     *,
     has_codes: bool = True,
     per_tensor: bool = False,
+    longest: int | None = None,
 ) -> EncoderModel:
     """Read a graph, and compare what the reference computes with what an engine does.
 
@@ -250,8 +278,9 @@ def check_read(
         has_codes: Whether activations are quantized. Values near the middle of two codes may then
             be rounded to the other one.
         per_tensor: As in `run_encoder`.
+        longest: As in `read_encoder`.
     """
-    read = read_encoder(model)
+    read = read_encoder(model, longest=longest)
     expected, actual = run(model, inputs), run_encoder(read, inputs, per_tensor=per_tensor)
     assert sorted(actual) == sorted(expected)
     mask = inputs["attention_mask"]

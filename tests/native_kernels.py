@@ -20,6 +20,7 @@ from native_guard import Guard, Mirror
 from qdqbert.engines.native import records
 from qdqbert.engines.native.cache import compiled
 from qdqbert.engines.native.compiler import Library
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, ROUNDING
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
@@ -101,17 +102,17 @@ def _guarded_address(value: Any) -> Any:
 
 
 @functools.cache
-def kernels_of(name: str, *, dynamic: bool = False) -> Kernels:
+def kernels_of(name: str, features: Features) -> Kernels:
     """Return the kernels of a model, and linear layers with each activation function.
 
     Args:
         name: Name of the instruction set.
-        dynamic: Whether each row of codes has its own scale.
+        features: The parts of the model.
     """
     isa = INSTRUCTION_SETS[name]
-    module = build_module(isa, "gelu", dynamic=dynamic)
+    module = build_module(isa, features)
     for activation in ACTIVATIONS:
-        emit_linears(module, isa, activation, dynamic=dynamic)
+        emit_linears(module, isa, activation, dynamic=features.dynamic)
     return Kernels(module, name)
 
 

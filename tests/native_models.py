@@ -24,7 +24,9 @@ from qdqbert.engines.native.model import (
     Layer,
     Linear,
     Norm,
+    RelativePositions,
     Residual,
+    Rotary,
     Table,
 )
 
@@ -56,10 +58,46 @@ class Shape:
     position_bias: bool = False
     causal: bool = False
     padding_id: int | None = None
+    norms_first: bool = False
+    gated: bool = False
+    rotary: bool = False
+    # Tokens on each side that the last layer attends to.
+    window: int | None = None
+    # Which of queries and keys are multiplied by relative positions.
+    relative_keys: bool = False
+    relative_queries: bool = False
     # Channels of the embeddings, if they are projected.
     narrow: int | None = None
     seed: int = 0
 
+
+MODERN = Shape(
+    hidden=40,
+    heads=5,
+    head=8,
+    inner=72,
+    norms_first=True,
+    gated=True,
+    rotary=True,
+    window=9,
+    has_positions=False,
+    has_types=False,
+    smoothed=True,
+)
+"""Two layers with the parts of ModernBERT."""
+
+DISENTANGLED = Shape(
+    hidden=40,
+    heads=5,
+    head=8,
+    inner=72,
+    relative_keys=True,
+    relative_queries=True,
+    has_positions=False,
+    has_types=False,
+    smoothed=True,
+)
+"""Two layers with the parts of DeBERTa."""
 
 HIDDEN_STATES = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
 
@@ -94,8 +132,30 @@ class _Maker:
         scale = np.abs(values).max(axis=0) / np.float32(127)
         return Table(rows=np.rint(values / scale).astype(np.int8), scale=scale)
 
-    def layer(self) -> Layer:
+    def rotation(self, theta: float) -> Rotary:
+        half = self.shape.head // 2
+        angles = np.arange(self.shape.limit)[:, None] / theta ** (np.arange(half) / half)
+        return Rotary(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+
+    def relative(self) -> RelativePositions | None:
+        """Return tables with a row for each of the near distances, and fewer for the others."""
         shape = self.shape
+        if not shape.relative_keys and not shape.relative_queries:
+            return None
+        distance = np.arange(1 - shape.limit, shape.limit)
+        near = np.clip(distance, -9, 9)
+        rows = 14 - near - (distance - near) // 20
+        keys, queries = (
+            self.floats(shape.heads, int(rows.max()) + 1, shape.head, scale=0.7)
+            if has_table
+            else None
+            for has_table in (shape.relative_keys, shape.relative_queries)
+        )
+        return RelativePositions(keys=keys, queries=queries, rows=rows.astype(np.int32))
+
+    def layer(self, index: int) -> Layer:
+        shape = self.shape
+        is_last = index == shape.layers - 1
         hidden, width = shape.hidden, shape.heads * shape.head
         bias = None
         if shape.position_bias:
@@ -109,14 +169,25 @@ class _Maker:
             scale=float(1 / np.sqrt(shape.head)),
             causal=shape.causal,
             position_bias=bias,
+            window=shape.window if is_last else None,
+            relative=self.relative(),
+            rotary=self.rotation(30.0 if is_last else 100.0) if shape.rotary else None,
+        )
+        before, after = (
+            [self.norm(hidden) if has_norm else None for _ in range(2)]
+            for has_norm in (shape.norms_first, not shape.norms_first)
         )
         return Layer(
+            # As in ModernBERT, the first attention reads the normalized embeddings.
+            attention_norm=before[0] if is_last else None,
             attention=attention,
-            attention_residual=Residual(norm=self.norm(hidden)),
+            attention_residual=Residual(norm=after[0]),
+            up_norm=before[1],
             up=self.linear(shape.inner, hidden),
+            gate=self.linear(shape.inner, hidden) if shape.gated else None,
             activation=shape.activation,
             down=self.linear(hidden, shape.inner),
-            residual=Residual(norm=self.norm(hidden)),
+            residual=Residual(norm=after[1]),
         )
 
     def model(self) -> EncoderModel:
@@ -132,7 +203,8 @@ class _Maker:
         types = ("token_type_ids",) if shape.has_types else ()
         return EncoderModel(
             embeddings=embeddings,
-            layers=tuple(self.layer() for _ in range(shape.layers)),
+            layers=tuple(self.layer(each) for each in range(shape.layers)),
+            final_norm=self.norm(shape.hidden) if shape.norms_first else None,
             heads=(HIDDEN_STATES,),
             limit=shape.limit,
             input_names=("input_ids", "attention_mask", *types),
@@ -207,6 +279,7 @@ def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Lay
             attention, query=query, key=key, value=value, output=quantized(attention.output)
         ),
         up=quantized(layer.up, shape.smoothed),
+        gate=None if layer.gate is None else quantized(layer.gate, shape.smoothed),
         down=quantized(layer.down),
     )
 
@@ -250,7 +323,7 @@ def _native_scales(model: EncoderModel) -> Any:
     offsets = {
         id(layer.down.codes): packed._OFFSETS[layer.activation]
         for layer in model.layers
-        if layer.activation in packed._OFFSETS
+        if layer.activation in packed._OFFSETS and layer.gate is None
     }
 
     def native(x: Any, codes: Codes, *, per_tensor: bool) -> tuple[Any, Any, Any]:

@@ -18,18 +18,29 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.targets.target import FileName, Target
 
 
-def save_packed_graph(model: ir.Model, path: Path) -> None:
+def save_onnx_graph(model: ir.Model, path: Path, longest: int) -> None:
+    """Write a graph as it is, for texts of any length."""
+    del longest
+    save_graph(model, path)
+
+
+def save_packed_graph(model: ir.Model, path: Path, longest: int) -> None:
     """Write a graph with Q/DQ pairs as packed weights of the native engine.
+
+    Args:
+        model: The graph.
+        path: The file.
+        longest: Longest text in tokens, where the graph has no table of positions.
 
     Raises:
         UserInputError: The engine does not run a part of the graph.
     """
     with _refusing():
-        save_packed(pack_model(read_encoder(model)), path)
+        save_packed(pack_model(read_encoder(model, longest=longest)), path)
 
 
-WRITERS: Mapping[FileName, Callable[[ir.Model, Path], None]] = {
-    "model.onnx": save_graph,
+WRITERS: Mapping[FileName, Callable[[ir.Model, Path, int], None]] = {
+    "model.onnx": save_onnx_graph,
     "model.safetensors": save_packed_graph,
 }
 
@@ -39,19 +50,20 @@ def limits_models(target: Target) -> bool:
     return target.file == "model.safetensors"
 
 
-def check_model(target: Target, sited: ir.Model) -> None:
+def check_model(target: Target, sited: ir.Model, longest: int) -> None:
     """Refuse a model that a target does not run, before anything is calibrated.
 
     Args:
         target: The target.
         sited: Float graph with a node at every site; not changed.
+        longest: Longest text in tokens.
 
     Raises:
         UserInputError: The target does not run it. The message names the targets that remain.
     """
     if limits_models(target):
         with _refusing():
-            read_encoder(float_graph(sited))
+            read_encoder(float_graph(sited), longest=longest)
 
 
 @contextlib.contextmanager

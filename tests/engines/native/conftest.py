@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import usable_sets
 
 collect_ignore_glob = [] if importlib.util.find_spec("llvmlite") else ["*.py"]
@@ -43,7 +44,7 @@ def kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels of each instruction set that this CPU has."""
     from native_kernels import kernels_of
 
-    return kernels_of(request.param)
+    return kernels_of(request.param, Features(activation="gelu"))
 
 
 @pytest.fixture(scope="session", params=USABLE)
@@ -51,7 +52,34 @@ def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels for dynamic scales of each instruction set that this CPU has."""
     from native_kernels import kernels_of
 
-    return kernels_of(request.param, dynamic=True)
+    return kernels_of(request.param, Features(activation="gelu", dynamic=True))
+
+
+@pytest.fixture(scope="session", params=USABLE)
+def modern_kernels(request: pytest.FixtureRequest) -> Any:
+    """Kernels for dynamic scales of models with all parts that BERT lacks."""
+    from native_kernels import kernels_of
+
+    features = Features(
+        activation="gelu",
+        dynamic=True,
+        norms_first=True,
+        gated=True,
+        rotary=True,
+        windowed=True,
+        relative_keys=True,
+        relative_queries=True,
+        positions=False,
+    )
+    return kernels_of(request.param, features)
+
+
+@pytest.fixture(scope="session", params=USABLE)
+def windowed_kernels(request: pytest.FixtureRequest) -> Any:
+    """Kernels for dynamic scales of models with sliding windows."""
+    from native_kernels import kernels_of
+
+    return kernels_of(request.param, Features(activation="gelu", dynamic=True, windowed=True))
 
 
 @pytest.fixture(scope="session", params=USABLE)

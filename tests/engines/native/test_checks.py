@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native_models import Shape, random_model
+from native_models import DISENTANGLED, MODERN, Shape, random_model
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
@@ -42,6 +42,16 @@ def packed() -> Packed:
     return pack_model(random_model(SHAPE, HEADS))
 
 
+@pytest.fixture(scope="module")
+def modern() -> Packed:
+    return pack_model(random_model(MODERN, HEADS))
+
+
+@pytest.fixture(scope="module")
+def disentangled() -> Packed:
+    return pack_model(random_model(DISENTANGLED, HEADS))
+
+
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the place of each setting, nested ones too."""
     found = [path] if path else []
@@ -69,6 +79,8 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         Shape(),
         SHAPE,
         Shape(shared_codes=False, words_are_int8=False, narrow=24),
+        MODERN,
+        DISENTANGLED,
         Shape(has_positions=False, has_types=False, hidden=312, inner=100, layers=1, head=26),
     ],
 )
@@ -172,6 +184,59 @@ def test_a_wrong_setting_is_named(packed, path, value, message) -> None:
         check_packed(Packed(arrays=packed.arrays, settings=settings))
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("norms_first",), False, "'layers.0.attention_norm' does not fit norms_first=False"),
+        (("gated",), False, "up.columns' is 256"),
+        (("rotations",), 1, "layers.1.rotation' is 1 .* from 0 to 0"),
+        (("rotations",), 3, "array 'rotations.2' is missing"),
+        (("rotations",), 0, "layers.0.rotation' is 0"),
+        (("head_size",), 16, "setting 'head_size' is 16 and has to be a multiple of 32"),
+        (("limit",), 81, r"array 'rotations.0' is float32 .*\(81, 2, 16\)"),
+        (("final_norm",), None, "array 'final_norm.bias' is unknown"),
+        (("layers", 1, "rotation"), None, "layers.1.rotation' is None"),
+        (("layers", 1, "window"), -1, "layers.1.window' is -1"),
+        (("layers", 1, "window"), 2.5, "layers.1.window' is 2.5"),
+        (("layers", 1, "up_input_norm"), None, "'layers.1.up_input_norm' does not fit"),
+        (("layers", 1, "norm"), {"width": 40, "epsilon": 0.0}, "'layers.1.norm' does not fit"),
+        (("layers", 1, "attention_input_norm"), None, "attention_input_norm.bias' is unknown"),
+    ],
+)
+def test_a_wrong_setting_of_a_model_that_normalizes_first_is_named(
+    modern, path, value, message
+) -> None:
+    settings = changed(modern.settings, path, value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=modern.arrays, settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("relative",), None, "array 'layers.0.relative_keys' is unknown"),
+        (("relative", "keys"), False, "array 'layers.0.relative_keys' is unknown"),
+        (("relative", "keys"), 1, "relative.keys' is 1"),
+        (("relative", "rows"), 0, "relative.rows' is 0"),
+        (("relative", "rows"), 12, "'relative_rows' is not in order from 0 to 11"),
+        (("relative", "rows"), 33, r"relative_keys' is float32 .*\(5, 3, 16, 16\)"),
+    ],
+)
+def test_a_wrong_setting_of_relative_positions_is_named(disentangled, path, value, message) -> None:
+    settings = changed(disentangled.settings, path, value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=disentangled.arrays, settings=settings))
+
+
+@pytest.mark.parametrize("value", [-1, 10_000, 5])
+def test_rows_of_relative_positions_are_in_order(disentangled, value) -> None:
+    rows = disentangled.arrays["relative_rows"].copy()
+    rows[100] = value
+    arrays = disentangled.arrays | {"relative_rows": rows}
+    with pytest.raises(CheckpointError, match="'relative_rows' is not in order"):
+        check_packed(Packed(arrays=arrays, settings=disentangled.settings))
+
+
 def _runs(packed: Packed, *, examples: int) -> Any:
     every = places(packed.settings)
     values = st.one_of(
@@ -205,10 +270,13 @@ def _runs(packed: Packed, *, examples: int) -> Any:
     return run
 
 
-def test_random_settings_are_taken_or_refused(packed) -> None:
+def test_random_settings_are_taken_or_refused(packed, modern, disentangled) -> None:
     _runs(packed, examples=300)()
+    _runs(modern, examples=100)()
+    _runs(disentangled, examples=50)()
 
 
 @pytest.mark.slow
-def test_many_random_settings_are_taken_or_refused(packed) -> None:
+def test_many_random_settings_are_taken_or_refused(packed, modern) -> None:
     _runs(packed, examples=10_000)()
+    _runs(modern, examples=5_000)()

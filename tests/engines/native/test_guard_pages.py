@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 import native_guard
 from native_guard import digest
-from native_models import LIMIT, Shape, random_batch, random_model
+from native_models import DISENTANGLED, LIMIT, MODERN, Shape, random_batch, random_model
 from qdqbert.engines.native.model import Head, HeadOutput
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
@@ -22,6 +23,12 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
 HERE = Path(__file__).parent
 # Most mistakes are at the end.
 SIDES = (pytest.param("start", marks=pytest.mark.slow), "end")
+
+SHAPES = {
+    "bert": Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24),
+    "modern": MODERN,
+    "disentangled": DISENTANGLED,
+}
 
 
 def run_apart(*arguments: str, **variables: str) -> str:
@@ -44,11 +51,10 @@ def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("side", SIDES)
-def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, dynamic) -> None:
-    shape = Shape(
-        hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24, dynamic=dynamic
-    )
+def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, dynamic) -> None:
+    shape = dataclasses.replace(SHAPES[name], dynamic=dynamic)
     heads = (
         Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),)),
         Head(pooling="mean", steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),

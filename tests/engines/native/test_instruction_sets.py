@@ -8,6 +8,7 @@ import re
 import pytest
 
 from qdqbert.engines.native.compiler import assembly
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import (
     INSTRUCTION_SETS,
     choose_set,
@@ -30,7 +31,7 @@ EXPECTED = {
 @functools.cache
 def assembly_of(name: str) -> str:
     isa = INSTRUCTION_SETS[name]
-    return assembly(build_module(isa, "gelu"), isa)
+    return assembly(build_module(isa, Features(activation="gelu")), isa)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from native_models import Shape, random_model
+from native_models import DISENTANGLED, MODERN, Shape, random_model
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS, usable_sets
+from qdqbert.engines.native.model import Residual
 from qdqbert.engines.native.packed import _fits_16_bits, pack_model
 from qdqbert.engines.native.program import Program
 from qdqbert.errors import GraphError
@@ -81,6 +82,70 @@ def test_layers_that_kernels_do_not_compute_are_refused(part, changes, message) 
 def test_layers_with_other_activation_functions_are_refused() -> None:
     with pytest.raises(GraphError, match="needs equal layers; layer 1"):
         pack_model(with_layer(activation="relu"))
+
+
+def test_layers_with_norms_in_other_places_are_refused() -> None:
+    norm = random_model(SHAPE).layers[0].residual.norm
+    with pytest.raises(GraphError, match=r"either before or after .* layer 1 has neither or both"):
+        pack_model(with_layer(up_norm=norm))
+    with pytest.raises(GraphError, match=r"either before or after .* layer 1 has neither or both"):
+        pack_model(with_layer(attention_residual=Residual(norm=None)))
+
+
+def test_a_gate_needs_the_codes_of_what_it_multiplies() -> None:
+    model = random_model(MODERN)
+    gate = model.layers[1].gate
+    codes = dataclasses.replace(gate.codes, zero_point=gate.codes.zero_point ^ 1)
+    changed = dataclasses.replace(model.layers[1], gate=dataclasses.replace(gate, codes=codes))
+    with pytest.raises(GraphError, match="gate of layer 1 has other codes"):
+        pack_model(dataclasses.replace(model, layers=(model.layers[0], changed)))
+
+
+@pytest.mark.parametrize("change", ["keys", "rows", "order"])
+def test_relative_positions_that_differ_between_layers_are_refused(change) -> None:
+    model = random_model(DISENTANGLED)
+    relative = model.layers[1].attention.relative
+    rows = relative.rows.copy()
+    rows[0] = rows[0] - 1 if change == "rows" else 0
+    changed = {
+        "keys": {"keys": None},
+        "rows": {"rows": rows},
+        "order": {"rows": rows},
+    }[change]
+    attention = dataclasses.replace(
+        model.layers[1].attention, relative=dataclasses.replace(relative, **changed)
+    )
+    layer = dataclasses.replace(model.layers[1], attention=attention)
+    with pytest.raises(GraphError, match=r"equal relative positions .* layer 1"):
+        pack_model(dataclasses.replace(model, layers=(model.layers[0], layer)))
+
+
+def test_rows_of_relative_positions_are_stored_in_rising_order() -> None:
+    model = random_model(DISENTANGLED)
+    relative, packed = model.layers[0].attention.relative, pack_model(model)
+    count = relative.keys.shape[1]
+    assert relative.rows[0] > relative.rows[-1]
+    np.testing.assert_array_equal(
+        packed.arrays["relative_rows"][: len(relative.rows)], count - 1 - relative.rows
+    )
+    # The first panel of the first head: `(head size, 16 rows)`, with padded channels.
+    panel = packed.arrays["layers.0.relative_keys"][0, 0]
+    scale = model.layers[0].attention.scale * np.log2(np.e)
+    np.testing.assert_allclose(panel[:8], relative.keys[0, ::-1][:16].T * scale, rtol=1e-5)
+    assert not panel[8:].any()
+
+
+def test_equal_rotations_are_stored_once() -> None:
+    model = random_model(dataclasses.replace(MODERN, layers=4))
+    packed = pack_model(model)
+    assert [each["rotation"] for each in packed.settings["layers"]] == [0, 0, 0, 1]
+    stored = packed.arrays["rotations.1"]
+    rotary = model.layers[3].attention.rotary
+    # Heads of 8 channels are padded to 32: each half has 4 of 16.
+    np.testing.assert_array_equal(stored[:, 0, :4], rotary.cos)
+    np.testing.assert_array_equal(stored[:, 1, :4], rotary.sin)
+    assert stored.shape == (80, 2, 16)
+    assert not stored[:, :, 4:].any()
 
 
 def test_static_and_dynamic_scales_together_are_refused() -> None:

@@ -113,30 +113,32 @@ def test_families_with_another_attention_are_quantized(
     # Texts that are longer than DeBERTa's buckets and ModernBERT's window.
     words = SENTENCE.split()
     texts = [" ".join(words[: 3 + index % 14]) for index in range(40)]
+    targets = ["onnxruntime", "native"]
     report = qdqbert.quantize(
         save_tiny(tmp_path / "float", family),
         tmp_path / "int8",
-        targets=["onnxruntime"],
+        targets=targets,
         calibration_data=write_file("texts.txt", "\n".join(texts)),
         calibration_samples=20,
         benchmark=False,
     )
-    (target,) = report.targets
-    assert target.lowering.is_exact
-    assert target.fidelity.sqnr_db > 15
+    assert [target.target for target in report.targets] == targets
+    for target in report.targets:
+        assert target.lowering.is_exact
+        assert target.fidelity.sqnr_db > 15
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
-def test_families_that_the_native_engine_does_not_run_are_refused_before_calibration(
-    checkpoints, quantized, tmp_path, monkeypatch, family
+def test_layers_that_the_native_engine_does_not_run_are_refused_before_calibration(
+    save_tiny, quantized, tmp_path, monkeypatch
 ) -> None:
+    data = quantized("classifier").data
     monkeypatch.delattr("qdqbert.verbs.quantize.run.find_calibration")
-    with pytest.raises(UserInputError, match=r"runs encoders with BERT's layers") as caught:
+    with pytest.raises(UserInputError, match=r"layers of BERT, ModernBERT or DeBERTa") as caught:
         qdqbert.quantize(
-            checkpoints(family),
+            save_tiny(tmp_path / "float", "deberta-v2", conv_kernel_size=3, conv_act="gelu"),
             tmp_path / "int8",
             targets=["native", "onnxruntime"],
-            calibration_data=quantized("classifier").data,
+            calibration_data=data,
         )
     assert caught.value.argument == "targets"
     assert "`targets` for this model. They are: portable, onnxruntime, " in str(caught.value)

@@ -6,7 +6,7 @@ make them read other memory. Everything is compared here before a kernel gets an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -140,6 +140,7 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     settings.number("score_scale")
     settings.truth("causal")
     settings.truth("dynamic")
+    norms_first, gated = settings.truth("norms_first"), settings.truth("gated")
     settings.truth("fits_16_bits")
     settings.truth("has_choices")
     names = settings.texts("input_names")
@@ -148,6 +149,12 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     if settings.get("padding_id") is not None:
         settings.integer("padding_id", 0, 2**31 - 1)
     yield from _embeddings(settings, limit)
+    yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
+    rotations = settings.integer("rotations", 0)
+    for index in range(rotations):
+        settings.integer("head_size", multiple=2 * PANEL)
+        yield f"rotations.{index}", np.float32, (limit, 2, size // 2)
+    tables = yield from _relative(settings, packed, limit)
     layers = settings.children("layers")
     if not layers:
         raise _wrong("it has no layers")
@@ -158,12 +165,23 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
         for part, depth, columns in (
             *((part, hidden, width) for part in ("query", "key", "value")),
             ("output", width, narrow),
-            ("up", hidden, padded(settings.integer("inner"), PANEL)),
+            ("up", hidden, 2 * inner if gated else padded(settings.integer("inner"), PANEL)),
             ("down", inner, narrow),
         ):
             yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
-        for part in ("attention_norm", "norm"):
-            yield from _norm(layer.child(part), f"{name}.{part}", settings.integer("hidden"))
+        wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
+        for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
+            is_optional = norms_first and part == "attention_input_norm"
+            if not is_optional and (layer.get(part) is not None) != (part in wanted):
+                raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
+            yield from _optional_norm(layer, part, f"{name}.{part}", settings.integer("hidden"))
+        for part, rows in tables.items():
+            yield f"{name}.{part}", np.float32, (heads, rows // PANEL, size, PANEL)
+        if layer.get("window") is not None:
+            layer.integer("window", 0)
+        # Either all layers are rotated or none.
+        if rotations or layer.get("rotation") is not None:
+            layer.integer("rotation", 0, rotations - 1)
         if (bias := f"{name}.position_bias") in packed.arrays:
             # Kernels read whole vectors of keys.
             yield bias, np.float32, (padded(heads * (2 * limit - 1) + PANEL, PANEL),)
@@ -187,6 +205,28 @@ def _embeddings(settings: _Settings, limit: int) -> Iterator[Expected]:
     yield "positions", np.float32, (limit if embeddings.truth("has_positions") else 1, width)
     yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, width)
     yield from _norm(embeddings.child("norm"), "embedding_norm", own)
+
+
+def _relative(
+    settings: _Settings, packed: Packed, limit: int
+) -> Generator[Expected, None, dict[str, int]]:
+    """Check tables of relative positions, and return the rows of each table of a layer by name.
+
+    The numbers of rows are addresses for kernels.
+    """
+    if settings.get("relative") is None:
+        return {}
+    relative = settings.child("relative")
+    count = relative.integer("rows")
+    parts = [part for part in ("keys", "queries") if relative.truth(part)]
+    if not parts:
+        raise _wrong("setting 'relative' has neither keys nor queries")
+    name, places = "relative_rows", 2 * limit - 1
+    yield name, np.int32, (padded(places, PANEL),)
+    rows = packed.arrays.get(name, np.zeros(1, np.int32)).ravel()[:places]
+    if rows.size and (rows.min() < 0 or rows.max() >= count or (rows[1:] < rows[:-1]).any()):
+        raise _wrong(f"array {name!r} is not in order from 0 to {count - 1}")
+    return {f"relative_{part}": padded(count, PANEL) for part in parts}
 
 
 def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterator[Expected]:
@@ -216,6 +256,11 @@ def _norm(settings: _Settings, name: str, width: int) -> Iterator[Expected]:
     settings.number("epsilon", 0)
     for part in ("weight", "bias"):
         yield f"{name}.{part}", np.float32, (padded(width),)
+
+
+def _optional_norm(settings: _Settings, part: str, name: str, width: int) -> Iterator[Expected]:
+    if settings.get(part) is not None:
+        yield from _norm(settings.child(part), name, width)
 
 
 def _heads(settings: _Settings) -> Iterator[Expected]:

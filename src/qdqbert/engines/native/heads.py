@@ -1,4 +1,4 @@
-"""Heads: pooling of the last hidden states, and float layers on each row."""
+"""Heads: LayerNorm and pooling of the last hidden states, and float layers on each row."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Heads:
         self._program = program
         self._heads = program.settings["heads_of_model"]
         self._records: dict[str, NDArray[np.int64]] = {}
+        self._final_norm: NDArray[np.int64] | None = None
+        if program.settings["final_norm"] is not None:
+            self._final_norm = program.norm("final_norm", program.settings["final_norm"])
         for index, head in enumerate(self._heads):
             for number, step in enumerate(head["steps"]):
                 name = f"heads.{index}.{number}"
@@ -43,6 +46,8 @@ class Heads:
             starts: Index of the first token of each text, and of the end.
         """
         found: dict[str, tuple[bool, Rows]] = {}
+        if self._final_norm is not None:
+            states = self._normalized(self._final_norm, states)
         for index, head in enumerate(self._heads):
             width = self._program.settings["hidden"]
             rows = _pooled(states, starts, head["pooling"])
@@ -69,11 +74,7 @@ class Heads:
             )
             return out, step["width"]
         if step["kind"] == "norm":
-            rows = rows.copy()
-            functions["layer_norm"](
-                self._records[name].ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
-            )
-            return rows, width
+            return self._normalized(self._records[name], rows), width
         if step["name"] == "normalize":
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
             return rows / np.maximum(length, np.float32(1e-12))[:, None], width
@@ -82,6 +83,14 @@ class Heads:
         # Functions of zero may differ from zero, and padding has to stay zero.
         rows[:, width:] = 0
         return rows, width
+
+    def _normalized(self, record: NDArray[np.int64], rows: Rows) -> Rows:
+        """Return rows after a LayerNorm."""
+        rows = rows.copy()
+        self._program.functions["layer_norm"](
+            record.ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
+        )
+        return rows
 
 
 def _pooled(states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:

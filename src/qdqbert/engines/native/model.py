@@ -94,6 +94,39 @@ class Norm:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embeddings (Su et al. 2021, arXiv:2104.09864).
+
+    The first half `a` and the second half `b` of the channels of a head become
+    `a * cos - b * sin` and `b * cos + a * sin`, with the row of the token's position.
+
+    Attributes:
+        cos, sin: `(limit, head size / 2)`.
+    """
+
+    cos: Floats
+    sin: Floats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelativePositions:
+    """Disentangled attention (He et al. 2021, arXiv:2006.03654): scores of content and position.
+
+    With row `r = rows[j - i + limit - 1]`, the score of query `i` and key `j` of a head is
+    `(query[i] @ key[j] + query[i] @ keys[r] + key[j] @ queries[r]) * scale`.
+
+    Attributes:
+        keys: `(heads, rows, head size)`; `None` if queries are not multiplied by positions.
+        queries: `(heads, rows, head size)`; `None` if keys are not multiplied by positions.
+        rows: `(2 * limit - 1,)`, the row of each distance. Rows never decrease or never increase.
+    """
+
+    keys: Floats | None
+    queries: Floats | None
+    rows: NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention:
     """Self-attention without its residual add.
 
@@ -104,6 +137,9 @@ class Attention:
         heads: Number of heads.
         scale: Factor of the scores, `1 / sqrt(head size)` in BERT.
         causal: Whether a token attends only to itself and those before it.
+        window: A token attends only to tokens up to this far away on each side; `None` for all.
+        rotary: Rotation of queries and keys; `None` if the family has none.
+        relative: Tables of relative positions; `None` if the family has none.
         query_codes, key_codes, probability_codes, value_codes: Fake quantization of the inputs of
             the two matmuls, where the recipe has it.
         position_bias: `(heads, 2 * limit - 1)`, added to the score of query `i` and key `j` at
@@ -117,6 +153,9 @@ class Attention:
     heads: int
     scale: float
     causal: bool = False
+    window: int | None = None
+    rotary: Rotary | None = None
+    relative: RelativePositions | None = None
     query_codes: RoundTrip | None = None
     key_codes: RoundTrip | None = None
     probability_codes: RoundTrip | None = None
@@ -126,23 +165,35 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Residual:
-    """`norm(local + residual)`, with fake quantization of both where the recipe has it."""
+    """`norm(local + residual)`, with fake quantization of both where the recipe has it.
 
-    norm: Norm
+    Attributes:
+        norm: LayerNorm of the sum; `None` in layers that normalize first.
+        local_codes, residual_codes: Fake quantization of what is added, and of the states.
+    """
+
+    norm: Norm | None
     local_codes: RoundTrip | None = None
     residual_codes: RoundTrip | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """An encoder layer that normalizes after its residual adds, as BERT's does.
+    """An encoder layer: attention and a feed-forward part, each with a residual add.
+
+    BERT normalizes after each add. Layers that normalize first have `attention_norm` and `up_norm`
+    instead, which the residual does not pass.
 
     Attributes:
+        attention_norm: LayerNorm of what the attention reads; `None` if it reads the states.
         attention: Self-attention.
         attention_residual: The residual add after it.
+        up_norm: LayerNorm of what the feed-forward part reads; `None` if it reads the states.
         up: First linear layer of the feed-forward part.
         activation: Its activation function.
-        down: Second linear layer.
+        gate: A linear layer with the input of `up`, by whose output the activation is multiplied;
+            `None` if there is none.
+        down: Last linear layer.
         residual: The residual add after it.
     """
 
@@ -152,6 +203,9 @@ class Layer:
     activation: Activation
     down: Linear
     residual: Residual
+    gate: Linear | None = None
+    attention_norm: Norm | None = None
+    up_norm: Norm | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,6 +281,7 @@ class EncoderModel:
     Attributes:
         embeddings: Token ids to hidden states.
         layers: The encoder layers.
+        final_norm: LayerNorm after the last layer; `None` if layers end with one.
         heads: What is computed from the last hidden states.
         limit: Longest text in tokens.
         input_names: Names of the inputs, in the order of the graph.
@@ -238,4 +293,5 @@ class EncoderModel:
     heads: tuple[Head, ...]
     limit: int
     input_names: tuple[str, ...]
+    final_norm: Norm | None = None
     has_choices: bool = False

@@ -24,6 +24,8 @@ from qdqbert.engines.native.model import (
     Layer,
     Linear,
     Norm,
+    RelativePositions,
+    Rotary,
     Table,
 )
 from qdqbert.errors import GraphError
@@ -70,14 +72,18 @@ class _Packer:
         self._arrays: dict[str, Array] = {}
         self._fits_16_bits = True
         first = model.layers[0]
-        self._hidden = len(first.residual.norm.weight)
+        self._hidden = len(first.down.bias)
         self._inner = len(first.up.bias)
+        self._rotations: list[Rotary] = []
         self._heads = first.attention.heads
         self._head = len(first.attention.query.bias) // self._heads
-        # Where each channel of the heads goes.
-        size = padded(self._head, PANEL)
-        channels = np.arange(self._heads * self._head)
-        self._spread = channels // self._head * size + channels % self._head
+        # Where each channel of the heads goes. Both halves of a rotated head are whole panels.
+        is_rotated = first.attention.rotary is not None
+        size = padded(self._head, 2 * PANEL if is_rotated else PANEL)
+        head, channel = np.divmod(np.arange(self._heads * self._head), self._head)
+        self._spread = head * size + channel
+        gap = (size - self._head) // 2 if is_rotated else 0
+        self._spread_in_halves = self._spread + gap * (2 * channel >= self._head)
         self._size, self._width = size, padded(self._heads * size)
 
     def pack(self) -> Packed:
@@ -88,6 +94,9 @@ class _Packer:
         settings = {
             "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
             "activation": model.layers[0].activation,
+            "norms_first": model.layers[0].residual.norm is None,
+            "gated": model.layers[0].gate is not None,
+            "final_norm": self._optional_norm("final_norm", model.final_norm),
             "hidden": self._hidden,
             "inner": self._inner,
             "heads": self._heads,
@@ -101,6 +110,8 @@ class _Packer:
             "padding_id": model.embeddings.padding_id,
             "embeddings": self._embeddings(),
             "layers": layers,
+            "rotations": len(self._rotations),
+            "relative": self._relative(),
             "heads_of_model": [
                 self._head_of_model(f"heads.{index}", index) for index in range(len(model.heads))
             ],
@@ -131,6 +142,7 @@ class _Packer:
     def _layer(self, name: str, layer: Layer) -> dict[str, Any]:
         attention = layer.attention
         projections = {"query": attention.query, "key": attention.key, "value": attention.value}
+        spreads = {"value": self._spread}
         if attention.position_bias is not None:
             bias = attention.position_bias * np.float32(math.log2(math.e))
             # Kernels read whole vectors of keys.
@@ -140,17 +152,98 @@ class _Packer:
         return {
             **{
                 part: self._linear(
-                    f"{name}.{part}", linear, columns=self._spread, count=self._width
+                    f"{name}.{part}",
+                    linear,
+                    columns=spreads.get(part, self._spread_in_halves),
+                    count=self._width,
                 )
                 for part, linear in projections.items()
             },
             "shares_codes": _same_codes(tuple(projections.values())),
             "output": output,
-            "attention_norm": self._norm(f"{name}.attention_norm", layer.attention_residual.norm),
-            "up": self._linear(f"{name}.up", layer.up),
-            "down": self._linear(f"{name}.down", layer.down, offset=_OFFSETS.get(layer.activation)),
-            "norm": self._norm(f"{name}.norm", layer.residual.norm),
+            "window": attention.window,
+            "rotation": self._rotation(attention.rotary),
+            **{
+                part: self._optional_norm(f"{name}.{part}", norm)
+                for part, norm in (
+                    ("attention_input_norm", layer.attention_norm),
+                    ("attention_norm", layer.attention_residual.norm),
+                    ("up_input_norm", layer.up_norm),
+                    ("norm", layer.residual.norm),
+                )
+            },
+            "up": self._up(f"{name}.up", layer),
+            # Products with a gate have both signs.
+            "down": self._linear(
+                f"{name}.down",
+                layer.down,
+                offset=_OFFSETS.get(layer.activation) if layer.gate is None else None,
+            ),
         }
+
+    def _up(self, name: str, layer: Layer) -> dict[str, Any]:
+        """Add the first linear layer of the feed-forward part, with its gate after it."""
+        if layer.gate is None:
+            return self._linear(name, layer.up)
+        both = (layer.up, layer.gate)
+        scales = [each.weight_scale for each in both if each.weight_scale is not None]
+        joined = dataclasses.replace(
+            layer.up,
+            weight=np.concatenate([each.weight for each in both]),
+            weight_scale=np.concatenate(scales),
+            bias=np.concatenate([each.bias for each in both]),
+        )
+        width = padded(self._inner)
+        columns = np.add.outer((0, width), np.arange(self._inner)).ravel()
+        return self._linear(name, joined, columns=columns, count=2 * width)
+
+    def _relative(self) -> dict[str, Any] | None:
+        """Add the tables of relative positions of all layers."""
+        first = self._model.layers[0].attention
+        if first.relative is None:
+            return None
+        rows = first.relative.rows
+        falls = rows[0] > rows[-1]
+        count = 0
+        for index, layer in enumerate(self._model.layers):
+            attention = layer.attention
+            assert attention.relative is not None
+            for name in ("keys", "queries"):
+                table = getattr(attention.relative, name)
+                if table is not None:
+                    count = table.shape[1]
+                    scaled = table * np.float32(attention.scale * math.log2(math.e))
+                    self._arrays[f"layers.{index}.relative_{name}"] = self._table_of_heads(
+                        scaled[:, ::-1] if falls else scaled
+                    )
+        stored = np.zeros(padded(rows.size, PANEL), np.int32)
+        stored[: rows.size] = count - 1 - rows if falls else rows
+        self._arrays["relative_rows"] = stored
+        return {
+            "rows": count,
+            "keys": first.relative.keys is not None,
+            "queries": first.relative.queries is not None,
+        }
+
+    def _table_of_heads(self, table: Floats) -> Floats:
+        """Return `(heads, rows, head size)` in panels, `(heads, panels, head size, 16)`."""
+        wide = np.zeros((*table.shape[:2], self._size), np.float32)
+        wide[:, :, self._spread_in_halves[: self._head]] = table
+        return np.stack([pack_floats(each, self._size) for each in wide])
+
+    def _rotation(self, rotary: Rotary | None) -> int | None:
+        """Return the number of a rotation, whose table is added if it is new."""
+        if rotary is None:
+            return None
+        for index, known in enumerate(self._rotations):
+            if np.array_equal(known.cos, rotary.cos) and np.array_equal(known.sin, rotary.sin):
+                return index
+        index = len(self._rotations)
+        self._rotations.append(rotary)
+        # The sines follow the cosines of each position.
+        both = np.stack([rotary.cos, rotary.sin], axis=1)
+        self._arrays[f"rotations.{index}"] = _wide(both.astype(np.float32), self._size // 2)
+        return index
 
     def _linear(
         self,
@@ -215,6 +308,9 @@ class _Packer:
         self._arrays[f"{name}.bias"] = _wide(norm.bias, width)
         return {"epsilon": norm.epsilon, "width": len(norm.weight)}
 
+    def _optional_norm(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
+        return None if norm is None else self._norm(name, norm)
+
     def _head_of_model(self, name: str, index: int) -> dict[str, Any]:
         head = self._model.heads[index]
         steps: list[dict[str, Any]] = []
@@ -250,6 +346,12 @@ def _check(model: EncoderModel) -> None:
         if bias is not None and bias.shape != wanted:
             raise GraphError(f"The position bias of layer {index} is {bias.shape}, not {wanted}.")
         attention = layer.attention
+        if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
+            raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
+        _check_norms(layer, index)
+        _check_relative(layer.attention.relative, model, index)
+        if layer.gate is not None and not _same_codes((layer.up, layer.gate)):
+            raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
         linears = (attention.query, attention.key, attention.value, attention.output)
         residuals = (layer.attention_residual, layer.residual)
         if any(each.codes is None for each in (*linears, layer.up, layer.down)):
@@ -280,11 +382,56 @@ def _check(model: EncoderModel) -> None:
             )
 
 
+def _check_relative(relative: RelativePositions | None, model: EncoderModel, index: int) -> None:
+    """Refuse tables of relative positions that differ in form from those of the first layer."""
+    first = model.layers[0].attention.relative
+    if relative is None or first is None:
+        return
+    tables = [each for each in (relative.keys, relative.queries) if each is not None]
+    has_all = (relative.keys is None, relative.queries is None) == (
+        first.keys is None,
+        first.queries is None,
+    )
+    steps = np.diff(relative.rows)
+    is_ordered = bool((steps >= 0).all() or (steps <= 0).all())
+    counts = {each.shape[1] for each in (*tables, first.keys, first.queries) if each is not None}
+    if not (
+        has_all
+        and is_ordered
+        and len(counts) == 1
+        and relative.rows.shape == (2 * model.limit - 1,)
+        and np.array_equal(relative.rows, first.rows)
+        and relative.rows.min() >= 0
+        and relative.rows.max() < max(counts)
+    ):
+        raise GraphError(
+            "The native engine needs equal relative positions in all layers, in the order of the "
+            f"distance; those of layer {index} differ."
+        )
+
+
+def _check_norms(layer: Layer, index: int) -> None:
+    """Refuse layers whose LayerNorms are neither all after residual adds nor all before parts."""
+    before = (layer.attention_norm, layer.up_norm)
+    after = (layer.attention_residual.norm, layer.residual.norm)
+    # The first attention may read the normalized embeddings.
+    is_first = after == (None, None) and layer.up_norm is not None
+    if not is_first and (before != (None, None) or None in after):
+        raise GraphError(
+            "The native engine needs a LayerNorm either before or after each part of a layer; "
+            f"layer {index} has neither or both."
+        )
+
+
 def _common(layer: Layer) -> tuple[Any, ...]:
     """Return what is the same in all layers of a model."""
     attention = layer.attention
     return (
-        layer.residual.norm.weight.shape,
+        layer.residual.norm is None,
+        layer.gate is None,
+        attention.rotary is None,
+        attention.relative is None,
+        layer.down.bias.shape,
         layer.up.bias.shape,
         attention.query.bias.shape,
         attention.heads,

@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from qdqbert.engines.native.cache import compiled
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.kernels.attention import rows_together
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
-    INNER_BLOCK,
     SPARE_ROWS,
     build_module,
 )
+from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, zeros
 from qdqbert.engines.native.packed import Packed, padded, shift_of
@@ -64,6 +65,7 @@ class Program:
     Attributes:
         settings: Settings of the model.
         hidden: Channels of a hidden state with padding.
+        features: What the kernels compute.
         vocabulary: Number of token ids.
         type_count: Number of token types.
     """
@@ -90,7 +92,13 @@ class Program:
         self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
-        module = build_module(isa, self.settings["activation"], dynamic=self.settings["dynamic"])
+        self.features = _features(self.settings)
+        # Columns of the first linear layer of the feed-forward part.
+        self.up_columns = 2 * self.inner if self.features.gated else self.inner
+        # Rows of the tables of relative positions with padding.
+        relative = self.settings["relative"]
+        self.relative_columns = 0 if relative is None else padded(relative["rows"], PANEL)
+        module = build_module(isa, self.features)
         self._library = Library(compiled(module, isa), isa)
         self.functions: dict[str, Callable[..., None]] = {
             name: self._library.function(module.functions[name]) for name in _CALLED
@@ -123,6 +131,8 @@ class Program:
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
                     "causal": int(settings["causal"]),
+                    "relative_rows": arrays.get("relative_rows", 0),
+                    "relative_panels": self.relative_columns // PANEL,
                     "embedding_width": padded(embeddings["width"]),
                     "words": arrays["words"],
                     "word_scale": arrays["word_scale"] if embeddings["int8"] else 0,
@@ -162,13 +172,28 @@ class Program:
                 "shares_codes": int(layer["shares_codes"]),
                 "context_codes": self._codes(f"{name}.output", layer["output"]),
                 "output": self._linear(f"{name}.output", layer["output"]),
-                "attention_norm": self.norm(f"{name}.attention_norm", layer["attention_norm"]),
+                **{
+                    part: 0 if layer[part] is None else self.norm(f"{name}.{part}", layer[part])
+                    for part in (
+                        "attention_input_norm",
+                        "attention_norm",
+                        "up_input_norm",
+                        "norm",
+                    )
+                },
                 "up_codes": self._codes(f"{name}.up", layer["up"]),
                 "up": self._linear(f"{name}.up", layer["up"]),
                 "down_codes": self._codes(f"{name}.down", layer["down"]),
                 "down": self._linear(f"{name}.down", layer["down"]),
-                "norm": self.norm(f"{name}.norm", layer["norm"]),
                 "position_bias": 0 if bias is None else bias,
+                **{
+                    part: self._arrays.get(f"{name}.{part}", 0)
+                    for part in ("relative_keys", "relative_queries")
+                },
+                "window": self.settings["limit"] if layer["window"] is None else layer["window"],
+                "rotation": 0
+                if layer["rotation"] is None
+                else self._arrays[f"rotations.{layer['rotation']}"],
             }
         )
 
@@ -227,13 +252,29 @@ class Program:
         )
 
 
+def _features(settings: Mapping[str, Any]) -> Features:
+    """Return what the kernels of a model have to compute."""
+    relative = settings["relative"] or {"keys": False, "queries": False}
+    return Features(
+        activation=settings["activation"],
+        dynamic=settings["dynamic"],
+        norms_first=settings["norms_first"],
+        gated=settings["gated"],
+        rotary=settings["rotations"] > 0,
+        windowed=any(layer["window"] is not None for layer in settings["layers"]),
+        relative_keys=relative["keys"],
+        relative_queries=relative["queries"],
+        positions=settings["embeddings"]["has_positions"],
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts:
     """Texts packed one after another, without padding.
 
     Attributes:
         ids: `(tokens,)` int32.
-        positions: `(tokens,)` int32, rows of the table of positions.
+        positions: `(tokens,)` int32, the place of each token in its text.
         token_types: `(tokens,)` int32.
         starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
     """
@@ -258,6 +299,7 @@ class Scratch:
         settings, limit = program.settings, program.limit
         size, rows = settings["head_size"], rows_together(program.isa)
         deep = padded(size, DEPTH)
+        has_floats = program.features.dynamic or program.features.gated
         code_rows = max(PART_ROWS, limit) + SPARE_ROWS
         self._buffers: dict[str, Array] = {
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
@@ -265,16 +307,26 @@ class Scratch:
             "inner": zeros((BLOCK + SPARE_ROWS, max(program.inner, program.width)), np.uint8),
             "row_scale": zeros((3, code_rows), np.float32),
             "inner_float": zeros(
-                (INNER_BLOCK if settings["dynamic"] else 0, program.inner), np.float32
+                (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
             ),
+            "normed": zeros(program.hidden, np.float32),
             "queries": zeros((rows, deep), np.float32),
             "keys": zeros(limit * deep, np.float32),
             "values": zeros(limit * deep, np.float32),
             "scores": zeros((rows, limit), np.float32),
+            "query_positions": zeros(
+                (rows if program.features.relative_keys else 0, program.relative_columns),
+                np.float32,
+            ),
+            "key_positions": zeros(
+                (limit if program.features.relative_queries else 0, program.relative_columns),
+                np.float32,
+            ),
             "inverse": zeros(rows, np.float32),
             "sums": zeros((rows, deep), np.float32),
         }
-        panels = [-(-settings[name] // PANEL) for name in ("hidden", "inner")]
+        up = program.up_columns if program.features.gated else settings["inner"]
+        panels = [-(-columns // PANEL) for columns in (settings["hidden"], up)]
         hidden, inner = (divide_evenly(each, threads, _PAIR)[thread] for each in panels)
         # Whole tiles of columns if they are whole heads.
         multiple = _TILE_COLUMNS // size if _TILE_COLUMNS % size == 0 else 1
@@ -362,7 +414,8 @@ class Job:
     def _allocate(self, tokens: int) -> None:
         program, rows = self._program, tokens + SPARE_ROWS
         projected = zeros((3, rows, program.width), np.float32)
-        context = np.float32 if program.settings["dynamic"] else np.uint8
+        context = np.float32 if program.features.dynamic else np.uint8
+        inner = np.float32 if program.features.gated else context
         self._buffers = {
             "x": zeros((rows, program.hidden), np.float32),
             "queries": projected[0],
@@ -370,7 +423,7 @@ class Job:
             "values": projected[2],
             "context": zeros((rows, program.width), context),
             "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
-            "inner": zeros((FEW_ROWS + SPARE_ROWS, program.inner), context),
+            "inner": zeros((FEW_ROWS + SPARE_ROWS, program.up_columns), inner),
             "barrier": zeros(2, np.int64),
         }
         self.record = JOB.make(

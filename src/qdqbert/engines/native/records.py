@@ -80,13 +80,19 @@ LAYER = Record(
     shares_codes=I64,  # 1 if the three inputs have the same codes
     context_codes=PTR,  # CODES
     output=PTR,  # LINEAR
-    attention_norm=PTR,  # NORM
+    attention_input_norm=PTR,  # NORM before the projections; null if there is none
+    attention_norm=PTR,  # NORM after the residual add; null if layers normalize first
+    up_input_norm=PTR,  # NORM; null if layers do not normalize first
     up_codes=PTR,  # CODES
     up=PTR,  # LINEAR
     down_codes=PTR,  # CODES
     down=PTR,  # LINEAR
-    norm=PTR,  # NORM
+    norm=PTR,  # NORM; null if layers normalize first
     position_bias=PTR,  # float32 (heads, 2 * limit - 1), times log2(e); null if there is none
+    window=I64,  # tokens on each side that a token attends to; `limit` for all
+    relative_keys=PTR,  # float32, panels of a table for each head; null if there is none
+    relative_queries=PTR,  # the same for the table that keys are multiplied by
+    rotation=PTR,  # float32 (limit, 2, head_size / 2): cosines and sines; null if there is none
 )
 """An encoder layer."""
 
@@ -102,6 +108,8 @@ MODEL = Record(
     score_scale=F32,  # factor of scores, times log2(e)
     limit=I64,  # longest text in tokens
     causal=I64,  # 1 if a token attends only to itself and those before it
+    relative_rows=PTR,  # int32 (2 * limit - 1,): row of a table for key - query, in order
+    relative_panels=I64,  # panels of a table for each head
     embedding_width=I64,  # channels of the embedding tables with padding
     words=PTR,  # int8 or float32 (vocabulary, embedding_width)
     word_scale=PTR,  # float32 per channel; null if words are float32
@@ -125,7 +133,9 @@ JOB = Record(
     values=PTR,  # float32 (tokens, width)
     context=PTR,  # u8 (tokens, width); float32 if scales are dynamic
     sums=PTR,  # float32 (2, tokens, hidden), for threads that share rows
-    inner=PTR,  # u8 (tokens, inner), for threads that share rows; float32 if scales are dynamic
+    # For threads that share rows: u8 (tokens, inner), or float32 if scales are dynamic, or float32
+    # (tokens, 2 * inner) with a gate.
+    inner=PTR,
     barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
     give_way=PTR,  # function without arguments that lets another thread run
@@ -150,11 +160,14 @@ THREAD = Record(
     codes=PTR,  # u8 (3 * code_rows, hidden): of query, key and value if they differ
     inner=PTR,  # u8 (block + 32, inner or width)
     row_scale=PTR,  # float32 (3, code_rows): dynamic scales of codes
-    inner_float=PTR,  # float32 (32, inner), if scales are dynamic
+    normed=PTR,  # float32 (hidden,), if layers normalize first
+    inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate
     queries=PTR,  # split float32 (queries, head_size)
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size
     scores=PTR,  # float32 (queries, limit): scores of some queries, then weights
+    query_positions=PTR,  # float32 (queries, relative_panels * 16), if there is such a table
+    key_positions=PTR,  # float32 (limit, relative_panels * 16), if there is such a table
     inverse=PTR,  # float32 (queries,): 1 / sum of the weights
     sums=PTR,  # float32 (queries, head_size): weighted sums of values
 )

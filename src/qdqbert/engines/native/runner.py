@@ -184,10 +184,9 @@ class NativeRunner:
         if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
             _check_range("token_type_ids", inputs["token_type_ids"][kept], self._program.type_count)
             types = inputs["token_type_ids"][kept].astype(np.int32)
-        has_positions = settings["embeddings"]["has_positions"]
         return Texts(
             ids=ids[kept].astype(np.int32),
-            positions=places[kept].astype(np.int32) if has_positions else np.zeros_like(types),
+            positions=places[kept].astype(np.int32),
             token_types=types,
             starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         )

@@ -11,16 +11,18 @@ import onnx_ir as ir
 from qdqbert.engines.native.model import EncoderModel
 from qdqbert.graph.encoder.embeddings import read_embeddings
 from qdqbert.graph.encoder.heads import read_heads
-from qdqbert.graph.encoder.layers import read_layers, with_position_bias
+from qdqbert.graph.encoder.layers import read_layers, with_positions
+from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView
 
 
-def read_encoder(model: ir.Model) -> EncoderModel:
+def read_encoder(model: ir.Model, *, longest: int | None = None) -> EncoderModel:
     """Read a graph as an encoder.
 
     Args:
         model: A graph with Q/DQ pairs, as `graph.qdq.insert_qdq` returns it, of standard ONNX
             operators. It is not changed.
+        longest: Longest text in tokens, for graphs without a table of positions.
 
     Returns:
         The encoder. Its arrays may share memory with the graph.
@@ -30,13 +32,17 @@ def read_encoder(model: ir.Model) -> EncoderModel:
     """
     view = GraphView(model)
     heads, states = read_heads(view)
-    layers, start = read_layers(view, states)
-    embeddings, limit = read_embeddings(view, start)
-    complete = tuple(with_position_bias(view, each, limit) for each in layers)
+    layers, start, final_norm = read_layers(view, states)
+    embeddings, rows = read_embeddings(view, start)
+    limit = longest if rows is None else rows
+    if limit is None:
+        raise refuse(None, "has no table of positions, and the longest text is not known")
+    complete = with_positions(view, layers, limit)
     view.check_all_read()
     return EncoderModel(
         embeddings=embeddings,
         layers=complete,
+        final_norm=final_norm,
         heads=heads,
         limit=limit,
         input_names=tuple(str(value.name) for value in model.graph.inputs),

@@ -13,27 +13,12 @@ from qdqbert.graph.edit import producer_of
 from qdqbert.graph.encoder.linear_layers import LinearNodes
 from qdqbert.graph.encoder.quantization import round_trip
 from qdqbert.graph.encoder.refusal import refuse
-from qdqbert.graph.encoder.scores import read_scores
+from qdqbert.graph.encoder.scores import ScoreNodes, read_scores
 from qdqbert.graph.encoder.view import GraphView, numbered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionNodes:
-    """An attention that was read.
-
-    Attributes:
-        attention: Its parts, without a position bias.
-        source: The states that it reads.
-        softmax: Its Softmax, whose input may have a position bias.
-    """
-
-    attention: Attention
-    source: ir.Value
-    softmax: ir.Node
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Heads:
+class HeadNodes:
     """Query, key or value.
 
     Attributes:
@@ -43,6 +28,12 @@ class _Heads:
         width: Size of a head.
         factor: What its output is multiplied by.
         codes: Fake quantization of the layer's output, before it is multiplied by `factor`.
+        value: What a matmul reads, before a Q/DQ pair: `(batch, heads, tokens, width)`, or with
+            the last two axes swapped.
+        tokens_axis: Which axis of it runs over tokens.
+        end: The output of the linear layer.
+        columns: The outputs of the linear layer in the order of the heads.
+        is_rotated: Whether it depends on the positions of tokens, except for the first one.
     """
 
     linear: Linear
@@ -51,6 +42,29 @@ class _Heads:
     width: int
     factor: float
     codes: RoundTrip | None
+    value: ir.Value
+    tokens_axis: int
+    end: ir.Value
+    columns: NDArray[np.int64]
+    is_rotated: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionNodes:
+    """An attention that was read.
+
+    Attributes:
+        attention: Its parts, without what depends on the positions of tokens.
+        source: The states that it reads.
+        scores: What its Softmax reads, which may depend on distances.
+        query, key: The queries and keys, which may be rotated.
+    """
+
+    attention: Attention
+    source: ir.Value
+    scores: ScoreNodes
+    query: HeadNodes
+    key: HeadNodes
 
 
 def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
@@ -67,13 +81,13 @@ def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
     context = producer_of(merged, "MatMul")
     if context is None or merged in view.linear_layers:
         raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
-    value = _heads(view, context, 1, tokens_axis=2)
-    if value.factor != 1:
-        raise refuse(context, f"multiplies values by {value.factor}")
+    value = read_projection(view, context, 1, tokens_axis=2)
+    if value.factor != 1 or value.is_rotated:
+        raise refuse(context, "reads values that are multiplied by a factor")
     softmax, probability_codes = _probabilities(view, context)
     scores = read_scores(view, softmax)
-    query = _heads(view, scores.matmul, 0, tokens_axis=2)
-    key = _heads(view, scores.matmul, 1, tokens_axis=3)
+    query = read_projection(view, scores.matmul, 0, tokens_axis=2)
+    key = read_projection(view, scores.matmul, 1, tokens_axis=3)
     for part in (key, value):
         if (part.heads, part.width) != (query.heads, query.width):
             raise refuse(scores.matmul, "has heads of different sizes, or shares keys or values")
@@ -100,7 +114,9 @@ def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
         probability_codes=probability_codes,
         value_codes=value.codes,
     )
-    return AttentionNodes(attention=attention, source=query.source, softmax=softmax)
+    return AttentionNodes(
+        attention=attention, source=query.source, scores=scores.nodes, query=query, key=key
+    )
 
 
 def _probabilities(view: GraphView, context: ir.Node) -> tuple[ir.Node, RoundTrip | None]:
@@ -118,7 +134,7 @@ def _probabilities(view: GraphView, context: ir.Node) -> tuple[ir.Node, RoundTri
     return softmax, round_trip(pairs[0]) if pairs else None
 
 
-def _heads(view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int) -> _Heads:
+def read_projection(view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int) -> HeadNodes:
     """Read an input of one of the two matmuls.
 
     Args:
@@ -133,55 +149,51 @@ def _heads(view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int) ->
     if end not in view.linear_layers:
         raise refuse(end.producer(), "is where a linear layer of query, key or value should be")
     found = view.linear(end)
-    factor, places = _places(view, value, end)
     texts, tokens = view.probe.ids.shape
-    if places.ndim != 4 or places.shape[0] != texts or places.shape[tokens_axis] != tokens:
+    shape = view.shape(end)
+    ones, numbers = (
+        view.evaluate(value, {end: x}) for x in (np.ones(shape, np.float32), numbered(shape))
+    )
+    if ones.ndim == 3 and len(ones) % texts == 0:
+        # The first axis has all heads of all texts.
+        ones, numbers = (x.reshape(texts, -1, *x.shape[1:]) for x in (ones, numbers))
+    if ones.ndim != 4 or ones.shape[0] != texts or ones.shape[tokens_axis] != tokens:
         raise refuse(matmul, "does not multiply tensors (batch, heads, tokens, width)")
-    if tokens_axis == 3:
-        places = places.swapaxes(2, 3)
+    factor = float(ones.flat[0])
+    # A rotation leaves the first token of a text as it is.
+    is_rotated = bool((ones != factor).any())
+    kept = 1 if is_rotated else tokens
+    ones, numbers = (np.moveaxis(x, tokens_axis, 2)[:, :, :kept] for x in (ones, numbers))
+    if (ones != factor).any() or not factor > 0:
+        raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
+    places = np.rint(numbers.astype(np.float64) / factor).astype(np.int64)
     rows, columns = np.divmod(places, len(found.linear.weight))
-    expected = np.arange(texts * tokens).reshape(texts, 1, tokens, 1)
+    expected = np.arange(texts * tokens).reshape(texts, 1, tokens, 1)[:, :, :kept]
     if (rows != expected).any() or (columns != columns[:1, :, :1]).any():
         raise refuse(value.producer(), "does not split the outputs of a linear layer into heads")
     codes = None
     if len(pairs) > 1:
         raise refuse(pairs[1], "quantizes a tensor that is quantized again")
     if pairs:
-        before = pairs[0].inputs[0]
-        assert before is not None
-        quantized, _ = _places(view, pairs[0].outputs[0], end)
-        codes = round_trip(pairs[0], factor=quantized)
-    return _Heads(
-        linear=_take(found.linear, columns[0, :, 0].ravel()),
+        quantized = view.evaluate(pairs[0].outputs[0], {end: np.ones(shape, np.float32)})
+        codes = round_trip(pairs[0], factor=float(quantized.flat[0]))
+    ordered = columns[0, :, 0].ravel()
+    return HeadNodes(
+        linear=take_outputs(found.linear, ordered),
         source=view.state(found.source, "the states that an attention reads"),
         heads=places.shape[1],
         width=places.shape[3],
         factor=factor,
         codes=codes,
+        value=value,
+        tokens_axis=tokens_axis,
+        end=end,
+        columns=ordered,
+        is_rotated=is_rotated,
     )
 
 
-def _places(view: GraphView, value: ir.Value, end: ir.Value) -> tuple[float, NDArray[np.int64]]:
-    """Return what a value multiplies the elements of an output by, and which elements they are.
-
-    Args:
-        view: The graph.
-        value: The value.
-        end: The output of a linear layer that it is computed from.
-
-    Returns:
-        The factor, and flat indices in the shape of the value.
-    """
-    shape = view.shape(end)
-    ones = view.evaluate(value, {end: np.ones(shape, np.float32)})
-    factor = float(ones.flat[0])
-    if not (ones == ones.flat[0]).all() or not factor > 0:
-        raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
-    made = view.evaluate(value, {end: numbered(shape)}).astype(np.float64) / factor
-    return factor, np.rint(made).astype(np.int64)
-
-
-def _take(linear: Linear, columns: NDArray[np.int64]) -> Linear:
+def take_outputs(linear: Linear, columns: NDArray[np.int64]) -> Linear:
     """Return the outputs of a linear layer with these numbers."""
     if np.array_equal(columns, np.arange(len(linear.weight))):
         return linear

@@ -46,7 +46,7 @@ class _Positions:
     padding_id: int | None
 
 
-def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int]:
+def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int | None]:
     """Read the embeddings.
 
     Args:
@@ -54,7 +54,7 @@ def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int]
         states: What the first layer reads.
 
     Returns:
-        The embeddings, and the longest text in tokens.
+        The embeddings, and the longest text in tokens; `None` if no table of positions limits it.
 
     Raises:
         GraphError: They have another form.
@@ -78,17 +78,17 @@ def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int]
             positions = read
         else:
             found_tables[kind] = read
-    if "words" not in found_tables or positions is None:
-        raise refuse(total.producer(), "does not add embeddings of words and positions")
+    if "words" not in found_tables:
+        raise refuse(total.producer(), "does not look up embeddings of words")
     embeddings = Embeddings(
         words=found_tables["words"],
-        positions=positions.table,
+        positions=None if positions is None else positions.table,
         token_types=found_tables.get("token types"),
         norm=norm,
         projection=projection,
-        padding_id=positions.padding_id,
+        padding_id=None if positions is None else positions.padding_id,
     )
-    return embeddings, positions.limit
+    return embeddings, None if positions is None else positions.limit
 
 
 def _read_term(view: GraphView, term: ir.Value) -> tuple[str, Table | _Positions]:

@@ -8,9 +8,8 @@ import onnx_ir as ir
 from qdqbert.engines.native.model import Norm
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.encoder.refusal import refuse
+from qdqbert.graph.encoder.residuals import sum_of
 from qdqbert.graph.encoder.view import GraphView
-
-_ADDS = ("Add", "Sum")
 
 
 def read_norm(view: GraphView, node: ir.Node) -> tuple[Norm, ir.Value]:
@@ -41,14 +40,6 @@ def read_norm(view: GraphView, node: ir.Node) -> tuple[Norm, ir.Value]:
         ),
         source,
     )
-
-
-def sum_of(value: ir.Value) -> tuple[ir.Value, ...] | None:
-    """Return the terms of the Add or Sum that computes a value, or `None`."""
-    node = value.producer()
-    if node is None or node.op_type not in _ADDS or node.domain:
-        return None
-    return tuple(each for each in node.inputs if each is not None)
 
 
 def terms_of(view: GraphView, value: ir.Value) -> list[ir.Value]:

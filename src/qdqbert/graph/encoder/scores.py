@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -16,18 +17,63 @@ from qdqbert.graph.encoder.view import GraphView
 
 # A score that leaves a probability of 0.
 _LOW = -1e4
+# Longest text for which a mask is computed: scores of longer ones take hundreds of MB.
+_LONG = 2048
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreNodes:
+    """What a Softmax reads.
+
+    Attributes:
+        softmax: The Softmax.
+        value: What it reads.
+        content: The output of the matmul of queries and keys.
+        relative: The outputs of matmuls of queries or keys with a table of positions.
+    """
+
+    softmax: ir.Node
+    value: ir.Value
+    content: ir.Value
+    relative: tuple[ir.Value, ...]
+
+    def evaluate(
+        self,
+        view: GraphView,
+        content: Array,
+        relative: Mapping[ir.Value, Array] | None = None,
+        probe: Probe | None = None,
+    ) -> Array:
+        """Compute the scores.
+
+        Args:
+            view: The graph.
+            content: Products of queries and keys.
+            relative: Products with tables of positions; zeros where they are left out.
+            probe: Inputs of the graph; `view.probe` by default.
+        """
+        others = {
+            end: np.zeros(view.shape(end, probe), np.float32)
+            for end in self.relative
+            if relative is None or end not in relative
+        }
+        return view.evaluate(
+            self.value, {self.content: content, **others, **(relative or {})}, probe
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a Softmax reads.
+    """The scale and the mask of scores.
 
     Attributes:
+        nodes: What the Softmax reads.
         matmul: The matmul of queries and keys.
         factor: What its output is multiplied by.
         is_causal: Whether a token attends only to itself and those before it.
     """
 
+    nodes: ScoreNodes
     matmul: ir.Node
     factor: float
     is_causal: bool
@@ -39,114 +85,183 @@ def read_scores(view: GraphView, softmax: ir.Node) -> Scores:
     Raises:
         GraphError: Something else is done to them.
     """
-    made, end = _input_of(view, softmax)
-    matmul = producer_of(end, "MatMul")
-    if matmul is None or end in view.linear_layers:
-        raise refuse(end.producer(), "is where the matmul of queries and keys should be")
+    nodes = _nodes_before(view, softmax)
+    matmul = nodes.content.producer()
+    assert matmul is not None
     probe = view.probe
     texts, tokens = probe.ids.shape
     x = np.random.default_rng(0).normal(size=(texts, 1, tokens, tokens)).astype(np.float32)
-    zero, one = (view.evaluate(made, {end: scores}) for scores in (np.zeros_like(x), x))
+    zero, one = (nodes.evaluate(view, scores) for scores in (np.zeros_like(x), x))
     if zero.ndim != 4:
         raise refuse(softmax, "does not read scores (batch, heads, queries, keys)")
-    is_causal = _is_causal(softmax, zero, probe)
-    allowed = np.broadcast_to(_allowed(probe, is_causal), one.shape)
+    is_causal, window = _read_mask(softmax, zero, probe)
+    allowed = np.broadcast_to(allowed_keys(probe, is_causal, window), one.shape)
     # Masked scores may be infinite.
     x, zero, one = (np.broadcast_to(each, one.shape)[allowed] for each in (x, zero, one))
     factor = float(np.median((one - zero) / x))
     if not factor > 0 or not np.allclose(one - zero, x * factor, rtol=1e-4, atol=1e-5):
         raise refuse(softmax, "reads scores that are not multiplied by one factor")
-    return Scores(matmul=matmul, factor=factor, is_causal=is_causal)
+    return Scores(nodes=nodes, matmul=matmul, factor=factor, is_causal=is_causal)
 
 
-def read_position_bias(
-    view: GraphView, softmax: ir.Node, *, limit: int, heads: int, is_causal: bool
-) -> Floats | None:
-    """Return what is added to scores by the distance of query and key.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distances:
+    """What happens to a score by the distance of query and key.
+
+    Attributes:
+        bias: What is added, `(heads, 2 * limit - 1)` as in `Attention.position_bias`; `None` if
+            nothing is.
+        window: As in `Attention.window`.
+    """
+
+    bias: Floats | None
+    window: int | None
+
+
+def read_distances(
+    view: GraphView, nodes: ScoreNodes, *, limit: int, heads: int, is_causal: bool
+) -> Distances:
+    """Read what is added to scores.
 
     Args:
         view: The graph.
-        softmax: The Softmax of the attention.
+        nodes: What the Softmax reads.
         limit: Longest text in tokens.
         heads: Number of heads.
         is_causal: Whether the attention is causal.
 
-    Returns:
-        `(heads, 2 * limit - 1)` as in `Attention.position_bias`; `None` if nothing is added.
-
     Raises:
-        GraphError: Something else is added.
+        GraphError: What is added depends on more than the distance of query and key.
     """
-    made, end = _input_of(view, softmax)
-    probe = view.make_probe(texts=1, tokens=limit, padded=False)
+    tokens = min(limit, _LONG)
+    table, window = _by_distance(view, nodes, tokens, is_causal=is_causal)
+    if tokens < limit and table.any():
+        tokens = limit
+        table, window = _by_distance(view, nodes, tokens, is_causal=is_causal)
+    _check_padded(view, nodes, table, window, is_causal=is_causal, limit=tokens)
+    if not table.any():
+        return Distances(bias=None, window=window)
+    bias = np.array(np.broadcast_to(table, (heads, 2 * limit - 1)))
+    return Distances(bias=bias, window=window)
+
+
+def _by_distance(
+    view: GraphView, nodes: ScoreNodes, tokens: int, *, is_causal: bool
+) -> tuple[Floats, int | None]:
+    """Return what is added to scores, by key minus query, and the window.
+
+    Args:
+        view: The graph.
+        nodes: What the Softmax reads.
+        tokens: Length of a text.
+        is_causal: Whether the attention is causal.
+
+    Returns:
+        `(heads or 1, 2 * tokens - 1)`, zeros where a token does not attend, and the window.
+    """
+    softmax = nodes.softmax
     # One score of zero stands for all. What is added has other sizes than 1 only where it differs.
-    added = view.evaluate(made, {end: np.zeros((1, 1, 1, 1), np.float32)}, probe)[0]
-    if added.any() or is_causal:
-        table = _by_distance(softmax, added, limit=limit, is_causal=is_causal)
-    else:
-        table = np.zeros((1, 2 * limit - 1), np.float32)
-    _check_padded(view, softmax, table, is_causal=is_causal, limit=limit)
-    return np.array(np.broadcast_to(table, (heads, 2 * limit - 1))) if table.any() else None
-
-
-def _by_distance(softmax: ir.Node, added: Array, *, limit: int, is_causal: bool) -> Floats:
-    """Return what is added to scores, by key minus query, `(heads or 1, 2 * limit - 1)`."""
-    added = np.broadcast_to(added, (len(added), limit, limit))
-    allowed = np.tri(limit, dtype=bool) if is_causal else np.ones((limit, limit), bool)
-    if ((added > _LOW) != allowed).any():
-        raise refuse(softmax, "masks tokens by their distance")
+    zero = np.zeros((1, 1, 1, 1), np.float32)
+    added = nodes.evaluate(view, zero, probe=view.long_probe(tokens))[0]
+    added = np.broadcast_to(added, (len(added), tokens, tokens))
+    last = added[:, -1, ::-1] > _LOW
+    reach = int(last.all(axis=0).argmin()) if not last.all() else tokens
+    window = reach - 1 if reach < tokens else None
+    if reach == 0 or ((added > _LOW) != _within(tokens, is_causal, window)).any():
+        raise refuse(softmax, "masks tokens by their distance in another way than a window")
     # The last row of the scores, and the first one.
     table = np.concatenate([added[:, -1, :-1], added[:, 0, :]], axis=-1)
-    if is_causal:
-        table[:, limit:] = 0
-    distance = np.arange(limit) - np.arange(limit)[:, None] + limit - 1
+    table = np.where(table > _LOW, table, np.float32(0))
+    distance = distances(tokens) + tokens - 1
+    allowed = _within(tokens, is_causal, window)
     for bias, row in zip(added, table, strict=True):
+        # A row at a time: with a table of distances, one of all pairs would take 8 times as much.
         if (bias != row[distance])[allowed].any():
             raise refuse(softmax, "adds a bias that is not one of the distance of two tokens")
-    return table
+    return table, window
+
+
+def distances(tokens: int) -> NDArray[np.int32]:
+    """Return key minus query, `(queries, keys)`."""
+    places = np.arange(tokens, dtype=np.int32)
+    return places - places[:, None]
+
+
+def _within(tokens: int, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
+    """Return which keys each query of a text without padding reads, `(queries, keys)`."""
+    allowed = np.ones((tokens, tokens), bool)
+    if is_causal:
+        allowed &= distances(tokens) <= 0
+    if window is not None:
+        allowed &= np.abs(distances(tokens)) <= window
+    return allowed
 
 
 def _check_padded(
-    view: GraphView, softmax: ir.Node, table: Floats, *, is_causal: bool, limit: int
+    view: GraphView,
+    nodes: ScoreNodes,
+    table: Floats,
+    window: int | None,
+    *,
+    is_causal: bool,
+    limit: int,
 ) -> None:
     """Check that the same is added in a batch of short and padded texts."""
-    made, end = _input_of(view, softmax)
+    softmax = nodes.softmax
     texts, tokens = view.probe.ids.shape
     if tokens > limit:
         raise refuse(softmax, f"is in a graph for at most {limit} tokens")
-    added = view.evaluate(made, {end: np.zeros((texts, 1, tokens, tokens), np.float32)})
-    distance = np.arange(tokens) - np.arange(tokens)[:, None] + limit - 1
+    added = nodes.evaluate(view, np.zeros((texts, 1, tokens, tokens), np.float32))
     expected = np.broadcast_to(
-        table[:, distance], (*added.shape[:1], *table.shape[:1], tokens, tokens)
+        table[:, distances(tokens) + limit - 1],
+        (*added.shape[:1], *table.shape[:1], tokens, tokens),
     )
-    allowed = np.broadcast_to(_allowed(view.probe, is_causal), added.shape)
+    allowed = np.broadcast_to(allowed_keys(view.probe, is_causal, window), added.shape)
     if (added != np.broadcast_to(expected, added.shape))[allowed].any():
         raise refuse(softmax, "adds a bias that differs between texts")
 
 
-def _input_of(view: GraphView, softmax: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Return the input of a Softmax, and the output of the matmul that it is computed from."""
+def _nodes_before(view: GraphView, softmax: ir.Node) -> ScoreNodes:
+    """Return what a Softmax reads: the matmul of queries and keys, and those with positions."""
     value = softmax.inputs[0]
     assert value is not None
-    end, pairs = view.source(value, "the scores")
-    if pairs:
-        raise refuse(pairs[0], "quantizes the scores, which the engine keeps in float")
-    return value, end
+    region = view.region(value)
+    if region.pairs:
+        raise refuse(region.pairs[0], "quantizes the scores, which the engine keeps in float")
+    content: list[ir.Value] = []
+    relative: list[ir.Value] = []
+    for end in region.sources:
+        matmul = producer_of(end, "MatMul")
+        if matmul is None or end in view.linear_layers:
+            raise refuse(end.producer(), "is where the matmul of queries and keys should be")
+        second = matmul.inputs[1]
+        assert second is not None
+        of_table = not view.region(second, mark=False).sources
+        (relative if of_table else content).append(end)
+    if len(content) != 1:
+        raise refuse(softmax, "does not read the scores of one matmul of queries and keys")
+    return ScoreNodes(softmax=softmax, value=value, content=content[0], relative=tuple(relative))
 
 
-def _allowed(probe: Probe, is_causal: bool) -> NDArray[np.bool_]:
+def allowed_keys(probe: Probe, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
     """Return which keys each query of a text reads, `(texts, 1, queries, keys)`."""
+    tokens = probe.ids.shape[1]
     allowed = probe.is_text[:, None, None, :] & probe.is_text[:, None, :, None]
-    if is_causal:
-        allowed &= np.tri(probe.ids.shape[1], dtype=bool)
-    return allowed
+    return allowed & _within(tokens, is_causal, window)
 
 
-def _is_causal(softmax: ir.Node, added: NDArray[np.float32], probe: Probe) -> bool:
-    """Return whether a mask is causal; refuse those that are neither causal nor of padding only."""
+def _read_mask(
+    softmax: ir.Node, added: NDArray[np.float32], probe: Probe
+) -> tuple[bool, int | None]:
+    """Return whether a mask is causal, and its window if that is shorter than the texts.
+
+    Raises:
+        GraphError: The mask is another one.
+    """
     queries = np.broadcast_to(probe.is_text[:, None, :, None], added.shape)
-    for is_causal in (False, True):
-        expected = np.broadcast_to(_allowed(probe, is_causal), added.shape)
-        if ((added > _LOW) == expected)[queries].all():
-            return is_causal
-    raise refuse(softmax, "has a mask that is neither of padding nor causal")
+    for window in (None, *range(probe.ids.shape[1])):
+        for is_causal in (False, True):
+            expected = np.broadcast_to(allowed_keys(probe, is_causal, window), added.shape)
+            if ((added > _LOW) == expected)[queries].all():
+                return is_causal, window
+    raise refuse(softmax, "has a mask that is neither of padding nor causal nor a window")

@@ -1,9 +1,10 @@
 """Follow values of a graph back to the parts of an encoder, and remember what was read.
 
-Linear layers, attention matmuls, Softmax and LayerNormalization are parts of an encoder. The nodes
-between them split heads, mask scores, apply an activation function and so on. Exporters write these
-in many ways, so they are not matched node by node: they are computed on an example, and the result
-is compared with the functions that are possible.
+Linear layers, attention matmuls, Softmax, LayerNormalization, and residual adds that several
+nodes read are parts of an encoder. The nodes between them split heads, mask scores, apply an
+activation function and so on. Exporters write these in many ways, so they are not matched node by
+node: they are computed on an example, and the result is compared with the functions that are
+possible.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from qdqbert.graph.encoder.linear_layers import LinearNodes, linear_ends, read_l
 from qdqbert.graph.encoder.probe import Array, Probe, make_probe
 from qdqbert.graph.encoder.quantization import quantizer_of
 from qdqbert.graph.encoder.refusal import refuse
+from qdqbert.graph.encoder.residuals import residual_sums
 
 _PARTS = ("MatMul", "Gemm", "Softmax", "LayerNormalization")
 # Operators whose output has the shape of their first input.
@@ -70,18 +72,24 @@ class GraphView:
     Attributes:
         graph: The graph. It is not changed.
         linear_layers: MatMul or Gemm of each linear layer, by the layer's output.
+        residual_sums: States that a residual add computes and several nodes read.
+        fixed: Values that are computed from constants only.
         probe: Several short texts, most of them padded.
         has_choices: Whether inputs are `(batch, choices, seq)`.
     """
 
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
-        self.linear_layers = linear_ends(model.graph)
+        self.fixed = _fixed_values(model.graph)
+        ends = linear_ends(model.graph)
+        self.linear_layers = {end: node for end, node in ends.items() if end not in self.fixed}
+        self.residual_sums = residual_sums(model.graph, self.linear_layers)
         shapes = [value.shape for value in model.graph.inputs]
         self.has_choices = all(shape is not None and len(shape) == 3 for shape in shapes)
         self._opsets = dict(model.opset_imports)
         self._read: set[ir.Node] = set()
         self._evaluators: dict[ir.Node, ReferenceEvaluator] = {}
+        self._long_probes: dict[int, Probe] = {}
         self.probe = self.make_probe(texts=6, tokens=5)
 
     def make_probe(
@@ -89,6 +97,15 @@ class GraphView:
     ) -> Probe:
         """Return random inputs of the graph; see `probe.make_probe`."""
         return make_probe(self.graph.inputs, texts=texts, tokens=tokens, padded=padded, ids=ids)
+
+    def long_probe(self, tokens: int) -> Probe:
+        """Return one text of that many tokens, the same for each call.
+
+        Values that depend on nothing else are computed once.
+        """
+        if tokens not in self._long_probes:
+            self._long_probes[tokens] = self.make_probe(texts=1, tokens=tokens, padded=False)
+        return self._long_probes[tokens]
 
     def mark_read(self, *nodes: ir.Node) -> None:
         """Remember that nodes have been read."""
@@ -113,8 +130,10 @@ class GraphView:
     def is_end(self, value: ir.Value) -> bool:
         """Return whether a value is the output of a part of the encoder."""
         node = value.producer()
+        if value in self.fixed:
+            return False
         is_part = node is not None and node.op_type in _PARTS and not node.domain
-        return is_part or value in self.linear_layers
+        return is_part or value in self.linear_layers or value in self.residual_sums
 
     def region(self, value: ir.Value, *, mark: bool = True) -> Region:
         """Follow a value back to the nearest parts of the encoder.
@@ -174,7 +193,7 @@ class GraphView:
         return found.sources[0], found.pairs
 
     def state(self, value: ir.Value, what: str) -> ir.Value:
-        """Return the output of a part that a value is equal to, except for its shape.
+        """Return the output of a part that a value is equal to, apart from its shape and padding.
 
         Args:
             value: The value.
@@ -187,7 +206,11 @@ class GraphView:
             return value
         source, pairs = self.source(value, what)
         x = numbered(self.shape(source))
-        if pairs or not np.array_equal(self.evaluate(value, {source: x}).ravel(), x.ravel()):
+        made = self.evaluate(value, {source: x})
+        # DeBERTa multiplies by the mask.
+        is_of_tokens = x.shape[:2] == self.probe.is_text.shape and made.size == x.size
+        kept = self.probe.is_text if is_of_tokens else ...
+        if pairs or not np.array_equal(made.reshape(x.shape)[kept], x[kept]):
             raise refuse(value.producer(), f"changes {what}")
         return source
 
@@ -204,6 +227,25 @@ class GraphView:
             waiting += new
             seen |= new
         return False
+
+    def inputs_beside(self, value: ir.Value, earlier: ir.Value) -> frozenset[ir.Value]:
+        """Return what else a value is computed from than an earlier one, at the nodes in between.
+
+        Constants and what these values are computed from do not count.
+        """
+        found: set[ir.Value] = set()
+        waiting, seen = [value], {value}
+        while waiting:
+            node = waiting.pop().producer()
+            for each in () if node is None else node.inputs:
+                if each is None or each in seen or each is earlier:
+                    continue
+                seen.add(each)
+                if self.depends_on(each, earlier):
+                    waiting.append(each)
+                elif constant_array(each) is None:
+                    found.add(each)
+        return frozenset(found)
 
     def evaluate(
         self,
@@ -243,6 +285,16 @@ class GraphView:
 def numbered(shape: tuple[int, ...]) -> Array:
     """Return an array of that shape whose elements are 0, 1, 2 and so on, in float32."""
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
+    """Return the values that are computed from constants only."""
+    fixed: set[ir.Value] = set()
+    for node in graph:
+        inputs = [each for each in node.inputs if each is not None]
+        if all(each in fixed or constant_array(each) is not None for each in inputs):
+            fixed.update(node.outputs)
+    return fixed
 
 
 class _Evaluation:

@@ -46,6 +46,7 @@ def write_graphs(
     graph: ir.Model,
     calibration: Calibration,
     folder: Path,
+    longest: int,
     progress: Progress,
 ) -> list[WrittenGraph]:
     """Lower the float graph for each target, and write the results.
@@ -55,6 +56,7 @@ def write_graphs(
         graph: Float graph with a node at every site.
         calibration: Ranges of all sites that the plans quantize.
         folder: Folder to write to.
+        longest: Longest text in tokens.
         progress: Receives the stages.
 
     Raises:
@@ -70,7 +72,7 @@ def write_graphs(
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):
             model = _lower(plan, graph, calibration)
-            WRITERS[plan.target.file](model, path)
+            WRITERS[plan.target.file](model, path, longest)
             notices = _write_cache(plan, path, graph, calibration)
         written.append(
             WrittenGraph(

@@ -119,7 +119,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         saturation = check_saturation(sited, batches, calibration, plans, options, progress)
         with progress.stage("Exporting the graph"):
             graph = sited.graph()
-        written = write_graphs(plans, graph, calibration, folder, progress)
+        written = write_graphs(plans, graph, calibration, folder, source.max_length, progress)
         float_model = Path(scratch) / MODEL
         save_graph(float_graph(graph), float_model, temporary=True)
         evidence = Evidence(
@@ -321,7 +321,7 @@ def open_sites(
         with progress.stage("Exporting the graph"):
             graph = sited.graph()
         for target in limited:
-            check_model(target, graph)
+            check_model(target, graph, source.max_length)
     return sited
 
 

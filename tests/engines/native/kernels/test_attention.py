@@ -44,7 +44,13 @@ def make_texts(lengths: tuple[int, ...], heads: int, size: int, seed: int) -> Te
 
 
 def run_attention(
-    kernels, texts: Texts, *, bias: Any = None, causal: bool = False, multiplier: Any = None
+    kernels,
+    texts: Texts,
+    *,
+    bias: Any = None,
+    causal: bool = False,
+    window: int | None = None,
+    multiplier: Any = None,
 ) -> Any:
     """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier."""
     tokens, heads, size = texts.parts[0].shape
@@ -57,7 +63,12 @@ def run_attention(
         stored[: bias.size] = bias.ravel() * np.float32(math.log2(math.e))
     codes = codes_record(np.zeros(width) if multiplier is None else multiplier, _ZERO_POINT)
     layer = LAYER.make(
-        {**dict.fromkeys(LAYER.fields, 0), "context_codes": codes, "position_bias": stored}
+        {
+            **dict.fromkeys(LAYER.fields, 0),
+            "context_codes": codes,
+            "position_bias": stored,
+            "window": LIMIT if window is None else window,
+        }
     )
     model = MODEL.make(
         {
@@ -91,7 +102,9 @@ def run_attention(
     return context[:, : heads * size].reshape(tokens, heads, size)
 
 
-def contexts(texts: Texts, *, bias: Any = None, causal: bool = False) -> Any:
+def contexts(
+    texts: Texts, *, bias: Any = None, causal: bool = False, window: int | None = None
+) -> Any:
     """Return the contexts `(tokens, heads, head size)` in float64."""
     _, heads, size = texts.parts[0].shape
     found = np.zeros(texts.parts[0].shape)
@@ -103,6 +116,7 @@ def contexts(texts: Texts, *, bias: Any = None, causal: bool = False) -> Any:
                 1 / math.sqrt(size),
                 bias=None if bias is None else bias[head, distance],
                 causal=causal,
+                window=window,
             )
     return found
 
@@ -145,6 +159,24 @@ def test_lengths_around_panels_have_the_context_of_numpy(
     bias = None if bias is None else bias.astype(np.float32)
     texts = make_texts(tuple(lengths), heads, size, seed)
     check_attention(dynamic_kernels, texts, bias=bias, causal=causal)
+
+
+@few
+@given(
+    lengths=st.lists(st.integers(1, LIMIT), min_size=1, max_size=4),
+    size=st.sampled_from((16, 48, 64)),
+    window=st.one_of(st.none(), st.sampled_from((0, 1, 7, 8, 15, 16, 17, 40, LIMIT - 1))),
+    causal=st.booleans(),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_tokens_attend_only_to_their_window(
+    windowed_kernels, lengths, size, window, causal, has_bias, seed
+) -> None:
+    rng = np.random.default_rng(seed)
+    bias = rng.standard_normal((2, 2 * LIMIT - 1)).astype(np.float32) if has_bias else None
+    texts = make_texts(tuple(lengths), 2, size, seed)
+    check_attention(windowed_kernels, texts, bias=bias, causal=causal, window=window)
 
 
 def test_contexts_are_codes_if_scales_are_static(kernels) -> None:

@@ -131,3 +131,37 @@ def test_a_row_of_zeros_has_the_code_of_zero(dynamic_kernels) -> None:
     dynamic_kernels("quantize_rows", record, x, 256, 1, out, 64, scales)
     assert (out == 128).all()
     assert 0 < scales[0] < 1e-30
+
+
+@pytest.mark.parametrize("width", [64, 50])
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_normed) -> None:
+    rng = np.random.default_rng(0)
+    x, weight, bias = np.zeros((5, 64)), np.zeros(64), np.zeros(64)
+    x[:, :width], weight[:width] = 3 * rng.standard_normal((5, width)), rng.uniform(0.5, 2, width)
+    bias[:width] = rng.standard_normal(width)
+    x, weight, bias = (each.astype(np.float32) for each in (x, weight, bias))
+    multiplier = rng.uniform(0.5, 2, 64).astype(np.float32)
+    before = x.copy()
+    out, scales = np.zeros((5, 64), np.uint8), np.zeros(5, np.float32)
+    norm = NORM.make({"weight": weight, "bias": bias, "epsilon": 1e-5, "width": width})
+    modern_kernels(
+        "quantize_normed",
+        norm if is_normed else 0,
+        codes_record(multiplier, 128, top=SIGNED_TOP),
+        x,
+        x.strides[0],
+        5,
+        out,
+        64,
+        scales,
+        np.zeros(64, np.float32),
+    )
+    np.testing.assert_array_equal(x, before)
+    values = x
+    if is_normed:
+        values = np.zeros_like(x)
+        values[:, :width] = layer_norm(x[:, :width], weight[:width], bias[:width], 1e-5)
+    expected, scale = dynamic_codes(values, multiplier, 0.0, SIGNED_TOP)
+    np.testing.assert_allclose(scales, scale, rtol=1e-5)
+    assert np.abs(out.astype(int) - expected).max() <= 1

@@ -18,12 +18,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp2, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.kernels.product import WIDEST
+from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
 from qdqbert.engines.native.kernels.split import DEPTH, split_pairs, store_split
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 
@@ -41,6 +43,7 @@ def attention(
     *,
     bias: NDArray[np.float32] | None = None,
     causal: bool = False,
+    window: int | None = None,
 ) -> NDArray[np.float64]:
     """Compute the context of one head: query, key and value `(tokens, head size)`."""
     scores = query.astype(np.float64) @ key.T.astype(np.float64) * scale
@@ -48,6 +51,9 @@ def attention(
         scores = scores + bias
     if causal:
         scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
+    if window is not None:
+        places = np.arange(len(query))
+        scores = np.where(np.abs(places - places[:, None]) <= window, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(weights @ value.astype(np.float64) / weights.sum(axis=1, keepdims=True))
 
@@ -57,24 +63,27 @@ def rows_together(isa: InstructionSet) -> int:
     return 32 if isa.amx else 24
 
 
-def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
+def emit_attention(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `attention`, which computes the contexts of a head within a text.
 
     Its arguments are the records, a row and a head, where the queries, keys and values of this row
     and head are, the bytes from one of their rows to the next, where the contexts of this row
-    start, and which text and head to compute.
+    start, and which text and head to compute. Contexts are float32 if scales are dynamic, as codes
+    of a row need all heads.
 
     Args:
         module: The module, with `product`, or with the kernels of `split` for AMX.
         isa: The instruction set.
-        dynamic: Whether contexts are float32, as codes of a row need all heads.
+        features: The parts of the model.
     """
     if isa.amx:
         _emit_split_pack(module)
     else:
         _emit_pack(module)
-    _emit_softmax(module, isa)
-    _emit_context(module, isa.lanes, dynamic=dynamic)
+    if features.relative:
+        emit_add_positions(module, features)
+    _emit_softmax(module, isa, windowed=features.windowed)
+    _emit_context(module, isa.lanes, dynamic=features.dynamic)
     with module.function(
         "attention",
         model=PTR,
@@ -91,7 +100,7 @@ def emit_attention(module: Module, isa: InstructionSet, *, dynamic: bool = False
         text_index=I64,
         head=I64,
     ) as f:
-        _attention(f, isa, element=4 if dynamic else 1)
+        _attention(f, isa, features)
 
 
 def _pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
@@ -185,7 +194,8 @@ def _transposed(rows: list[Value]) -> list[Value]:
     return rows
 
 
-def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
+def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
+    element = 4 if features.dynamic else 1
     size, width = (MODEL.read(f, f.model, name) for name in ("head_size", "width"))
     head, stride = f.head, f.stride
     starts = JOB.read(f, f.job, "starts") + f.text_index * 8
@@ -200,21 +210,57 @@ def _attention(f: Function, isa: InstructionSet, *, element: int) -> None:
     scale = MODEL.read(f, f.model, "score_scale")
     f.call("pack_keys", keys, stride, length, size, scale, packed_keys)
     f.call("pack_values", values, stride, length, size, 1.0, packed_values)
-    columns = _padded(length, DEPTH if isa.amx else PANEL)
-    multiply = _multiplier(f, isa)
+    zeros = f.allocate(F32, WIDEST)
+    f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
+    multiply = _multiplier(f, isa, zeros)
+    multiple = DEPTH if isa.amx else 1
+    key_bytes, value_bytes = (_padded(each, multiple) * 4 for each in (size, length))
+    relative = None
+    if features.relative:
+        relative = relative_positions(f, features, head, size, length, zeros)
+        relative.multiply_keys(keys, stride)
     together = rows_together(isa)
     with f.loop(0, length, together) as row:
         rows = (length - row).minimum(together)
+        first_key, end = _keys_read(f, isa, row, rows, length, windowed=features.windowed)
+        count = end - first_key
+        columns = _padded(count, DEPTH if isa.amx else PANEL)
         own, own_stride = queries + row * stride, stride
+        if relative is not None:
+            relative.multiply_queries(own, stride, rows)
         if isa.amx:
             f.call("split_rows", own, stride, rows, size, packed_queries)
-            own, own_stride = packed_queries, _padded(size, DEPTH) * 4
-        multiply(own, own_stride, rows, packed_keys, columns, scores, size)
-        f.call("softmax", f.model, f.layer, f.thread, head, row, rows, length, columns)
-        multiply(scores, columns * 4, rows, packed_values, size, sums, length)
+            own, own_stride = packed_queries, key_bytes
+        panels = packed_keys + first_key * key_bytes
+        multiply(own, own_stride, rows, panels, key_bytes * PANEL, columns, scores, size)
+        if relative is not None:
+            relative.add(row, rows, first_key, end, columns)
+        query = (head, row, rows, first_key, count, columns)
+        f.call("softmax", f.model, f.layer, f.thread, *query)
+        panels = packed_values + first_key * (4 * PANEL)
+        weights = (scores, columns * 4, rows)
+        multiply(*weights, panels, value_bytes * PANEL, size, sums, count)
         with f.loop(0, rows) as each:
             own = context + (row + each) * width * element
             f.call("context", f.layer, f.thread, head * size, each, size, own)
+
+
+def _keys_read(
+    f: Function,
+    isa: InstructionSet,
+    row: Value,
+    rows: Value,
+    length: Value,
+    *,
+    windowed: bool,
+) -> tuple[Value, Value]:
+    """Return the first key that some queries read, where a panel starts, and the end of them."""
+    if not windowed:
+        return f.constant(I64, 0), length
+    window = LAYER.read(f, f.layer, "window")
+    multiple = DEPTH if isa.amx else PANEL
+    first = (row - window.minimum(row)) // multiple * multiple
+    return first, (row + rows + window).minimum(length)
 
 
 def attend(f: Function, layer: Value, text: Value, head: Value) -> None:
@@ -230,42 +276,41 @@ def _padded(count: Value, multiple: int) -> Value:
     return (count + (multiple - 1)) // multiple * multiple
 
 
-def _multiplier(f: Function, isa: InstructionSet) -> Callable[..., None]:
+def _multiplier(f: Function, isa: InstructionSet, zeros: Value) -> Callable[..., None]:
     """Return what writes `out = x @ weights`.
 
     Its arguments are the first row and the bytes from one row to the next, the number of rows, the
-    panels of weights, the number of columns, the first row of the result, whose rows follow each
-    other, and the depth.
+    first panel of weights and the bytes from one panel to the next, the number of columns, the
+    first row of the result, whose rows follow each other, and the depth.
     """
-    zeros = f.allocate(F32, WIDEST)
-    f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
 
     def multiply(
         x: Value,
         stride: Value,
         rows: Value,
         weights: Value,
+        panel: Value,
         columns: Value,
         out: Value,
         depth: Value,
     ) -> None:
         sizes = columns // PANEL, out, columns * 4
         if isa.amx:
-            depth = _padded(depth, DEPTH)
-            panel = depth * (4 * PANEL)
-            f.call("split_product", x, stride, rows, weights, panel, *sizes, depth)
+            deep = _padded(depth, DEPTH)
+            f.call("split_product", x, stride, rows, weights, panel, *sizes, deep)
         else:
-            panel = depth * (4 * PANEL)
             f.call("product", x, stride, rows, weights, panel, *sizes, depth, zeros, 0)
 
     return multiply
 
 
-def _emit_softmax(module: Module, isa: InstructionSet) -> None:
+def _emit_softmax(module: Module, isa: InstructionSet, *, windowed: bool) -> None:
     """Write `softmax`: rows of scores to weights, and the inverse of their sum.
 
     A few rows are computed together, so that their steps do not wait for each other. Weights are
-    split for AMX.
+    split for AMX. The arguments are `MODEL`, `LAYER` and `THREAD` records, the head, the first
+    query and the number of queries, the first key and the number of keys, and the columns of the
+    scores.
     """
     lanes = isa.lanes
     with module.function(
@@ -276,6 +321,7 @@ def _emit_softmax(module: Module, isa: InstructionSet) -> None:
         head=I64,
         query=I64,
         rows=I64,
+        first=I64,
         length=I64,
         padded=I64,
     ) as f:
@@ -289,8 +335,14 @@ def _emit_softmax(module: Module, isa: InstructionSet) -> None:
             _add_position_bias(f, lanes, scores + row * stride, bias, f.query + row)
         is_causal = MODEL.read(f, f.model, "causal").differs(0)
         with f.loop(0, f.rows) as row:
-            end = is_causal.select(f.query + row + 1, f.length)
-            _mask_after(f, lanes, scores + row * stride, end)
+            # Keys are counted from the first one.
+            query, place = f.query + row - f.first, scores + row * stride
+            end = is_causal.select(query + 1, f.length)
+            if windowed:
+                window = LAYER.read(f, f.layer, "window")
+                _mask_before(f, lanes, place, query - window)
+                end = end.minimum(query + window + 1)
+            _mask_after(f, lanes, place, end)
 
         def block(row: Value, height: int) -> None:
             places = [scores + (row + each) * stride for each in range(height)]
@@ -330,10 +382,19 @@ def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value, quer
     """Add the bias of `key - query` to the scores of a query."""
     floats = vector(F32, lanes)
     limit = MODEL.read(f, f.model, "limit")
-    row = bias + (f.head * (limit * 2 - 1) + limit - 1 - query) * 4
+    row = bias + (f.head * (limit * 2 - 1) + limit - 1 - query + f.first) * 4
     with f.loop(0, f.length, lanes) as key:
         place = scores + key * 4
         f.store(f.load(floats, place) + f.load(floats, row + key * 4), place)
+
+
+def _mask_before(f: Function, lanes: int, scores: Value, start: Value) -> None:
+    """Mask the scores of the keys before `start`, which may be negative."""
+    index = f.constant(vector(I64, lanes), range(lanes))
+    with f.loop(0, start, lanes) as key:
+        place = scores + key * 4
+        is_seen = index >= f.splat(start - key, lanes)
+        f.store(is_seen.select(f.load(vector(F32, lanes), place), _MASKED), place)
 
 
 def _mask_after(f: Function, lanes: int, scores: Value, end: Value) -> None:

@@ -15,26 +15,28 @@ Every number is computed as in `forward`, so that results have the same bits.
 
 from __future__ import annotations
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.attention import attend
 from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.gate import INNER_BLOCK
+from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.projections import project_all
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 
-def emit_columns(module: Module, isa: InstructionSet, activation: str, *, dynamic: bool) -> None:
+def emit_columns(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `forward_columns`, with the arguments of `forward`, and what it needs.
 
     Args:
         module: The module, with all other kernels.
         isa: The instruction set.
-        activation: Name of the activation function of the feed-forward part.
-        dynamic: Whether each row of codes gets its own scale while the model runs.
+        features: The parts of the model.
     """
     _emit_add_rows(module, isa.lanes)
     with module.function("feed_forward_columns", model=PTR, layer=PTR, job=PTR, thread=PTR) as f:
-        _feed_forward(f, activation, dynamic=dynamic)
+        _feed_forward(f, features)
     with module.function("forward_columns", model=PTR, job=PTR, thread=PTR) as f:
         if isa.amx:
             f.call("amx_start")
@@ -53,7 +55,8 @@ def emit_columns(module: Module, isa: InstructionSet, activation: str, *, dynami
             f.call("amx_end")
 
 
-def _feed_forward(f: Function, activation: str, *, dynamic: bool) -> None:
+def _feed_forward(f: Function, features: Features) -> None:
+    dynamic = features.dynamic
     hidden, width, inner = (MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner"))
     record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
     rows = THREAD.read(f, f.thread, "last_row")
@@ -64,56 +67,75 @@ def _feed_forward(f: Function, activation: str, *, dynamic: bool) -> None:
         THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scale")
     )
 
-    def linear(
-        kernel: str,
-        name: str,
-        part: str,
-        source: Value,
-        source_stride: Value,
-        out: Value,
-        out_stride: Value,
-        element: int,
-    ) -> None:
-        first, panels = (THREAD.read(f, f.thread, f"{each}_{part}") for each in ("first", "own"))
-        f.call(
-            kernel,
-            record[name],
-            first,
-            panels,
-            source,
-            source_stride,
-            rows,
-            out + first * (PANEL * element),
-            out_stride,
-            scale,
-            record["down_codes"],
-        )
+    def linear(kernel: str, name: str, part: str, *places: Value, element: int = 4) -> None:
+        _linear(f, kernel, record[name], record["down_codes"], part, *places, element=element)
 
     def add_and_normalize(sums: Value, norm: str) -> None:
         f.call("wait", f.job)
         f.call("add_rows", x, sums, rows * hidden)
-        f.call("layer_norm", record[norm], x, hidden * 4, rows)
+        if not features.norms_first:
+            f.call("layer_norm", record[norm], x, hidden * 4, rows)
 
     if dynamic:
         own = record["context_codes"]
         f.call("quantize_rows", own, context, width * 4, rows, inner_codes, width, scale)
         context = inner_codes
-    linear("linear_float", "output", "hidden", context, width, first_sums, hidden * 4, 4)
+    linear("linear_float", "output", "hidden", context, width, first_sums, hidden * 4)
     add_and_normalize(first_sums, "attention_norm")
-    f.call("quantize_rows", record["up_codes"], x, hidden * 4, rows, codes, hidden, scale)
-    if dynamic:
-        kernel = f"linear_{activation}"
-        linear(kernel, "up", "inner", codes, hidden, inner_values, inner * 4, 4)
+    states = (x, hidden * 4, rows, codes, hidden, scale)
+    quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
+    if features.gated:
+        linear("linear_float", "up", "inner", codes, hidden, inner_values, inner * 8)
+        f.call("wait", f.job)
+        _quantize_gated(f, record["down_codes"], inner_values, rows)
+        inner_values = inner_codes
+    elif dynamic:
+        kernel = f"linear_{features.activation}"
+        linear(kernel, "up", "inner", codes, hidden, inner_values, inner * 4)
         f.call("wait", f.job)
         down = record["down_codes"]
         f.call("quantize_rows", down, inner_values, inner * 4, rows, inner_codes, inner, scale)
         inner_values = inner_codes
     else:
-        kernel = f"linear_codes_{activation}"
-        linear(kernel, "up", "inner", codes, hidden, inner_values, inner, 1)
+        kernel = f"linear_codes_{features.activation}"
+        linear(kernel, "up", "inner", codes, hidden, inner_values, inner, element=1)
         f.call("wait", f.job)
-    linear("linear_float", "down", "hidden", inner_values, inner, second_sums, hidden * 4, 4)
+    linear("linear_float", "down", "hidden", inner_values, inner, second_sums, hidden * 4)
     add_and_normalize(second_sums, "norm")
+
+
+def _linear(
+    f: Function,
+    kernel: str,
+    linear: Value,
+    extra: Value,
+    part: str,
+    source: Value,
+    source_stride: Value,
+    out: Value,
+    out_stride: Value,
+    *,
+    element: int,
+) -> None:
+    """Write a linear layer for all rows and the columns of this thread."""
+    first, panels = (THREAD.read(f, f.thread, f"{each}_{part}") for each in ("first", "own"))
+    rows, scale = (THREAD.read(f, f.thread, name) for name in ("last_row", "row_scale"))
+    place = out + first * (PANEL * element)
+    sources = (source, source_stride, rows)
+    f.call(kernel, linear, first, panels, *sources, place, out_stride, scale, extra)
+
+
+def _quantize_gated(f: Function, codes: Value, x: Value, rows: Value) -> None:
+    """Write the codes of all products with a gate, which each thread needs for its columns."""
+    inner = MODEL.read(f, f.model, "inner")
+    floats, out, scale = (
+        THREAD.read(f, f.thread, name) for name in ("inner_float", "inner", "row_scale")
+    )
+    with f.loop(0, rows, INNER_BLOCK) as row:
+        count = (rows - row).minimum(INNER_BLOCK)
+        f.call("gate_rows", x + row * inner * 8, inner * 8, count, inner, floats, inner * 4)
+        places = (out + row * inner, inner, scale + row * 4)
+        f.call("quantize_rows", codes, floats, inner * 4, count, *places)
 
 
 def _emit_add_rows(module: Module, lanes: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.records import JOB, MODEL, THREAD
 
 
-def emit_embedding(module: Module, isa: InstructionSet) -> None:
+def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `embed`, which needs `float_linear` and fills rows of hidden states.
 
     Its arguments are a `MODEL`, a `JOB` and a `THREAD` record, the first row and the number of
@@ -18,23 +19,21 @@ def emit_embedding(module: Module, isa: InstructionSet) -> None:
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
         projection = MODEL.read(f, f.model, "projection")
         is_projected = f.emit(I64, f"ptrtoint ptr {projection.text} to i64").differs(0)
+        tables = ("positions", "token_types") if features.positions else ("token_types",)
         out = is_projected.select(THREAD.read(f, f.thread, "embedded"), x)
         with f.loop(0, f.rows) as row:
-            _sum_rows(f, isa.lanes, f.row + row, out + row * width * 4)
+            _sum_rows(f, isa.lanes, f.row + row, out + row * width * 4, tables)
         f.call("layer_norm", MODEL.read(f, f.model, "embedding_norm"), out, width * 4, f.rows)
         with f.when(is_projected):
             f.call("float_linear", projection, out, width * 4, f.rows, x, hidden * 4)
 
 
-def _sum_rows(f: Function, lanes: int, token: Value, out: Value) -> None:
-    """Write the sum of the rows of a token."""
+def _sum_rows(f: Function, lanes: int, token: Value, out: Value, tables: tuple[str, ...]) -> None:
+    """Write the sum of the rows of a token: of the words, and of some tables."""
     floats = vector(F32, lanes)
     width = MODEL.read(f, f.model, "embedding_width")
     word = _index(f, "ids", token) * width
-    others = [
-        MODEL.read(f, f.model, name) + _index(f, name, token) * width * 4
-        for name in ("positions", "token_types")
-    ]
+    others = [MODEL.read(f, f.model, name) + _index(f, name, token) * width * 4 for name in tables]
     scale = MODEL.read(f, f.model, "word_scale")
     words = MODEL.read(f, f.model, "words")
     is_int8 = f.emit(I64, f"ptrtoint ptr {scale.text} to i64").differs(0)

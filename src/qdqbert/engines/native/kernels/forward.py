@@ -15,16 +15,19 @@ how rows and items are divided.
 
 from __future__ import annotations
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.columns import emit_columns
 from qdqbert.engines.native.kernels.dot import emit_dots
 from qdqbert.engines.native.kernels.embedding import emit_embedding
+from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
-from qdqbert.engines.native.kernels.norm import emit_norms
+from qdqbert.engines.native.kernels.norm import emit_norms, quantize_input
 from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
+from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, THREAD
@@ -32,39 +35,35 @@ from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, THREAD
 BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
 
-INNER_BLOCK = 32
-"""Rows of the feed-forward part that are in float32 at a time if scales are dynamic."""
-
 SPARE_ROWS = 32
 """Rows after the last one that kernels may read."""
 
 
-def build_module(isa: InstructionSet, activation: str, *, dynamic: bool = False) -> Module:
-    """Return all kernels of a model.
-
-    Args:
-        isa: The instruction set.
-        activation: Name of the activation function of the feed-forward part.
-        dynamic: Whether each row of codes gets its own scale while the model runs.
-    """
+def build_module(isa: InstructionSet, features: Features) -> Module:
+    """Return all kernels of a model with these features."""
+    activation, dynamic = features.activation, features.dynamic
     module = Module('"prefer-vector-width"="512"')
     emit_dots(module, isa)
     emit_linears(module, isa, activation, dynamic=dynamic)
-    emit_norms(module, isa, dynamic=dynamic)
+    emit_norms(module, isa, features)
     emit_product(module, isa)
     if isa.amx:
         emit_split(module)
-    emit_attention(module, isa, dynamic=dynamic)
-    emit_embedding(module, isa)
+    if features.gated:
+        emit_gate(module, isa, activation)
+    if features.rotary:
+        emit_rotation(module, isa)
+    emit_attention(module, isa, features)
+    emit_embedding(module, isa, features)
     emit_barrier(module, isa)
     emit_activations(module)
-    emit_projections(module)
-    _emit_rest(module, activation, dynamic=dynamic)
-    _emit_texts(module, dynamic=dynamic)
-    _emit_rows(module, dynamic=dynamic)
+    emit_projections(module, features)
+    _emit_rest(module, features)
+    _emit_texts(module, dynamic=features.dynamic)
+    _emit_rows(module, dynamic=features.dynamic)
     with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
         _forward(f, isa)
-    emit_columns(module, isa, activation, dynamic=dynamic)
+    emit_columns(module, isa, features)
     emit_mailbox(module, isa)
     return module
 
@@ -120,9 +119,9 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
             with f.loop(0, rows, BLOCK) as row:
                 some = (rows - row).minimum(BLOCK)
                 places = [each + row * stride for each in parts]
-                f.call(
-                    "project", f.model, f.layer, f.thread, row, some, head, count, *places, stride
-                )
+                positions = JOB.read(f, f.job, "positions") + (first_row + row) * 4
+                item = (row, some, head, count, positions, *places, stride)
+                f.call("project", f.model, f.layer, f.thread, *item)
             with f.loop(f.first, f.last) as text, f.loop(head, head + count) as each:
                 item = (first_row, head, *parts, stride, context, text, each)
                 f.call("attention", f.model, f.layer, f.job, f.thread, *item)
@@ -154,8 +153,9 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
             f.call("feed_forward", f.model, f.layer, f.job, f.thread, row, rows, place)
 
 
-def _emit_rest(module: Module, activation: str, *, dynamic: bool) -> None:
+def _emit_rest(module: Module, features: Features) -> None:
     """Write `feed_forward`: what follows attention in a layer, for some rows."""
+    dynamic = features.dynamic
     with module.function(
         "feed_forward", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64, context=PTR
     ) as f:
@@ -173,27 +173,34 @@ def _emit_rest(module: Module, activation: str, *, dynamic: bool) -> None:
             own, context = record["context_codes"], inner_codes
             f.call("quantize_rows", own, f.context, width * 4, f.rows, context, width, scale)
         _linear(f, "linear_add", record["output"], context, width, f.rows, x, stride, scale)
-        f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
-        f.call("quantize_rows", record["up_codes"], x, stride, f.rows, codes, hidden, scale)
+        if not features.norms_first:
+            f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
+        states = (x, stride, f.rows, codes, hidden, scale)
+        quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
         up, down_codes = record["up"], record["down_codes"]
-        if dynamic:
+        if dynamic or features.gated:
+            columns = inner * 2 if features.gated else inner
+            kernel = "linear_float" if features.gated else f"linear_{features.activation}"
             with f.loop(0, f.rows, INNER_BLOCK) as row:
                 count = (f.rows - row).minimum(INNER_BLOCK)
                 floats = THREAD.read(f, f.thread, "inner_float")
                 scales = scale + row * 4
                 source = codes + row * hidden
-                kernel = f"linear_{activation}"
-                _linear(f, kernel, up, source, hidden, count, floats, inner * 4, scales)
+                _linear(f, kernel, up, source, hidden, count, floats, columns * 4, scales)
+                if features.gated:
+                    place = (floats, columns * 4)
+                    f.call("gate_rows", *place, count, inner, *place)
                 out = inner_codes + row * inner
-                f.call("quantize_rows", down_codes, floats, inner * 4, count, out, inner, scales)
+                f.call("quantize_rows", down_codes, floats, columns * 4, count, out, inner, scales)
         else:
-            kernel = f"linear_codes_{activation}"
+            kernel = f"linear_codes_{features.activation}"
             _linear(
                 f, kernel, up, codes, hidden, f.rows, inner_codes, inner, scale, extra=down_codes
             )
         down = record["down"]
         _linear(f, "linear_add", down, inner_codes, inner, f.rows, x, stride, scale)
-        f.call("layer_norm", record["norm"], x, stride, f.rows)
+        if not features.norms_first:
+            f.call("layer_norm", record["norm"], x, stride, f.rows)
 
 
 def _linear(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.ir import F32, I64, PTR, Module, Value, vector
-from qdqbert.engines.native.records import CODES, NORM
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.records import CODES, NORM, THREAD
 
 SIGNED_TOP = 127
 """`CODES.top` of values of both signs."""
@@ -53,16 +54,30 @@ def dynamic_codes(
     return np.asarray(np.clip(rounded, 0, 255), np.uint8), np.asarray(scale, np.float32)
 
 
-def emit_norms(module: Module, isa: InstructionSet, *, dynamic: bool = False) -> None:
-    """Write `layer_norm` and `quantize_rows`.
+def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
+    """Write `layer_norm`, `quantize_rows`, and `quantize_normed` if layers normalize first."""
+    _emit_layer_norm(module, isa.lanes)
+    _emit_quantize_rows(module, isa.lanes, dynamic=features.dynamic)
+    if features.norms_first:
+        _emit_quantize_normed(module, isa.lanes)
+
+
+def quantize_input(
+    f: Function, features: Features, norm: Value, codes: Value, *rows: Value
+) -> None:
+    """Write the codes of states that a part of a layer reads, in a function with `f.thread`.
 
     Args:
-        module: The module.
-        isa: The instruction set.
-        dynamic: Whether `quantize_rows` gives each row its own scale.
+        f: The function.
+        features: The parts of the model.
+        norm: The `NORM` record of the part, if layers normalize first.
+        codes: The `CODES` record.
+        rows: The other arguments of `quantize_rows`.
     """
-    _emit_layer_norm(module, isa.lanes)
-    _emit_quantize_rows(module, isa.lanes, dynamic=dynamic)
+    if features.norms_first:
+        f.call("quantize_normed", norm, codes, *rows, THREAD.read(f, f.thread, "normed"))
+    else:
+        f.call("quantize_rows", codes, *rows)
 
 
 def _emit_layer_norm(module: Module, lanes: int) -> None:
@@ -72,37 +87,69 @@ def _emit_layer_norm(module: Module, lanes: int) -> None:
     number of rows. Channels after the width are padding: they have to be zero, and stay zero,
     because their weight and bias are zero.
     """
+    with (
+        module.function("layer_norm", norm=PTR, x=PTR, stride=I64, rows=I64) as f,
+        f.loop(0, f.rows) as row,
+    ):
+        x = f.x + row * f.stride
+        _normalize(f, lanes, x, f.stride // 4, x)
+
+
+def _emit_quantize_normed(module: Module, lanes: int) -> None:
+    """Write `quantize_normed`: the codes of rows after a LayerNorm, which does not change the rows.
+
+    Its arguments are a `NORM` record, or null to quantize the rows themselves, the arguments of
+    `quantize_rows`, and a buffer for one row.
+    """
+    with module.function(
+        "quantize_normed",
+        norm=PTR,
+        extra=PTR,
+        x=PTR,
+        stride=I64,
+        rows=I64,
+        out=PTR,
+        out_stride=I64,
+        row_scale=PTR,
+        normed=PTR,
+    ) as f:
+        is_normed = f.emit(I64, f"ptrtoint ptr {f.norm.text} to i64").differs(0)
+        with f.when(is_normed ^ 1):
+            rows = (f.x, f.stride, f.rows, f.out, f.out_stride, f.row_scale)
+            f.call("quantize_rows", f.extra, *rows)
+        with f.when(is_normed), f.loop(0, f.rows) as row:
+            _normalize(f, lanes, f.x + row * f.stride, f.stride // 4, f.normed)
+            out, scale = f.out + row * f.out_stride, f.row_scale + row * 4
+            f.call("quantize_rows", f.extra, f.normed, 0, 1, out, f.out_stride, scale)
+
+
+def _normalize(f: Function, lanes: int, x: Value, channels: Value, out: Value) -> None:
+    """Write the LayerNorm of a row of that many channels with padding, by the record `f.norm`."""
     floats = vector(F32, lanes)
-    with module.function("layer_norm", norm=PTR, x=PTR, stride=I64, rows=I64) as f:
-        weight, bias = (NORM.read(f, f.norm, name) for name in ("weight", "bias"))
-        width = NORM.read(f, f.norm, "width")
-        count = width.cast("sitofp", F32)
-        channels = f.stride // 4
-        whole = width - width % lanes
-        index = f.constant(vector(I64, lanes), range(lanes))
-        with f.loop(0, f.rows) as row:
-            x = f.x + row * f.stride
-            total = f.variable(f.constant(floats, 0.0))
-            with f.loop(0, channels, lanes) as channel:
-                total.set(total.get() + f.load(floats, x + channel * 4))
-            mean = f.splat(f.sum_of(total.get()) / count, lanes)
-            total.set(0.0)
-            with f.loop(0, whole, lanes) as channel:
-                centered = f.load(floats, x + channel * 4) - mean
-                total.set(f.fma(centered, centered, total.get()))
-            with f.when(whole.differs(width)):
-                centered = f.load(floats, x + whole * 4) - mean
-                is_real = index < f.splat(width - whole, lanes)
-                centered = is_real.select(centered, 0.0)
-                total.set(f.fma(centered, centered, total.get()))
-            variance = f.sum_of(total.get()) / count + NORM.read(f, f.norm, "epsilon")
-            scale = f.splat(1.0 / f.intrinsic("llvm.sqrt.f32", F32, variance), lanes)
-            with f.loop(0, channels, lanes) as channel:
-                centered = (f.load(floats, x + channel * 4) - mean) * scale
-                factor = f.load(floats, weight + channel * 4)
-                f.store(
-                    f.fma(centered, factor, f.load(floats, bias + channel * 4)), x + channel * 4
-                )
+    weight, bias = (NORM.read(f, f.norm, name) for name in ("weight", "bias"))
+    width = NORM.read(f, f.norm, "width")
+    count = width.cast("sitofp", F32)
+    whole = width - width % lanes
+    index = f.constant(vector(I64, lanes), range(lanes))
+    total = f.variable(f.constant(floats, 0.0))
+    with f.loop(0, channels, lanes) as channel:
+        total.set(total.get() + f.load(floats, x + channel * 4))
+    mean = f.splat(f.sum_of(total.get()) / count, lanes)
+    total.set(0.0)
+    with f.loop(0, whole, lanes) as channel:
+        centered = f.load(floats, x + channel * 4) - mean
+        total.set(f.fma(centered, centered, total.get()))
+    with f.when(whole.differs(width)):
+        centered = f.load(floats, x + whole * 4) - mean
+        is_real = index < f.splat(width - whole, lanes)
+        centered = is_real.select(centered, 0.0)
+        total.set(f.fma(centered, centered, total.get()))
+    variance = f.sum_of(total.get()) / count + NORM.read(f, f.norm, "epsilon")
+    scale = f.splat(1.0 / f.intrinsic("llvm.sqrt.f32", F32, variance), lanes)
+    with f.loop(0, channels, lanes) as channel:
+        centered = (f.load(floats, x + channel * 4) - mean) * scale
+        factor = f.load(floats, weight + channel * 4)
+        f.store(f.fma(centered, factor, f.load(floats, bias + channel * 4)), out + channel * 4)
 
 
 def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
 
+# Queries and keys, not values.
+_ROTATED = 2
 
-def emit_projections(module: Module) -> None:
+
+def emit_projections(module: Module, features: Features) -> None:
     """Write `quantize_states` and `project`: hidden states to queries, keys and values.
 
     `quantize_states` writes the codes of some rows. `project` computes some heads from these codes.
     Its arguments are the records, the first row of codes and the number of rows, the first head and
-    the number of heads, where the results start, and the bytes from one of their rows to the next.
+    the number of heads, the positions of the rows, where the results start, and the bytes from one
+    of their rows to the next.
     """
     with module.function("quantize_states", model=PTR, layer=PTR, thread=PTR, x=PTR, rows=I64) as f:
         hidden = MODEL.read(f, f.model, "hidden")
@@ -23,7 +29,9 @@ def emit_projections(module: Module) -> None:
             own = inputs + index * CODES.size
             place = codes + index * copy * hidden
             scales = scale + index * copy * 4
-            f.call("quantize_rows", own, f.x, hidden * 4, f.rows, place, hidden, scales)
+            norm = LAYER.read(f, f.layer, "attention_input_norm")
+            rows = (f.x, hidden * 4, f.rows, place, hidden, scales)
+            quantize_input(f, features, norm, own, *rows)
     with module.function(
         "project",
         model=PTR,
@@ -33,6 +41,7 @@ def emit_projections(module: Module) -> None:
         rows=I64,
         head=I64,
         heads=I64,
+        positions=PTR,
         queries=PTR,
         keys=PTR,
         values=PTR,
@@ -57,6 +66,10 @@ def emit_projections(module: Module) -> None:
                 scale + row * 4,
                 f.layer,
             )
+            if features.rotary and number < _ROTATED:
+                table = LAYER.read(f, f.layer, "rotation")
+                heads = (out, f.stride, f.rows, f.heads, size)
+                f.call("rotate_rows", *heads, f.positions, table)
 
 
 def _copies(f: Function) -> tuple[Value, Value]:
@@ -76,4 +89,6 @@ def project_all(
     f.call("quantize_states", f.model, layer, f.thread, x, rows)
     offset = (row * width + head * size) * 4
     places = [JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")]
-    f.call("project", f.model, layer, f.thread, 0, rows, head, heads, *places, width * 4)
+    positions = JOB.read(f, f.job, "positions") + row * 4
+    item = (f.constant(I64, 0), rows, head, heads, positions, *places, width * 4)
+    f.call("project", f.model, layer, f.thread, *item)

@@ -1,0 +1,37 @@
+"""What the kernels of a model have to compute."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Features:
+    """The parts of a model that need kernels of their own. Others are not generated.
+
+    Attributes:
+        activation: Name of the activation function of the feed-forward part.
+        dynamic: Whether each row of codes gets its own scale while the model runs.
+        norms_first: Whether LayerNorms are before the parts of a layer instead of after them.
+        gated: Whether the activation is multiplied by a gate.
+        rotary: Whether queries and keys are rotated.
+        windowed: Whether some layers attend only to near tokens.
+        relative_keys: Whether queries are multiplied by a table of relative positions.
+        relative_queries: Whether keys are multiplied by a table of relative positions.
+        positions: Whether there is a table of positions.
+    """
+
+    activation: str
+    dynamic: bool = False
+    norms_first: bool = False
+    gated: bool = False
+    rotary: bool = False
+    windowed: bool = False
+    relative_keys: bool = False
+    relative_queries: bool = False
+    positions: bool = True
+
+    @property
+    def relative(self) -> bool:
+        """Whether scores depend on tables of relative positions."""
+        return self.relative_keys or self.relative_queries

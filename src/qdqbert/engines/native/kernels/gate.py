@@ -1,0 +1,31 @@
+"""The product of an activation and a gate, in feed-forward parts that have one."""
+
+from __future__ import annotations
+
+from qdqbert.engines.native.functions import ACTIVATIONS
+from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.ir import F32, I64, PTR, Module, vector
+
+INNER_BLOCK = 32
+"""Rows of the feed-forward part that are in float32 at a time, with a gate or dynamic scales."""
+
+
+def emit_gate(module: Module, isa: InstructionSet, activation: str) -> None:
+    """Write `gate_rows`, which multiplies the activation of one half of each row by the other half.
+
+    Its arguments are the first row of float32 and the bytes from one row to the next, the number of
+    rows, the channels of a half, a multiple of 16, and the first row of the result and the bytes
+    from one row to the next. The result may overwrite the first half.
+    """
+    floats = vector(F32, isa.lanes)
+    with (
+        module.function(
+            "gate_rows", x=PTR, stride=I64, rows=I64, channels=I64, out=PTR, out_stride=I64
+        ) as f,
+        f.loop(0, f.rows) as row,
+        f.loop(0, f.channels, isa.lanes) as channel,
+    ):
+        x = f.x + (row * f.stride + channel * 4)
+        value = ACTIVATIONS[activation](f, f.load(floats, x))
+        gate = f.load(floats, x + f.channels * 4)
+        f.store(value * gate, f.out + (row * f.out_stride + channel * 4))

@@ -1,0 +1,160 @@
+"""Disentangled attention: what tables of relative positions add to scores.
+
+    score[i, j] += query[i] @ relative_keys[r] + key[j] @ relative_queries[r]
+
+with the row `r = relative_rows[j - i]`. Queries and keys are multiplied by a panel of rows at a
+time, and only by the rows between the smallest and the largest distance in a text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.features import Features
+from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Value
+from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.records import LAYER, MODEL, THREAD
+
+
+def relative_scores(
+    query: NDArray[np.float32],
+    key: NDArray[np.float32],
+    keys: NDArray[np.float32] | None,
+    queries: NDArray[np.float32] | None,
+    rows: NDArray[np.int32],
+) -> NDArray[np.float64]:
+    """Compute what is added to the scores of one head.
+
+    Args:
+        query: `(tokens, head size)`.
+        key: `(tokens, head size)`.
+        keys: The table that queries are multiplied by, `(rows, head size)`.
+        queries: The table that keys are multiplied by, `(rows, head size)`.
+        rows: The row for key minus query, `(2 * limit - 1,)`.
+    """
+    places = np.arange(len(query))
+    chosen = rows[places - places[:, None] + len(rows) // 2]
+    found = np.zeros(chosen.shape)
+    if keys is not None:
+        found += np.einsum("id,ijd->ij", query.astype(np.float64), keys[chosen])
+    if queries is not None:
+        found += np.einsum("jd,ijd->ij", key.astype(np.float64), queries[chosen])
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeScores:
+    """What is added to the scores of a head of a text, as values of the kernel.
+
+    Attributes:
+        function: The function that is written, with `f.model`, `f.layer` and `f.thread`.
+        features: The parts of the model.
+        size: Channels of the head.
+        length: Tokens of the text.
+        zeros: Sums that products start from.
+        panel: First panel of the tables that a distance in the text needs.
+        panels: Number of panels.
+        offset: Where the first panel of this head is in a table, in bytes.
+    """
+
+    function: Function
+    features: Features
+    size: Value
+    length: Value
+    zeros: Value
+    panel: Value
+    panels: Value
+    offset: Value
+
+    @property
+    def _stride(self) -> Value:
+        """Bytes from the products of a query or key to the next."""
+        return self.panels * (4 * PANEL)
+
+    def multiply_queries(self, queries: Value, stride: Value, rows: Value) -> None:
+        """Multiply some queries by the table of keys, if there is one."""
+        if self.features.relative_keys:
+            self._multiply("relative_keys", queries, stride, rows, "query_positions")
+
+    def multiply_keys(self, keys: Value, stride: Value) -> None:
+        """Multiply all keys by the table of queries, if there is one."""
+        if self.features.relative_queries:
+            self._multiply("relative_queries", keys, stride, self.length, "key_positions")
+
+    def add(self, query: Value, rows: Value, start: Value, end: Value, columns: Value) -> None:
+        """Add the products to the scores of some queries and of the keys between two."""
+        f = self.function
+        scores = (columns * 4, start, end)
+        f.call("add_positions", f.model, f.thread, query, rows, *scores, self.panel, self._stride)
+
+    def _multiply(self, table: str, x: Value, stride: Value, rows: Value, out: str) -> None:
+        f = self.function
+        weights = LAYER.read(f, f.layer, table) + self.offset
+        found = THREAD.read(f, f.thread, out)
+        panels = (weights, self.size * (4 * PANEL), self.panels)
+        f.call("product", x, stride, rows, *panels, found, self._stride, self.size, self.zeros, 0)
+
+
+def relative_positions(
+    f: Function, features: Features, head: Value, size: Value, length: Value, zeros: Value
+) -> RelativeScores:
+    """Return what is added to the scores of a head; see `RelativeScores`."""
+    limit, panels = (MODEL.read(f, f.model, name) for name in ("limit", "relative_panels"))
+    middle = MODEL.read(f, f.model, "relative_rows") + (limit - 1) * 4
+    first, last = (
+        f.load(I32, middle + distance * 4).cast("zext", I64) // PANEL
+        for distance in (1 - length, length - 1)
+    )
+    return RelativeScores(
+        function=f,
+        features=features,
+        size=size,
+        length=length,
+        zeros=zeros,
+        panel=first,
+        panels=last - first + 1,
+        offset=(head * panels + first) * size * (4 * PANEL),
+    )
+
+
+def emit_add_positions(module: Module, features: Features) -> None:
+    """Write `add_positions`, which adds products with positions to scores.
+
+    Its arguments are `MODEL` and `THREAD` records, the first query and the number of queries, the
+    bytes from the scores of a query to the next, the first key and the end of the keys, the first
+    panel of the products, and the bytes from the products of a query or key to the next.
+    """
+    with module.function(
+        "add_positions",
+        model=PTR,
+        thread=PTR,
+        query=I64,
+        rows=I64,
+        score_stride=I64,
+        start=I64,
+        end=I64,
+        panel=I64,
+        stride=I64,
+    ) as f:
+        middle = MODEL.read(f, f.model, "relative_rows") + (MODEL.read(f, f.model, "limit") - 1) * 4
+        scores, of_queries, of_keys = (
+            THREAD.read(f, f.thread, name)
+            for name in ("scores", "query_positions", "key_positions")
+        )
+        shift = f.panel * (4 * PANEL)
+        with f.loop(0, f.rows) as row:
+            by_key = middle + (f.query + row) * -4
+            own = scores + row * f.score_stride
+            products = of_queries + row * f.stride
+            with f.loop(f.start, f.end) as key:
+                place = own + (key - f.start) * 4
+                column = f.load(I32, by_key + key * 4).cast("zext", I64) * 4 - shift
+                total = f.load(F32, place)
+                if features.relative_keys:
+                    total = total + f.load(F32, products + column)
+                if features.relative_queries:
+                    total = total + f.load(F32, of_keys + (key * f.stride + column))
+                f.store(total, place)
