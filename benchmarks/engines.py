@@ -307,7 +307,8 @@ def tile_rate(isa: InstructionSet) -> float:
             f.call("amx_start")
         with f.loop(0, repeats):
             panel, stride = 16 * depth, 4 * columns
-            f.call(name, f.codes, depth, f.weights, panel, f.sums, stride, depth // 4, f.start)
+            operands = (f.codes, depth, f.weights, panel, f.sums, stride, depth // 4)
+            f.call(name, *operands, *((f.weights, 0) if isa.amx else (f.start,)))
         if isa.amx:
             f.call("amx_end")
     run = Library(compile_object(module, isa), isa).function(module.functions["repeat"])

@@ -16,7 +16,7 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.kernels.attention import rows_together
-from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
     SPARE_ROWS,
@@ -303,8 +303,10 @@ class Scratch:
         code_rows = max(PART_ROWS, limit) + SPARE_ROWS
         self._buffers: dict[str, Array] = {
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
-            "codes": zeros((3 * code_rows, program.hidden), np.uint8),
-            "inner": zeros((BLOCK + SPARE_ROWS, max(program.inner, program.width)), np.uint8),
+            "codes": zeros((3 * code_rows, bytes_of_codes(program.hidden)), np.uint8),
+            "inner": zeros(
+                (BLOCK + SPARE_ROWS, bytes_of_codes(max(program.inner, program.width))), np.uint8
+            ),
             "row_scale": zeros((3, code_rows), np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
@@ -415,7 +417,12 @@ class Job:
         program, rows = self._program, tokens + SPARE_ROWS
         projected = zeros((3, rows, program.width), np.float32)
         context = np.float32 if program.features.dynamic else np.uint8
-        inner = np.float32 if program.features.gated else context
+        has_floats = program.features.dynamic or program.features.gated
+        inner = (
+            zeros((FEW_ROWS + SPARE_ROWS, program.up_columns), np.float32)
+            if has_floats
+            else zeros((FEW_ROWS + SPARE_ROWS, bytes_of_codes(program.inner)), np.uint8)
+        )
         self._buffers = {
             "x": zeros((rows, program.hidden), np.float32),
             "queries": projected[0],
@@ -423,7 +430,7 @@ class Job:
             "values": projected[2],
             "context": zeros((rows, program.width), context),
             "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
-            "inner": zeros((FEW_ROWS + SPARE_ROWS, program.up_columns), inner),
+            "inner": inner,
             "barrier": zeros(2, np.int64),
         }
         self.record = JOB.make(

@@ -133,8 +133,8 @@ JOB = Record(
     values=PTR,  # float32 (tokens, width)
     context=PTR,  # u8 (tokens, width); float32 if scales are dynamic
     sums=PTR,  # float32 (2, tokens, hidden), for threads that share rows
-    # For threads that share rows: u8 (tokens, inner), or float32 if scales are dynamic, or float32
-    # (tokens, 2 * inner) with a gate.
+    # For threads that share rows: u8 (tokens, inner) with a line between rows; float32 (tokens,
+    # inner) if scales are dynamic, and (tokens, 2 * inner) with a gate.
     inner=PTR,
     barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
@@ -157,8 +157,9 @@ THREAD = Record(
     first_inner=I64,  # panels of the feed-forward part, if threads share rows
     own_inner=I64,
     embedded=PTR,  # float32 (block, embedding_width)
-    codes=PTR,  # u8 (3 * code_rows, hidden): of query, key and value if they differ
-    inner=PTR,  # u8 (block + 32, inner or width)
+    # u8 (3 * code_rows, hidden) with a line between rows: of query, key and value if they differ
+    codes=PTR,
+    inner=PTR,  # u8 (block + 32, inner or width), a line between rows
     row_scale=PTR,  # float32 (3, code_rows): dynamic scales of codes
     normed=PTR,  # float32 (hidden,), if layers normalize first
     inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate

@@ -65,20 +65,22 @@ def test_rows_become_codes(kernels, rows, channels, zero_point, scale, seed) -> 
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, channels + 16)).astype(np.float32)
     multiplier = (scale * rng.uniform(0.5, 2, channels)).astype(np.float32)
-    out = np.full((rows + 1, channels), 77, np.uint8)
+    out = np.full((rows + 1, channels + 5), 77, np.uint8)
     kernels(
         "quantize_rows",
         codes_record(multiplier, zero_point),
         x[:, :channels],
         bytes_of_row(x),
-        rows,
-        out[:rows],
         channels,
+        rows,
+        out[:rows, :channels],
+        bytes_of_row(out),
         0,
     )
     values = x[:, :channels].astype(np.float64) * multiplier
-    check_codes(out[:rows], values, zero_point)
-    assert (out[rows] == 77).all()
+    check_codes(out[:rows, :channels], values, zero_point)
+    assert (out[rows:] == 77).all()
+    assert (out[:, channels:] == 77).all()
 
 
 @pytest.mark.parametrize("zero_point", [0, 128])
@@ -86,10 +88,10 @@ def test_values_in_the_middle_are_rounded_to_even_codes(kernels, zero_point) -> 
     x = np.arange(-8, 8, 0.25, dtype=np.float32)[None]
     out = np.zeros((1, 64), np.uint8)
     ones = np.ones(64, np.float32)
-    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64, 0)
+    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 64, 1, out, 64, 0)
     np.testing.assert_array_equal(out, codes(x, ones, zero_point))
     x[0, :4] = np.inf, -np.inf, np.nan, 1e30
-    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 1, out, 64, 0)
+    kernels("quantize_rows", codes_record(ones, zero_point), x, x.nbytes, 64, 1, out, 64, 0)
     assert out[0, :4].tolist() == [255, 0, 0, 255]
 
 
@@ -112,9 +114,8 @@ def test_rows_get_their_own_scales(dynamic_kernels, rows, channels, top, size, s
     out = np.full((rows + 1, channels), 77, np.uint8)
     scales = np.full(rows + 1, 9, np.float32)
     record = codes_record(multiplier, zero_point, offset=offset, top=top)
-    dynamic_kernels(
-        "quantize_rows", record, x, bytes_of_row(x), rows, out[:rows], channels, scales[:rows]
-    )
+    source, target = (x, bytes_of_row(x), channels), (out[:rows], channels, scales[:rows])
+    dynamic_kernels("quantize_rows", record, *source, rows, *target)
     expected, scale = dynamic_codes(x, multiplier, offset, top)
     np.testing.assert_allclose(scales[:rows], scale, rtol=1e-6)
     values = (x.astype(np.float64) + offset) * multiplier / scale[:, None]
@@ -128,7 +129,7 @@ def test_a_row_of_zeros_has_the_code_of_zero(dynamic_kernels) -> None:
     out, scales = np.zeros((1, 64), np.uint8), np.zeros(1, np.float32)
     record = codes_record(np.ones(64, np.float32), 128, top=SIGNED_TOP)
     x = np.zeros((1, 64), np.float32)
-    dynamic_kernels("quantize_rows", record, x, 256, 1, out, 64, scales)
+    dynamic_kernels("quantize_rows", record, x, 256, 64, 1, out, 64, scales)
     assert (out == 128).all()
     assert 0 < scales[0] < 1e-30
 

@@ -19,7 +19,7 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.attention import attend
-from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.projections import project_all
@@ -76,31 +76,37 @@ def _feed_forward(f: Function, features: Features) -> None:
         if not features.norms_first:
             f.call("layer_norm", record[norm], x, hidden * 4, rows)
 
+    def quantize(name: str, x: Value, channels: Value, out: Value) -> None:
+        out_stride = bytes_of_codes(channels)
+        f.call(
+            "quantize_rows", record[name], x, channels * 4, channels, rows, out, out_stride, scale
+        )
+
+    codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
+    context_stride = width
     if dynamic:
-        own = record["context_codes"]
-        f.call("quantize_rows", own, context, width * 4, rows, inner_codes, width, scale)
-        context = inner_codes
-    linear("linear_float", "output", "hidden", context, width, first_sums, hidden * 4)
+        quantize("context_codes", context, width, inner_codes)
+        context, context_stride = inner_codes, bytes_of_codes(width)
+    linear("linear_float", "output", "hidden", context, context_stride, first_sums, hidden * 4)
     add_and_normalize(first_sums, "attention_norm")
-    states = (x, hidden * 4, rows, codes, hidden, scale)
+    states = (x, hidden * 4, hidden, rows, codes, codes_stride, scale)
     quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
     if features.gated:
-        linear("linear_float", "up", "inner", codes, hidden, inner_values, inner * 8)
+        linear("linear_float", "up", "inner", codes, codes_stride, inner_values, inner * 8)
         f.call("wait", f.job)
         _quantize_gated(f, record["down_codes"], inner_values, rows)
         inner_values = inner_codes
     elif dynamic:
         kernel = f"linear_{features.activation}"
-        linear(kernel, "up", "inner", codes, hidden, inner_values, inner * 4)
+        linear(kernel, "up", "inner", codes, codes_stride, inner_values, inner * 4)
         f.call("wait", f.job)
-        down = record["down_codes"]
-        f.call("quantize_rows", down, inner_values, inner * 4, rows, inner_codes, inner, scale)
+        quantize("down_codes", inner_values, inner, inner_codes)
         inner_values = inner_codes
     else:
         kernel = f"linear_codes_{features.activation}"
-        linear(kernel, "up", "inner", codes, hidden, inner_values, inner, element=1)
+        linear(kernel, "up", "inner", codes, codes_stride, inner_values, inner_stride, element=1)
         f.call("wait", f.job)
-    linear("linear_float", "down", "hidden", inner_values, inner, second_sums, hidden * 4)
+    linear("linear_float", "down", "hidden", inner_values, inner_stride, second_sums, hidden * 4)
     add_and_normalize(second_sums, "norm")
 
 
@@ -134,8 +140,9 @@ def _quantize_gated(f: Function, codes: Value, x: Value, rows: Value) -> None:
     with f.loop(0, rows, INNER_BLOCK) as row:
         count = (rows - row).minimum(INNER_BLOCK)
         f.call("gate_rows", x + row * inner * 8, inner * 8, count, inner, floats, inner * 4)
-        places = (out + row * inner, inner, scale + row * 4)
-        f.call("quantize_rows", codes, floats, inner * 4, count, *places)
+        stride = bytes_of_codes(inner)
+        places = (out + row * stride, stride, scale + row * 4)
+        f.call("quantize_rows", codes, floats, inner * 4, inner, count, *places)
 
 
 def _emit_add_rows(module: Module, lanes: int) -> None:

@@ -6,6 +6,8 @@ Weights are stored in panels of 16 columns, `(panels, depth / 4, 16, 4)`: the fo
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,11 +25,16 @@ from qdqbert.engines.native.ir import (
     Value,
     vector,
 )
+from qdqbert.engines.native.memory import LINE
 
 PANEL = 16
 """Columns of a panel."""
 
+Count = TypeVar("Count", int, Value)
+
 _DEPTH_OF_AMX = 64
+LINES_OF_PANEL = PANEL * _DEPTH_OF_AMX // LINE
+"""Lines of a panel of weights that a step with AMX multiplies by."""
 # Tiles 0 to 3 hold sums, 4 and 5 codes, 6 and 7 weights.
 _SUMS, _CODES, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 
@@ -45,6 +52,15 @@ def dot(
 ) -> NDArray[np.int32]:
     """Compute what the kernel computes: codes `(rows, in)`, weights `(columns, in)`."""
     return (start + codes.astype(np.int64) @ weights.T.astype(np.int64)).astype(np.int32)
+
+
+def bytes_of_codes(channels: Count) -> Count:
+    """Return the bytes from one row of codes to the next.
+
+    If it were the number of channels, often a multiple of 1024, the rows of a tile would share a
+    few sets of the first-level cache.
+    """
+    return channels + LINE
 
 
 def dot_name(rows: int, vectors: int) -> str:
@@ -154,9 +170,11 @@ def amx_name(rows: int, columns: int) -> str:
 
 
 def _emit_amx(module: Module, rows: int, columns: int) -> None:
-    """Write `amx_{rows}x{columns}`, with the arguments of `dot`.
+    """Write `amx_{rows}x{columns}`, which adds nothing to the products.
 
-    It reads `16 * rows` rows of codes, and the depth has to be a multiple of 64.
+    Its arguments are those of `dot` up to the depth, which has to be a multiple of 64, an address,
+    and how many lines from there on each step brings into the second-level cache. It reads
+    `16 * rows` rows of codes.
     """
     with module.function(
         amx_name(rows, columns),
@@ -167,14 +185,12 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
         sums=PTR,
         sum_stride=I64,
         steps=I64,
-        start=PTR,
+        ahead=PTR,
+        lines=I64,
     ) as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:
-            # A stride of 0 gives each row the same 16 numbers.
-            _tile(
-                f, "tileloadd64", _SUMS[2 * row + column], f.start + 64 * column, f.constant(I64, 0)
-            )
+            f.intrinsic("llvm.x86.tilezero", VOID, immediate=(_SUMS[2 * row + column],))
         with f.loop(0, f.steps, _DEPTH_OF_AMX // 4) as step:
             for row in range(rows):
                 place = f.codes + (f.code_stride * (16 * row) + step * 4)
@@ -185,6 +201,9 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
             for row, column in grid:
                 tiles = (_SUMS[2 * row + column], _CODES[row], _WEIGHTS[column])
                 f.intrinsic("llvm.x86.tdpbusd", VOID, immediate=tiles)
+            ahead = f.ahead + step // (_DEPTH_OF_AMX // 4) * f.lines * LINE
+            with f.loop(0, f.lines) as line:
+                f.prefetch(ahead + line * LINE)
         for row, column in grid:
             place = f.sums + (f.sum_stride * (16 * row) + 64 * column)
             _tile(f, "tilestored64", _SUMS[2 * row + column], place, f.sum_stride)

@@ -20,7 +20,7 @@ from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.columns import emit_columns
-from qdqbert.engines.native.kernels.dot import emit_dots
+from qdqbert.engines.native.kernels.dot import bytes_of_codes, emit_dots
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
@@ -168,14 +168,17 @@ def _emit_rest(module: Module, features: Features) -> None:
             THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scale")
         )
         stride = hidden * 4
-        context = f.context
+        codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
+        context, context_stride = f.context, width
         if dynamic:
-            own, context = record["context_codes"], inner_codes
-            f.call("quantize_rows", own, f.context, width * 4, f.rows, context, width, scale)
-        _linear(f, "linear_add", record["output"], context, width, f.rows, x, stride, scale)
+            context, context_stride = inner_codes, bytes_of_codes(width)
+            out = (f.rows, context, context_stride, scale)
+            f.call("quantize_rows", record["context_codes"], f.context, width * 4, width, *out)
+        output = record["output"]
+        _linear(f, "linear_add", output, context, context_stride, f.rows, x, stride, scale)
         if not features.norms_first:
             f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
-        states = (x, stride, f.rows, codes, hidden, scale)
+        states = (x, stride, hidden, f.rows, codes, codes_stride, scale)
         quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
         up, down_codes = record["up"], record["down_codes"]
         if dynamic or features.gated:
@@ -185,20 +188,19 @@ def _emit_rest(module: Module, features: Features) -> None:
                 count = (f.rows - row).minimum(INNER_BLOCK)
                 floats = THREAD.read(f, f.thread, "inner_float")
                 scales = scale + row * 4
-                source = codes + row * hidden
-                _linear(f, kernel, up, source, hidden, count, floats, columns * 4, scales)
+                source = codes + row * codes_stride
+                _linear(f, kernel, up, source, codes_stride, count, floats, columns * 4, scales)
                 if features.gated:
                     place = (floats, columns * 4)
                     f.call("gate_rows", *place, count, inner, *place)
-                out = inner_codes + row * inner
-                f.call("quantize_rows", down_codes, floats, columns * 4, count, out, inner, scales)
+                out = (count, inner_codes + row * inner_stride, inner_stride, scales)
+                f.call("quantize_rows", down_codes, floats, columns * 4, inner, *out)
         else:
             kernel = f"linear_codes_{features.activation}"
-            _linear(
-                f, kernel, up, codes, hidden, f.rows, inner_codes, inner, scale, extra=down_codes
-            )
+            target = (inner_codes, inner_stride, scale)
+            _linear(f, kernel, up, codes, codes_stride, f.rows, *target, extra=down_codes)
         down = record["down"]
-        _linear(f, "linear_add", down, inner_codes, inner, f.rows, x, stride, scale)
+        _linear(f, "linear_add", down, inner_codes, inner_stride, f.rows, x, stride, scale)
         if not features.norms_first:
             f.call("layer_norm", record["norm"], x, stride, f.rows)
 

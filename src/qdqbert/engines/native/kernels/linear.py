@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
-from qdqbert.engines.native.kernels.dot import PANEL, amx_name, dot, dot_name
+from qdqbert.engines.native.kernels.dot import LINES_OF_PANEL, PANEL, amx_name, dot, dot_name
 from qdqbert.engines.native.records import CODES, LINEAR
 
 _AMX_ROWS = 32
@@ -135,7 +135,8 @@ def _emit(
     and the bytes from one row to the next, the scale of each row if scales are dynamic, and what
     `finish` needs. The result starts with the first panel's columns.
     """
-    _emit_finish(module, f"{name}_finish", finish, element, dynamic=dynamic)
+    finish_name = f"{name}_finish"
+    _emit_finish(module, finish_name, finish, element, dynamic=dynamic, starts=isa.amx)
     with module.function(
         name,
         linear=PTR,
@@ -150,9 +151,9 @@ def _emit(
         extra=PTR,
     ) as f:
         if isa.amx:
-            _loop_over_amx_tiles(f, f"{name}_finish", element)
+            _loop_over_amx_tiles(f, finish_name, element)
         else:
-            _loop_over_tiles(f, isa, f"{name}_finish", element)
+            _loop_over_tiles(f, isa, finish_name, element)
 
 
 def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int) -> None:
@@ -163,7 +164,8 @@ def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int
 
     def tile(panel: Value, width: int, row: Value, height: int) -> None:
         name = dot_name(height, width * PANEL // isa.lanes)
-        _dot(f, name, panel, row, sums, stride)
+        start = LINEAR.read(f, f.linear, "start") + (f.first + panel) * (4 * PANEL)
+        _dot(f, name, panel, row, sums, stride, start)
         _finish(f, finish, sums, stride, panel, width, row, height, element)
 
     def column(panel: Value, width: int) -> None:
@@ -173,18 +175,29 @@ def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int
 
 
 def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
-    """Write loops over AMX's tiles, which read up to 31 rows after the last one."""
+    """Write loops over AMX's tiles, which read up to 31 rows after the last one.
+
+    While some panels of weights are multiplied by blocks of rows, the next ones come into the
+    second-level cache, a part of them during each block. With one block there is too little to do
+    meanwhile.
+    """
     stride = _AMX_PANELS * PANEL * 4
     sums = f.allocate(I32, _AMX_ROWS * stride // 4)
+    blocks = (f.rows + (_AMX_ROWS - 1)) // _AMX_ROWS
+    lines = (blocks > 1).select((blocks + (_AMX_PANELS * LINES_OF_PANEL - 1)) // blocks, 0)
+    # A step has a line of a row of codes: all steps bring `lines` times the depth.
+    part = LINEAR.read(f, f.linear, "steps") * 4 * lines
 
     def column(panel: Value, width: int) -> None:
+        following = _weights(f, panel + width)
         with f.loop(0, f.rows, _AMX_ROWS) as row:
             left = f.rows - row
             is_half = left <= _AMX_ROWS // 2
+            ahead = following + row // _AMX_ROWS * part
             with f.when(is_half):
-                _dot(f, amx_name(1, width), panel, row, sums, stride)
+                _dot(f, amx_name(1, width), panel, row, sums, stride, ahead, lines)
             with f.when(is_half ^ 1):
-                _dot(f, amx_name(2, width), panel, row, sums, stride)
+                _dot(f, amx_name(2, width), panel, row, sums, stride, ahead, lines)
             height = left.minimum(_AMX_ROWS)
             _finish(f, finish, sums, stride, panel, width, row, height, element)
 
@@ -213,19 +226,26 @@ def in_blocks(
         done = done + part
 
 
-def _dot(f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int) -> None:
-    panel = f.first + panel
-    bytes_of_panel = LINEAR.read(f, f.linear, "panel")
+def _weights(f: Function, panel: Value) -> Value:
+    """Return the address of a panel of weights, counted from the first one."""
+    return LINEAR.read(f, f.linear, "weights") + (f.first + panel) * LINEAR.read(
+        f, f.linear, "panel"
+    )
+
+
+def _dot(
+    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, *more: Value
+) -> None:
     f.call(
         name,
         f.codes + row * f.code_stride,
         f.code_stride,
-        LINEAR.read(f, f.linear, "weights") + panel * bytes_of_panel,
-        bytes_of_panel,
+        _weights(f, panel),
+        LINEAR.read(f, f.linear, "panel"),
         sums,
         stride,
         LINEAR.read(f, f.linear, "steps"),
-        LINEAR.read(f, f.linear, "start") + panel * (4 * PANEL),
+        *more,
     )
 
 
@@ -257,8 +277,10 @@ def _finish(
     )
 
 
-def _emit_finish(module: Module, name: str, finish: Finish, element: int, *, dynamic: bool) -> None:
-    """Write the function that turns a tile of sums into results.
+def _emit_finish(
+    module: Module, name: str, finish: Finish, element: int, *, dynamic: bool, starts: bool
+) -> None:
+    """Write the function that turns a tile of sums into results; first it `starts` them if needed.
 
     Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
     instructions of these registers alternate, so that none waits for the one before.
@@ -278,12 +300,14 @@ def _emit_finish(module: Module, name: str, finish: Finish, element: int, *, dyn
     ) as f:
         factors = LINEAR.read(f, f.linear, "factor") + f.column * 4
         biases = LINEAR.read(f, f.linear, "bias") + f.column * 4
+        first = LINEAR.read(f, f.linear, "start") + f.column * 4
 
         def block(panel: Value, width: int) -> None:
             floats = vector(F32, PANEL * width)
             column = panel * PANEL
             factor = f.load(floats, factors + column * 4)
             bias = f.load(floats, biases + column * 4)
+            start = f.load(vector(I32, floats.lanes), first + column * 4) if starts else None
             write = finish(f, f.column + column, floats)
 
             def rows(row: Value, height: int) -> None:
@@ -292,6 +316,8 @@ def _emit_finish(module: Module, name: str, finish: Finish, element: int, *, dyn
                 integers = vector(I32, floats.lanes)
                 places = [sums + f.sum_stride * each for each in range(height)]
                 totals = f.join([f.load(integers, place) for place in places])
+                if start is not None:
+                    totals = totals + f.join([start] * height)
                 totals = totals.cast("sitofp", vector(F32, totals.type.lanes))
                 if dynamic:
                     scales = [f.load(F32, f.row_scale + (row + each) * 4) for each in range(height)]

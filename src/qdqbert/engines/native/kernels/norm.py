@@ -107,6 +107,7 @@ def _emit_quantize_normed(module: Module, lanes: int) -> None:
         extra=PTR,
         x=PTR,
         stride=I64,
+        channels=I64,
         rows=I64,
         out=PTR,
         out_stride=I64,
@@ -115,12 +116,12 @@ def _emit_quantize_normed(module: Module, lanes: int) -> None:
     ) as f:
         is_normed = f.emit(I64, f"ptrtoint ptr {f.norm.text} to i64").differs(0)
         with f.when(is_normed ^ 1):
-            rows = (f.x, f.stride, f.rows, f.out, f.out_stride, f.row_scale)
+            rows = (f.x, f.stride, f.channels, f.rows, f.out, f.out_stride, f.row_scale)
             f.call("quantize_rows", f.extra, *rows)
         with f.when(is_normed), f.loop(0, f.rows) as row:
-            _normalize(f, lanes, f.x + row * f.stride, f.stride // 4, f.normed)
+            _normalize(f, lanes, f.x + row * f.stride, f.channels, f.normed)
             out, scale = f.out + row * f.out_stride, f.row_scale + row * 4
-            f.call("quantize_rows", f.extra, f.normed, 0, 1, out, f.out_stride, scale)
+            f.call("quantize_rows", f.extra, f.normed, 0, f.channels, 1, out, f.out_stride, scale)
 
 
 def _normalize(f: Function, lanes: int, x: Value, channels: Value, out: Value) -> None:
@@ -156,8 +157,8 @@ def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
     """Write `quantize_rows`.
 
     Its arguments are a `CODES` record, the first row of float32, the bytes from one row to the
-    next, the number of rows, the first row of codes and the bytes from one row to the next, which
-    is also the number of channels, and where the scales go if they are dynamic.
+    next, the number of channels, the number of rows, the first row of codes and the bytes from one
+    row to the next, and where the scales go if they are dynamic.
     """
     floats = vector(F32, lanes)
     with module.function(
@@ -165,6 +166,7 @@ def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
         extra=PTR,
         x=PTR,
         stride=I64,
+        channels=I64,
         rows=I64,
         out=PTR,
         out_stride=I64,
@@ -183,14 +185,14 @@ def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
             scale = f.constant(floats, 1.0)
             if dynamic:
                 largest = f.variable(f.constant(floats, _SMALLEST))
-                with f.loop(0, f.out_stride, lanes) as channel:
+                with f.loop(0, f.channels, lanes) as channel:
                     found = values(x, channel) * f.load(floats, multiplier + channel * 4)
                     magnitude = f.intrinsic(f"llvm.fabs.{floats.suffix}", floats, found)
                     largest.set(magnitude.maximum(largest.get()))
                 amax, top = f.maximum_of(largest.get()), CODES.read(f, f.extra, "top")
                 f.store(amax / top, f.row_scale + row * 4)
                 scale = f.splat(top / amax, lanes)
-            with f.loop(0, f.out_stride, lanes) as channel:
+            with f.loop(0, f.channels, lanes) as channel:
                 factor = f.load(floats, multiplier + channel * 4) * scale
                 codes = unsigned_codes(f, values(x, channel), factor, shift)
                 f.store_bytes(codes, out + channel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
-from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
 
@@ -27,10 +27,11 @@ def emit_projections(module: Module, features: Features) -> None:
         copy, last = _copies(f)
         with f.loop(0, last + 1) as index:
             own = inputs + index * CODES.size
-            place = codes + index * copy * hidden
+            stride = bytes_of_codes(hidden)
+            place = codes + index * copy * stride
             scales = scale + index * copy * 4
             norm = LAYER.read(f, f.layer, "attention_input_norm")
-            rows = (f.x, hidden * 4, f.rows, place, hidden, scales)
+            rows = (f.x, hidden * 4, hidden, f.rows, place, stride, scales)
             quantize_input(f, features, norm, own, *rows)
     with module.function(
         "project",
@@ -49,7 +50,7 @@ def emit_projections(module: Module, features: Features) -> None:
     ) as f:
         hidden, size = (MODEL.read(f, f.model, name) for name in ("hidden", "head_size"))
         codes, scale = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scale"))
-        linears = LAYER.read(f, f.layer, "projections")
+        linears, stride = LAYER.read(f, f.layer, "projections"), bytes_of_codes(hidden)
         copy, last = _copies(f)
         for number, out in enumerate((f.queries, f.keys, f.values)):
             row = f.row + copy * f.constant(I64, number).minimum(last)
@@ -58,8 +59,8 @@ def emit_projections(module: Module, features: Features) -> None:
                 linears + number * LINEAR.size,
                 f.head * size // PANEL,
                 f.heads * size // PANEL,
-                codes + row * hidden,
-                hidden,
+                codes + row * stride,
+                stride,
                 f.rows,
                 out,
                 f.stride,
