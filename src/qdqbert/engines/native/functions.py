@@ -44,15 +44,11 @@ _HALF_ERF = [
 
 
 def polynomial(f: Function, x: Value, coefficients: list[float]) -> Value:
-    """Return a polynomial of `x`, by Estrin's scheme: few steps that wait for each other."""
-    terms: list[Value | float] = list(coefficients)
-    power = x
-    while len(terms) > 1:
-        pairs = [terms[each : each + 2] for each in range(0, len(terms), 2)]
-        terms = [f.fma(power, pair[1], pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
-        if len(terms) > 1:
-            power = power * power
-    return f.operand(x.type, terms[0])
+    """Return a polynomial of `x`, by Horner's scheme: the fewest instructions."""
+    total = f.constant(x.type, coefficients[-1])
+    for each in reversed(coefficients[:-1]):
+        total = f.fma(x, total, each)
+    return total
 
 
 def exp2(f: Function, x: Value) -> Value:

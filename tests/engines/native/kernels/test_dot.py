@@ -55,8 +55,8 @@ def check_tile(kernels, name, rows, columns, depth, *, largest, seed, starts=Tru
         sums[:rows, :columns],
         bytes_of_row(sums),
         depth // 4,
-        # Tiles of AMX start at zero. They bring lines of any address into the cache.
-        *((start,) if starts else (panels[-1:], 3)),
+        # Tiles of AMX start at zero, and bring what is at an address into the cache.
+        start if starts else panels[-1:],
     )
     np.testing.assert_array_equal(sums[:rows, :columns], dot(codes[:, :depth], weights, start))
     assert (sums[rows:] == _UNTOUCHED).all()

@@ -33,8 +33,8 @@ PANEL = 16
 Count = TypeVar("Count", int, Value)
 
 _DEPTH_OF_AMX = 64
-LINES_OF_PANEL = PANEL * _DEPTH_OF_AMX // LINE
-"""Lines of a panel of weights that a step with AMX multiplies by."""
+LINES_AHEAD = 8
+"""Lines of later weights that each step with AMX brings into the second-level cache."""
 # Tiles 0 to 3 hold sums, 4 and 5 codes, 6 and 7 weights.
 _SUMS, _CODES, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 
@@ -172,9 +172,8 @@ def amx_name(rows: int, columns: int) -> str:
 def _emit_amx(module: Module, rows: int, columns: int) -> None:
     """Write `amx_{rows}x{columns}`, which adds nothing to the products.
 
-    Its arguments are those of `dot` up to the depth, which has to be a multiple of 64, an address,
-    and how many lines from there on each step brings into the second-level cache. It reads
-    `16 * rows` rows of codes.
+    Its arguments are those of `dot` up to the depth, which has to be a multiple of 64, and where
+    later weights start. It reads `16 * rows` rows of codes.
     """
     with module.function(
         amx_name(rows, columns),
@@ -186,7 +185,6 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
         sum_stride=I64,
         steps=I64,
         ahead=PTR,
-        lines=I64,
     ) as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:
@@ -201,8 +199,9 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
             for row, column in grid:
                 tiles = (_SUMS[2 * row + column], _CODES[row], _WEIGHTS[column])
                 f.intrinsic("llvm.x86.tdpbusd", VOID, immediate=tiles)
-            ahead = f.ahead + step // (_DEPTH_OF_AMX // 4) * f.lines * LINE
-            with f.loop(0, f.lines) as line:
+            # A step is as deep as a line is long.
+            ahead = f.ahead + step * (4 * LINES_AHEAD)
+            for line in range(LINES_AHEAD):
                 f.prefetch(ahead + line * LINE)
         for row, column in grid:
             place = f.sums + (f.sum_stride * (16 * row) + 64 * column)

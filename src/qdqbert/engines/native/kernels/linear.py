@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
-from qdqbert.engines.native.kernels.dot import LINES_OF_PANEL, PANEL, amx_name, dot, dot_name
+from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot, dot_name
 from qdqbert.engines.native.records import CODES, LINEAR
 
 _AMX_ROWS = 32
@@ -177,16 +177,12 @@ def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int
 def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
     """Write loops over AMX's tiles, which read up to 31 rows after the last one.
 
-    While some panels of weights are multiplied by blocks of rows, the next ones come into the
-    second-level cache, a part of them during each block. With one block there is too little to do
-    meanwhile.
+    While two panels of weights are multiplied by 128 rows, the next two come into the second-level
+    cache, a quarter of them during each 32 rows. With fewer rows the time is enough for a part.
     """
     stride = _AMX_PANELS * PANEL * 4
     sums = f.allocate(I32, _AMX_ROWS * stride // 4)
-    blocks = (f.rows + (_AMX_ROWS - 1)) // _AMX_ROWS
-    lines = (blocks > 1).select((blocks + (_AMX_PANELS * LINES_OF_PANEL - 1)) // blocks, 0)
-    # A step has a line of a row of codes: all steps bring `lines` times the depth.
-    part = LINEAR.read(f, f.linear, "steps") * 4 * lines
+    part = LINEAR.read(f, f.linear, "steps") * (4 * LINES_AHEAD)
 
     def column(panel: Value, width: int) -> None:
         following = _weights(f, panel + width)
@@ -195,9 +191,9 @@ def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
             is_half = left <= _AMX_ROWS // 2
             ahead = following + row // _AMX_ROWS * part
             with f.when(is_half):
-                _dot(f, amx_name(1, width), panel, row, sums, stride, ahead, lines)
+                _dot(f, amx_name(1, width), panel, row, sums, stride, ahead)
             with f.when(is_half ^ 1):
-                _dot(f, amx_name(2, width), panel, row, sums, stride, ahead, lines)
+                _dot(f, amx_name(2, width), panel, row, sums, stride, ahead)
             height = left.minimum(_AMX_ROWS)
             _finish(f, finish, sums, stride, panel, width, row, height, element)
 
@@ -234,7 +230,7 @@ def _weights(f: Function, panel: Value) -> Value:
 
 
 def _dot(
-    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, *more: Value
+    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, last: Value
 ) -> None:
     f.call(
         name,
@@ -245,7 +241,7 @@ def _dot(
         sums,
         stride,
         LINEAR.read(f, f.linear, "steps"),
-        *more,
+        last,
     )
 
 
