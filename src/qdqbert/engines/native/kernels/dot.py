@@ -34,7 +34,7 @@ Count = TypeVar("Count", int, Value)
 
 _DEPTH_OF_AMX = 64
 LINES_AHEAD = 8
-"""Lines of later weights that each step with AMX brings into the second-level cache."""
+"""Lines of later weights that each step of AMX brings into the second-level cache."""
 # Tiles 0 to 3 hold sums, 4 and 5 codes, 6 and 7 weights.
 _SUMS, _CODES, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 
@@ -55,10 +55,10 @@ def dot(
 
 
 def bytes_of_codes(channels: Count) -> Count:
-    """Return the bytes from one row of codes to the next.
+    """Return the bytes from one row of codes to the next: a line more than there are channels.
 
-    If it were the number of channels, often a multiple of 1024, the rows of a tile would share a
-    few sets of the first-level cache.
+    Without it, the rows of a tile would share a few sets of the first-level cache, because numbers
+    of channels have many factors of 2.
     """
     return channels + LINE
 
@@ -170,10 +170,10 @@ def amx_name(rows: int, columns: int) -> str:
 
 
 def _emit_amx(module: Module, rows: int, columns: int) -> None:
-    """Write `amx_{rows}x{columns}`, which adds nothing to the products.
+    """Write `amx_{rows}x{columns}`, whose sums start at zero.
 
-    Its arguments are those of `dot` up to the depth, which has to be a multiple of 64, and where
-    later weights start. It reads `16 * rows` rows of codes.
+    Its arguments are those of `dot` up to the depth, which has to be a multiple of 64, and the
+    address of later weights. It reads `16 * rows` rows of codes.
     """
     with module.function(
         amx_name(rows, columns),

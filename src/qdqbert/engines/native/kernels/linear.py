@@ -136,7 +136,8 @@ def _emit(
     `finish` needs. The result starts with the first panel's columns.
     """
     finish_name = f"{name}_finish"
-    _emit_finish(module, finish_name, finish, element, dynamic=dynamic, starts=isa.amx)
+    # AMX's tiles start at zero.
+    _emit_finish(module, finish_name, finish, element, dynamic=dynamic, adds_start=isa.amx)
     with module.function(
         name,
         linear=PTR,
@@ -274,9 +275,9 @@ def _finish(
 
 
 def _emit_finish(
-    module: Module, name: str, finish: Finish, element: int, *, dynamic: bool, starts: bool
+    module: Module, name: str, finish: Finish, element: int, *, dynamic: bool, adds_start: bool
 ) -> None:
-    """Write the function that turns a tile of sums into results; first it `starts` them if needed.
+    """Write the function that turns a tile of sums into results.
 
     Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
     instructions of these registers alternate, so that none waits for the one before.
@@ -303,7 +304,7 @@ def _emit_finish(
             column = panel * PANEL
             factor = f.load(floats, factors + column * 4)
             bias = f.load(floats, biases + column * 4)
-            start = f.load(vector(I32, floats.lanes), first + column * 4) if starts else None
+            start = f.load(vector(I32, floats.lanes), first + column * 4) if adds_start else None
             write = finish(f, f.column + column, floats)
 
             def rows(row: Value, height: int) -> None:
