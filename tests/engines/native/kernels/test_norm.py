@@ -152,6 +152,7 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
         codes_record(multiplier, 128, top=SIGNED_TOP),
         x,
         x.strides[0],
+        64,
         5,
         out,
         64,
