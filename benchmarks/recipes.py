@@ -43,6 +43,7 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear", build_recipe("linear"), Mse()),
     ("linear", build_recipe("linear"), Entropy()),
     ("ffn", build_recipe("ffn"), Percentile(99.999)),
+    ("linear+qk", build_recipe("linear+qk"), Percentile(99.999)),
     ("linear+matmul", build_recipe("linear+matmul"), Percentile(99.999)),
     ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Max()),
     ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Mse()),

@@ -93,6 +93,8 @@ PRODUCT_SITES = {site for site in QDQBERT_SITES if ".matmul_" in site}
 SITES = {
     "ffn": FFN_SITES,
     "linear": LINEAR_SITES,
+    "linear+qk": LINEAR_SITES
+    | {f"attention.self.matmul_{each}_input_quantizer" for each in ("q", "k")},
     "linear+matmul": LINEAR_SITES | PRODUCT_SITES,
     "qdqbert": QDQBERT_SITES,
     "full": QDQBERT_SITES,
@@ -141,6 +143,7 @@ def by_layer(names: set[str]) -> dict[str, set[str]]:
     {
         "ffn": 4,
         "linear": 12,
+        "linear+qk": 14,
         "linear+matmul": 16,
         "qdqbert": 20,
         "full": 20,
@@ -190,6 +193,7 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
             "ffn",
             {f"{linear}._input_quantizer" for linear in ("intermediate.dense", "output.dense")},
         ),
+        ("linear+qk", {f"{linear}._input_quantizer" for linear in LINEARS}),
         ("linear+matmul", {f"{linear}._input_quantizer" for linear in LINEARS}),
     ],
 )

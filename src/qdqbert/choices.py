@@ -23,6 +23,7 @@ TARGET_NAMES: tuple[TargetName, ...] = get_args(TargetName)
 RecipeName = Literal[
     "ffn",
     "linear",
+    "linear+qk",
     "linear+matmul",
     "full",
     "full-smoothed",

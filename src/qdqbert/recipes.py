@@ -64,6 +64,17 @@ _TABLE = (
         ),
         smoothing=WIDE_INPUTS,
     ),
+    # NNCF's placement for transformers on CPUs: the scores are an int8 product, the context is not.
+    Recipe(
+        name="linear+qk",
+        summary="`linear`, and queries and keys of the attention scores, symmetric",
+        rules=(
+            _LINEAR_WEIGHTS,
+            Rule(site="*._input_quantizer", spec=AFFINE),
+            Rule(site="*.matmul_[qk]_input_quantizer", spec=SYMMETRIC),
+        ),
+        smoothing=WIDE_INPUTS,
+    ),
     # The paper's quantizers, except those of residual adds. Attention matmuls have no bias that
     # could take a zero point, and a zero point costs engines time, so they are symmetric.
     Recipe(

@@ -111,7 +111,7 @@ FAMILIES = [
     "roberta",
     "sentence",
 ]
-OTHERS = ["ffn", "linear", "linear+matmul"]
+OTHERS = ["ffn", "linear", "linear+qk", "linear+matmul"]
 
 
 def legal_graph(old: str = "", new: str = "") -> ir.Model:

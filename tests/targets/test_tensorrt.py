@@ -31,6 +31,7 @@ SHAPES = {
 PAIRS = {
     "ffn": (4, 4),
     "linear": (8, 12),
+    "linear+qk": (12, 16),
     "linear+matmul": (16, 20),
     "full": (20, 28),
     "full-smoothed": (24, 28),

@@ -83,8 +83,8 @@ def quantize(
             of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native",
             "native-dynamic", "tensorrt", "qordered".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
-            the target's default recipe. One of "ffn", "linear", "linear+matmul", "full",
-            "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
+            the target's default recipe. One of "ffn", "linear", "linear+qk",
+            "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
             folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
             default.

@@ -96,8 +96,8 @@ def train(
             "question-answering", "reranking", "text-classification", "text-generation",
             "token-classification".
         qat: Insert calibrated quantizers and train with them (quantization-aware training).
-        recipe: Which tensors to quantize, with `qat`. One of "ffn", "linear", "linear+matmul",
-            "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
+        recipe: Which tensors to quantize, with `qat`. One of "ffn", "linear", "linear+qk",
+            "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
         qat_ranges: What training does with calibrated ranges: keep them ("fixed"), learn them by
             gradient ("learned"), or average them with each batch's ("moving"). One of "fixed",
             "learned", "moving".
