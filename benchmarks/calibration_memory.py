@@ -49,19 +49,19 @@ def peak_mb(arguments: argparse.Namespace, calibrator: str, count: int) -> float
 
 def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
     """Calibrate in this process, and print its peak memory in MB."""
+    from calibration import calibrate
     from qdqbert import resources
-    from qdqbert.calibration.calibrate import calibrate
     from qdqbert.checkpoint.demo import demo_checkpoint
     from qdqbert.checkpoint.load import load_checkpoint
     from qdqbert.graph.export import GraphBody
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-    from qdqbert.recipes import WIDE_INPUTS
+    from qdqbert.recipes import PERCENTILE, WIDE_INPUTS
     from qdqbert.tasks import TASKS
     from qdqbert.tasks.task import TaskOptions
     from qdqbert.verbs.inference import encode_examples
 
-    rules = {"max": Max(), "percentile": Percentile(), "mse": Mse(), "entropy": Entropy()}
+    rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}
     checkpoint = load_checkpoint(str(demo_checkpoint()) if model == "demo" else model)
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)

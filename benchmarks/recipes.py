@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from qdqbert.calibration.calibrate import calibrate
+from calibration import calibrate
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import WIDE_INPUTS, build_recipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from qdqbert.calibration.calibrate import calibrate
+from calibration import calibrate
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Mse
 from qdqbert.spec import Site, input_site_of
