@@ -598,7 +598,7 @@ def check_lowered(
 
     def check(model: ir.Model, references: Sequence[Reference], engine: EngineName) -> Any:
         file = "model.safetensors" if engine == "native" else "model.onnx"
-        WRITERS[file](model, tmp_path / file)
+        WRITERS[file](model, tmp_path / file, POSITIONS)
         return check_lowering(model, tmp_path / file, references, engine)
 
     return check

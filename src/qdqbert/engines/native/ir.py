@@ -364,12 +364,6 @@ class Function:
             return Value(self, VOID, "")
         return self.emit(result, call)
 
-    def prefetch(self, place: Value) -> None:
-        """Bring the line of an address into the second-level cache; any address is allowed."""
-        self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        # For reading, to the second of three levels, data.
-        self.raw(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 2, i32 1)")
-
     def fma(self, x: Value, factor: Operand, summand: Operand) -> Value:
         """Return `x * factor + summand`, rounded once."""
         values = (x, self.operand(x.type, factor), self.operand(x.type, summand))

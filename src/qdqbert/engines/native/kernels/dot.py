@@ -202,7 +202,7 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
             # A step is as deep as a line is long.
             ahead = f.ahead + step * (4 * LINES_AHEAD)
             for line in range(LINES_AHEAD):
-                f.prefetch(ahead + line * LINE)
+                _prefetch(f, ahead + line * LINE)
         for row, column in grid:
             place = f.sums + (f.sum_stride * (16 * row) + 64 * column)
             _tile(f, "tilestored64", _SUMS[2 * row + column], place, f.sum_stride)
@@ -210,6 +210,13 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
 
 def _tile(f: Function, name: str, tile: int, place: Value, stride: Value) -> None:
     f.intrinsic(f"llvm.x86.{name}", VOID, place, stride, immediate=(tile,))
+
+
+def _prefetch(f: Function, place: Value) -> None:
+    """Bring the line of an address into the second-level cache; any address is allowed."""
+    f.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    # For reading, to the second of three levels, data.
+    f.raw(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 2, i32 1)")
 
 
 def _emit_amx_setup(module: Module) -> None:
