@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Literal
 
@@ -90,21 +91,23 @@ def check_limits(
     checks = []
     if options.max_drop is not None:
         value, drop = _drop(differences[0])
-        checks.append(_at_most("max_drop", options.max_drop, value, drop))
+        checks.append(_check("max_drop", options.max_drop, value, drop, at_most=True))
     if options.max_flips is not None:
         if fidelity.flips_percent is None or fidelity.flips_interval is None:
             raise _not_applicable("max_flips", options.max_flips, "tasks that choose an answer")
         value, interval = fidelity.flips_percent, fidelity.flips_interval
-        checks.append(_at_most("max_flips", options.max_flips, value, interval))
+        checks.append(_check("max_flips", options.max_flips, value, interval, at_most=True))
     if options.min_sqnr is not None:
         value, interval = fidelity.sqnr_db, fidelity.sqnr_interval
-        checks.append(_at_least("min_sqnr", options.min_sqnr, value, interval))
+        checks.append(_check("min_sqnr", options.min_sqnr, value, interval, at_most=False))
     if options.min_cosine is not None:
         if fidelity.cosine_min is None:
             raise _not_applicable("min_cosine", options.min_cosine, "embedders")
         # The worst of these texts, not of all texts, which no sample can bound.
         worst = Interval(low=fidelity.cosine_min, high=fidelity.cosine_min)
-        checks.append(_at_least("min_cosine", options.min_cosine, fidelity.cosine_min, worst))
+        checks.append(
+            _check("min_cosine", options.min_cosine, fidelity.cosine_min, worst, at_most=False)
+        )
     return tuple(checks)
 
 
@@ -117,21 +120,12 @@ def _drop(difference: MetricDifference) -> tuple[float, Interval]:
     return 0 - value, Interval(low=0 - interval.high, high=0 - interval.low)
 
 
-def _at_most(option: str, limit: float, value: float, interval: Interval) -> LimitCheck:
-    verdict: Verdict = "not shown"
-    if interval.high <= limit:
-        verdict = "met"
-    elif interval.low > limit:
-        verdict = "missed"
-    return LimitCheck(option=option, limit=limit, value=value, interval=interval, verdict=verdict)
-
-
-def _at_least(option: str, limit: float, value: float, interval: Interval) -> LimitCheck:
-    verdict: Verdict = "not shown"
-    if interval.low >= limit:
-        verdict = "met"
-    elif interval.high < limit:
-        verdict = "missed"
+def _check(
+    option: str, limit: float, value: float, interval: Interval, *, at_most: bool
+) -> LimitCheck:
+    within = operator.le if at_most else operator.ge
+    ends = [within(end, limit) for end in (interval.low, interval.high)]
+    verdict: Verdict = "met" if all(ends) else "not shown" if any(ends) else "missed"
     return LimitCheck(option=option, limit=limit, value=value, interval=interval, verdict=verdict)
 
 
