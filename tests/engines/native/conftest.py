@@ -82,7 +82,14 @@ def windowed_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, Features(activation="gelu", dynamic=True, windowed=True))
 
 
-@pytest.fixture(scope="session", params=USABLE)
+# Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
+WHOLE_MODELS = [
+    name if name in (USABLE[0], USABLE[-1]) else pytest.param(name, marks=pytest.mark.slow)
+    for name in USABLE
+]
+
+
+@pytest.fixture(scope="session", params=WHOLE_MODELS)
 def kernel(request: pytest.FixtureRequest) -> str:
     """Name of each instruction set that this CPU has."""
     return str(request.param)

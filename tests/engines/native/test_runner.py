@@ -26,7 +26,6 @@ from native_models import (
     random_model,
     run_encoder,
 )
-from qdqbert.engines.native.instruction_sets import usable_sets
 from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.records import MAILBOX
@@ -35,7 +34,6 @@ from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 
-USABLE = [each.name for each in usable_sets()]
 LENGTHS = (LIMIT, 5, 1, 33, 16, 17)
 # Each has one layer, so that all implementations give it the same input.
 LAYERS = {
@@ -56,8 +54,7 @@ LAYERS = {
     "dynamic tanh": Shape(hidden=40, heads=2, head=8, layers=1, dynamic=True, activation="tanh"),
     "weights of 8 bits": Shape(layers=1, largest_code=127, seed=2),
 }
-# Parts that BERT lacks. Their kernels are the same for all instruction sets, but for the width of
-# vectors, and have tests of their own.
+# Parts that BERT lacks.
 PARTS = {
     "norms first": Shape(hidden=40, heads=5, head=8, inner=72, layers=1, norms_first=True),
     "gate": Shape(hidden=96, heads=2, head=64, inner=72, layers=1, gated=True, activation="silu"),
@@ -101,13 +98,7 @@ def states_of(runner: NativeRunner, inputs: dict[str, Any]) -> Any:
     return runner.run(inputs)["last_hidden_state"]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "name"),
-    [
-        *((kernel, name) for kernel in USABLE for name in LAYERS),
-        *((kernel, name) for kernel in dict.fromkeys((USABLE[0], USABLE[-1])) for name in PARTS),
-    ],
-)
+@pytest.mark.parametrize("name", [*LAYERS, *PARTS])
 def test_a_layer_computes_what_numpy_does(save, kernel, name) -> None:
     shape = {**LAYERS, **PARTS}[name]
     inputs = random_batch(LENGTHS)
