@@ -35,8 +35,8 @@ Count = TypeVar("Count", int, Value)
 _DEPTH_OF_AMX = 64
 LINES_AHEAD = 8
 """Lines of later weights that each step of AMX brings into the second-level cache."""
-# Tiles 0 to 3 hold sums, 4 and 5 codes, 6 and 7 weights.
-_SUMS, _CODES, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
+SUM_TILES, ROW_TILES, WEIGHT_TILES = (0, 1, 2, 3), (4, 5), (6, 7)
+"""Tiles of AMX that hold sums, rows of codes or numbers, and weights."""
 
 
 def pack(weights: NDArray[np.int8], depth: int) -> NDArray[np.int8]:
@@ -188,16 +188,16 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
     ) as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:
-            f.intrinsic("llvm.x86.tilezero", VOID, immediate=(_SUMS[2 * row + column],))
+            f.intrinsic("llvm.x86.tilezero", VOID, immediate=(SUM_TILES[2 * row + column],))
         with f.loop(0, f.steps, _DEPTH_OF_AMX // 4) as step:
             for row in range(rows):
                 place = f.codes + (f.code_stride * (16 * row) + step * 4)
-                _tile(f, "tileloadd64", _CODES[row], place, f.code_stride)
+                move_tile(f, "tileloadd64", ROW_TILES[row], place, f.code_stride)
             for column in range(columns):
                 place = f.weights + (f.panel * column + step * 4 * PANEL)
-                _tile(f, "tileloadd64", _WEIGHTS[column], place, f.constant(I64, 4 * PANEL))
+                move_tile(f, "tileloadd64", WEIGHT_TILES[column], place, f.constant(I64, 4 * PANEL))
             for row, column in grid:
-                tiles = (_SUMS[2 * row + column], _CODES[row], _WEIGHTS[column])
+                tiles = (SUM_TILES[2 * row + column], ROW_TILES[row], WEIGHT_TILES[column])
                 f.intrinsic("llvm.x86.tdpbusd", VOID, immediate=tiles)
             # A step is as deep as a line is long.
             ahead = f.ahead + step * (4 * LINES_AHEAD)
@@ -205,10 +205,11 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
                 _prefetch(f, ahead + line * LINE)
         for row, column in grid:
             place = f.sums + (f.sum_stride * (16 * row) + 64 * column)
-            _tile(f, "tilestored64", _SUMS[2 * row + column], place, f.sum_stride)
+            move_tile(f, "tilestored64", SUM_TILES[2 * row + column], place, f.sum_stride)
 
 
-def _tile(f: Function, name: str, tile: int, place: Value, stride: Value) -> None:
+def move_tile(f: Function, name: str, tile: int, place: Value, stride: Value) -> None:
+    """Write an instruction that loads or stores a tile of AMX, with the bytes between rows."""
     f.intrinsic(f"llvm.x86.{name}", VOID, place, stride, immediate=(tile,))
 
 

@@ -12,16 +12,20 @@ lanes of vectors. Weights have the same order along the depth: panels of 16 colu
 from __future__ import annotations
 
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, VOID, Function, Module, Value, vector
-from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.dot import (
+    PANEL,
+    ROW_TILES,
+    SUM_TILES,
+    WEIGHT_TILES,
+    move_tile,
+)
 from qdqbert.engines.native.kernels.linear import in_blocks
+from qdqbert.engines.native.memory import LINE
 
 DEPTH = 32
 """Numbers of a row that one instruction multiplies."""
 
-_LINE = 64
-_TILE = 16 * _LINE
-# Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights.
-_SUMS, _ROWS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
+_TILE = 16 * LINE
 
 
 def split_pairs(f: Function, one: Value, other: Value) -> tuple[Value, Value]:
@@ -62,7 +66,7 @@ def _emit_rows(module: Module) -> None:
         with f.loop(0, f.rows) as row, f.loop(0, f.size, DEPTH) as channel:
             x = f.x + (row * f.stride + channel * 4)
             is_whole = f.size - channel >= DEPTH
-            other = f.load(floats, x + is_whole.select(f.constant(I64, _LINE), 0))
+            other = f.load(floats, x + is_whole.select(f.constant(I64, LINE), 0))
             store_split(
                 f,
                 f.load(floats, x),
@@ -75,7 +79,7 @@ def store_split(f: Function, one: Value, other: Value, place: Value) -> None:
     """Store 32 numbers of a row: 16, and the 16 after them."""
     high, low = split_pairs(f, one, other)
     f.store(high, place)
-    f.store(low, place + _LINE)
+    f.store(low, place + LINE)
 
 
 def _emit_product(module: Module) -> None:
@@ -106,7 +110,7 @@ def _emit_product(module: Module) -> None:
                 f.stride,
                 f.weights + panel * f.panel,
                 f.panel,
-                f.out + (row * (PANEL * f.out_stride) + panel * _LINE),
+                f.out + (row * (PANEL * f.out_stride) + panel * LINE),
                 f.out_stride,
                 f.depth,
             )
@@ -131,22 +135,22 @@ def _emit_tile(module: Module, rows: int, columns: int) -> None:
     ) as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:
-            f.intrinsic("llvm.x86.tilezero", VOID, immediate=(_SUMS[2 * row + column],))
+            f.intrinsic("llvm.x86.tilezero", VOID, immediate=(SUM_TILES[2 * row + column],))
         with f.loop(0, f.depth, DEPTH) as step:
 
             def load_rows(part: int) -> None:
                 for row in range(rows):
-                    place = f.x + (f.stride * (16 * row) + step * 4 + part * _LINE)
-                    _move(f, "tileloadd64", _ROWS[row], place, f.stride)
+                    place = f.x + (f.stride * (16 * row) + step * 4 + part * LINE)
+                    move_tile(f, "tileloadd64", ROW_TILES[row], place, f.stride)
 
             def load_weights(part: int) -> None:
                 for column in range(columns):
                     place = f.weights + (f.panel * column + step * (4 * PANEL) + part * _TILE)
-                    _move(f, "tileloadd64", _WEIGHTS[column], place, f.constant(I64, _LINE))
+                    move_tile(f, "tileloadd64", WEIGHT_TILES[column], place, f.constant(I64, LINE))
 
             def multiply() -> None:
                 for row, column in grid:
-                    tiles = (_SUMS[2 * row + column], _ROWS[row], _WEIGHTS[column])
+                    tiles = (SUM_TILES[2 * row + column], ROW_TILES[row], WEIGHT_TILES[column])
                     f.intrinsic("llvm.x86.tdpbf16ps", VOID, immediate=tiles)
 
             load_rows(1)
@@ -157,9 +161,5 @@ def _emit_tile(module: Module, rows: int, columns: int) -> None:
             load_weights(1)
             multiply()
         for row, column in grid:
-            place = f.out + (f.out_stride * (16 * row) + _LINE * column)
-            _move(f, "tilestored64", _SUMS[2 * row + column], place, f.out_stride)
-
-
-def _move(f: Function, name: str, tile: int, place: Value, stride: Value) -> None:
-    f.intrinsic(f"llvm.x86.{name}", VOID, place, stride, immediate=(tile,))
+            place = f.out + (f.out_stride * (16 * row) + LINE * column)
+            move_tile(f, "tilestored64", SUM_TILES[2 * row + column], place, f.out_stride)
