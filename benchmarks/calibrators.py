@@ -64,9 +64,8 @@ def main() -> None:
     if recipe.smoothing is not None:
         channels = ChannelAmaxObserver([s.name for s in sites if recipe.smoothing.matches(s)])
         run(channels, {})
-        scales = choose_pre_quant_scales(
-            channels, linear_weights(sited), alpha=recipe.smoothing.alpha
-        )
+        alphas = {site.name: recipe.smoothing.alpha_of(site) for site in sites}
+        scales = choose_pre_quant_scales(channels, linear_weights(sited), alphas=alphas)
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     run(CombinedObserver(histograms, errors), scales)
     inputs = example_inputs(checkpoint.input_names, checkpoint.task)

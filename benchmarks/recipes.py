@@ -21,7 +21,7 @@ from scoring import CALIBRATION_EXAMPLES, TestSet
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)
 EVERY_INPUT = Smoothing(sites=("*._input_quantizer",), alpha=0.7)
-NORMS_ONLY = dataclasses.replace(WIDE_INPUTS, sources=("norm",))
+NORMS_ONLY = dataclasses.replace(WIDE_INPUTS, sources=("norm",), alphas=())
 
 
 def with_smoothing(name: str, smoothing: Smoothing | None) -> Recipe:
@@ -29,7 +29,8 @@ def with_smoothing(name: str, smoothing: Smoothing | None) -> Recipe:
 
 
 def at_alpha(alpha: float) -> Smoothing:
-    return dataclasses.replace(WIDE_INPUTS, alpha=alpha)
+    """Return the smoothing with one alpha for all inputs."""
+    return dataclasses.replace(WIDE_INPUTS, alpha=alpha, alphas=())
 
 
 CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
@@ -40,6 +41,7 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear, only LayerNorms' outputs smoothed", with_smoothing("linear", NORMS_ONLY), Max()),
     ("linear, not smoothed", with_smoothing("linear", None), Max()),
     ("linear", build_recipe("linear"), Percentile(99.999)),
+    ("linear, alpha 0.7", with_smoothing("linear", at_alpha(0.7)), Percentile(99.999)),
     ("linear", build_recipe("linear"), Mse()),
     ("linear", build_recipe("linear"), Entropy()),
     ("ffn", build_recipe("ffn"), Percentile(99.999)),

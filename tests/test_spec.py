@@ -142,6 +142,26 @@ def test_smoothing_refuses_shares_outside_of_0_to_1(alpha) -> None:
         Smoothing(sites=("*",), alpha=alpha)
 
 
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan], ids=str)
+def test_smoothing_refuses_shares_of_a_source_outside_of_0_to_1(alpha) -> None:
+    with pytest.raises(SpecError, match=r"`alphas` must be between 0 and 1, got .* for 'norm'"):
+        Smoothing(sites=("*",), alpha=0.5, alphas=(("norm", alpha),))
+
+
+def test_smoothing_refuses_a_share_of_a_source_that_it_does_not_smooth() -> None:
+    with pytest.raises(SpecError, match=r"'gate', which is not one of the `sources`.*: norm."):
+        Smoothing(sites=("*",), alpha=0.5, alphas=(("gate", 0.8),), sources=("norm",))
+
+
+def test_sources_without_a_share_of_their_own_have_the_common_one() -> None:
+    smoothing = Smoothing(sites=("*",), alpha=0.5, alphas=(("gate", 0.8), ("norm", 0.6)))
+    shares = {
+        source: smoothing.alpha_of(dataclasses.replace(QUERY_INPUT, source=source))
+        for source in ("norm", "gate", "activation", None)
+    }
+    assert shares == {"norm": 0.6, "gate": 0.8, "activation": 0.5, None: 0.5}
+
+
 def test_smoothing_matches_by_any_of_its_globs() -> None:
     smoothing = Smoothing(sites=("*.query._input_quantizer", "*.key.*"), alpha=0.5)
     key_input = Site(name="encoder.layer.0.attention.self.key._input_quantizer", kind="activation")

@@ -252,6 +252,7 @@ class Smoothing:
         sites: Globs over names of inputs of linear layers. The weights of these layers are divided
             by the scale.
         alpha: Share of the difficulty that moves into the weights, 0 to 1.
+        alphas: Shares of inputs with single sources, where they differ from `alpha`.
         sources: Smooth only inputs with one of these sources; `None` smooths all that match.
         sums: Whether both inputs of residual adds get a scale too. An add has no weight, so its
             inputs are divided by the scale after their Q/DQ pair. Each channel then uses the whole
@@ -260,12 +261,21 @@ class Smoothing:
 
     sites: tuple[str, ...]
     alpha: float
+    alphas: tuple[tuple[Source, float], ...] = ()
     sources: tuple[Source, ...] | None = None
     sums: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise SpecError(f"`alpha` must be between 0 and 1, got {self.alpha}.")
+        for source, alpha in self.alphas:
+            if not 0 <= alpha <= 1:
+                raise SpecError(f"`alphas` must be between 0 and 1, got {alpha} for {source!r}.")
+            if self.sources is not None and source not in self.sources:
+                raise SpecError(
+                    f"`alphas` has a value for {source!r}, which is not one of the `sources` that "
+                    f"are smoothed: {', '.join(self.sources)}."
+                )
 
     def matches(self, site: Site) -> bool:
         """Return whether a site is smoothed."""
@@ -273,6 +283,10 @@ class Smoothing:
             return self.sums
         named = any(fnmatch.fnmatchcase(site.name, glob) for glob in self.sites)
         return named and (self.sources is None or site.source in self.sources)
+
+    def alpha_of(self, site: Site) -> float:
+        """Return the share of a site's difficulty that moves into the weights."""
+        return next((alpha for source, alpha in self.alphas if source == site.source), self.alpha)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

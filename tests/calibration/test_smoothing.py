@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,13 @@ def collect(x: Tensor, *names: str) -> ChannelAmaxObserver:
     for name in names:
         channels.observe(site(name), x)
     return channels
+
+
+def scales_at(
+    alpha: float, channels: ChannelAmaxObserver, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the scales with one alpha for all sites."""
+    return choose_pre_quant_scales(channels, weights, alphas=dict.fromkeys(weights, alpha))
 
 
 # Largest magnitudes
@@ -93,7 +102,7 @@ def test_sites_that_read_one_tensor_are_a_group() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.7, 1.0], ids=str)
 def test_scale_is_the_formulas_in_numpy(alpha) -> None:
     x, weight = hidden(), randn(5, 6, seed=1)
-    scale = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=alpha)["a"]
+    scale = scales_at(alpha, collect(x, "a"), {"a": weight})["a"]
     amax_x = np.abs(x.double().numpy()).max(axis=(0, 1))
     amax_w = np.abs(weight.double().numpy()).max(axis=0)
     s = amax_x**alpha / amax_w ** (1 - alpha)  # equation 4
@@ -108,14 +117,14 @@ def test_scales_by_hand() -> None:
     # s = sqrt(amax_x / amax_w) = sqrt(16 / 1), sqrt(1 / 1); 1 / s = 1/4, 1; geometric mean 1/2.
     x = torch.tensor([[[16.0, -1.0]]])
     weight = torch.tensor([[1.0, 0.5], [0.0, -1.0]])
-    scale = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=0.5)["a"]
+    scale = scales_at(0.5, collect(x, "a"), {"a": weight})["a"]
     assert scale.tolist() == pytest.approx([0.5, 2.0], rel=1e-6)  # exp and log round
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.7], ids=str)
 def test_product_stays_as_it_was(alpha) -> None:
     x, weight = hidden(), randn(5, 6, seed=1)
-    p = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=alpha)["a"].double()
+    p = scales_at(alpha, collect(x, "a"), {"a": weight})["a"].double()
     x, weight = x.double(), weight.double()
     # float64: each of 6 summands, up to about 150, is off by some 2^-52 of itself.
     torch.testing.assert_close((x * p) @ (weight / p).T, x @ weight.T, rtol=1e-12, atol=1e-12)
@@ -123,7 +132,7 @@ def test_product_stays_as_it_was(alpha) -> None:
 
 def test_channels_come_out_alike_wide_with_alpha_1() -> None:
     x = hidden()
-    p = choose_pre_quant_scales(collect(x, "a"), {"a": randn(5, 6)}, alpha=1.0)["a"]
+    p = scales_at(1.0, collect(x, "a"), {"a": randn(5, 6)})["a"]
     widths = (x * p).abs().amax(dim=(0, 1))
     # exp and log round, a few times 2^-24 of logarithms up to 4.
     torch.testing.assert_close(widths, widths.mean().expand(6), rtol=5e-6, atol=0)
@@ -133,11 +142,11 @@ def test_linear_layers_that_read_one_tensor_share_a_vector() -> None:
     names = ("query", "key", "value")
     weights = {name: randn(5, 6, seed=seed) for seed, name in enumerate(names)}
     channels = collect(hidden(), *names)
-    scales = choose_pre_quant_scales(channels, weights, alpha=0.5)
+    scales = scales_at(0.5, channels, weights)
     assert scales["query"] is scales["key"] is scales["value"]
     # The column's largest weight in any of the three decides.
     stacked = torch.cat(list(weights.values()))
-    alone = choose_pre_quant_scales(collect(hidden(), "all"), {"all": stacked}, alpha=0.5)
+    alone = scales_at(0.5, collect(hidden(), "all"), {"all": stacked})
     assert torch.equal(scales["query"], alone["all"])
 
 
@@ -145,17 +154,17 @@ def test_without_a_weight_channels_come_out_alike_wide() -> None:
     x = hidden()
     # Other inputs of the linear layers do not matter.
     channels = collect(x, "query", "add")
-    scales = choose_pre_quant_scales(channels, {"query": randn(5, 6)}, alpha=0.5)
+    scales = scales_at(0.5, channels, {"query": randn(5, 6)})
     amax = np.abs(x.double().numpy()).max(axis=(0, 1))
     expected = np.exp(np.log(amax).mean()) / amax  # geometric mean 1
     np.testing.assert_allclose(scales["add"].numpy(), expected, rtol=5e-6)
-    alone = choose_pre_quant_scales(collect(x, "query"), {"query": randn(5, 6)}, alpha=0.5)
+    alone = scales_at(0.5, collect(x, "query"), {"query": randn(5, 6)})
     assert torch.equal(scales["query"], alone["query"])
 
 
 def test_without_a_weight_a_channel_that_hardly_moved_keeps_a_hundredth_of_the_mean() -> None:
     x = torch.tensor([[[3.0, 1e-9, -1.0], [-1.0, 0.0, 2.0]]])
-    scale = choose_pre_quant_scales(collect(x, "add"), {}, alpha=0.5)["add"].double()
+    scale = scales_at(0.5, collect(x, "add"), {})["add"].double()
     floor = (3 + 2) / 3 / 100
     np.testing.assert_allclose(scale / scale[0], [1, 3 / floor, 3 / 2], rtol=5e-6)
 
@@ -164,7 +173,7 @@ def test_dead_channel_and_dead_column_get_a_finite_scale() -> None:
     x, weight = hidden(), randn(5, 6)
     x[..., 0] = 0.0
     weight[:, 1] = 0.0
-    scale = choose_pre_quant_scales(collect(x, "a"), {"a": weight}, alpha=0.5)["a"]
+    scale = scales_at(0.5, collect(x, "a"), {"a": weight})["a"]
     assert bool(torch.isfinite(scale).all())
     assert bool((scale > 0).all())
 
@@ -172,7 +181,7 @@ def test_dead_channel_and_dead_column_get_a_finite_scale() -> None:
 def test_weights_are_left_as_they_were() -> None:
     weight = nn.Parameter(randn(5, 6))
     before = weight.detach().clone()
-    scale = choose_pre_quant_scales(collect(hidden(), "a"), {"a": weight}, alpha=0.5)["a"]
+    scale = scales_at(0.5, collect(hidden(), "a"), {"a": weight})["a"]
     assert torch.equal(weight, before)
     assert not scale.requires_grad
 
@@ -242,6 +251,27 @@ def test_ranges_are_those_of_what_is_quantized_after_scaling(sited) -> None:
         assert chosen.amax == float(scaled.abs().max())
     assert calibration.scales[QKV[0]] is calibration.scales[QKV[2]]
     assert calibration.ranges[QKV[0]] == calibration.ranges[QKV[1]]
+
+
+def test_each_source_is_smoothed_with_its_own_alpha(sited) -> None:
+    output = "encoder.layer.0.output.dense._input_quantizer"
+    calibration = calibrate(
+        sited,
+        lambda inputs: sited.model(**inputs),
+        BATCHES,
+        sites=[INTERMEDIATE, output],
+        calibrator=Max(),
+        smoothing=Smoothing(sites=("*",), alpha=0.3, alphas=(("activation", 0.9),)),
+    )
+    for name, alpha in ((INTERMEDIATE, 0.3), (output, 0.9)):
+        path = name.rpartition(".")[0]
+        weight = sited.model.get_submodule(path).weight.detach().double().numpy()
+        amax_w = np.abs(weight).max(axis=0)
+        amax_x = np.abs(inputs_of(sited, path).double().numpy()).max(axis=0)
+        s = amax_x**alpha / amax_w ** (1 - alpha)
+        expected = 1 / s / np.exp(np.mean(np.log(1 / s)))
+        # As above.
+        np.testing.assert_allclose(calibration.scales[name].numpy(), expected, rtol=5e-6)
 
 
 def test_calibration_without_smoothing_reads_what_the_linear_reads(sited) -> None:

@@ -88,7 +88,8 @@ def smoothing_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calib
     if plan.shared_on is not None:
         max_over_processes_({leader: channels.amax[leader] for leader in channels.groups})
     assert plan.smoothing is not None
-    scales = choose_pre_quant_scales(channels, plan.weights, alpha=plan.smoothing.alpha)
+    alphas = {site.name: plan.smoothing.alpha_of(site) for site in plan.sites}
+    scales = choose_pre_quant_scales(channels, plan.weights, alphas=alphas)
     without = None
     if scales and plan.unsmoothed_sites:
         without = Calibration(ranges=_ranges_of(unscaled, plan))

@@ -75,7 +75,7 @@ class ChannelAmaxObserver:
 
 
 def choose_pre_quant_scales(
-    channels: ChannelAmaxObserver, weights: Mapping[str, Tensor], *, alpha: float
+    channels: ChannelAmaxObserver, weights: Mapping[str, Tensor], *, alphas: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """Choose the factor of each input before it is quantized.
 
@@ -83,7 +83,8 @@ def choose_pre_quant_scales(
         channels: An observer that has seen all batches.
         weights: Weight `(out, in)` of each linear layer, by the name of its input's site. Sites of
             `channels` without a weight are divided by the factor after they are quantized.
-        alpha: Share of the difficulty that moves to the weights, 0 to 1.
+        alphas: Share of the difficulty that moves to the weights, 0 to 1, by the name of the
+            input's site. Linear layers that read the same tensor use that of the first one.
 
     Returns:
         The factors by site name, shape `(in,)`, float32: `1 / s` with
@@ -100,6 +101,7 @@ def choose_pre_quant_scales(
         if weighted:
             columns = [weights[name].detach().abs().amax(dim=0) for name in weighted]
             amax_w = torch.stack(columns).amax(dim=0).clamp_min(1e-5)
+            alpha = alphas[weighted[0]]
             log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
             scales.update(dict.fromkeys(weighted, _inverse(log_s)))
         if len(weighted) < len(members):
