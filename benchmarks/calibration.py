@@ -34,6 +34,7 @@ def calibrate(
         sites=[site_of(sited.quantizers[name]) for name in sites],
         all_sites=sited.sites,
         weights=linear_weights(sited),
+        corrects_biases=True,
         **settings,
     )
     run = functools.partial(run_observed, sited, forward, as_tensors(batches))

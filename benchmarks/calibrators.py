@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibrate import run_observed
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
@@ -67,7 +68,9 @@ def main() -> None:
         alphas = {site.name: recipe.smoothing.alpha_of(site) for site in sites}
         scales = choose_pre_quant_scales(channels, linear_weights(sited), alphas=alphas)
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
-    run(CombinedObserver(histograms, errors), scales)
+    seen = MeanObserver(linear_weights(sited))
+    run(CombinedObserver(histograms, errors, seen), scales)
+    means = seen.means(scales)
     inputs = example_inputs(checkpoint.input_names, checkpoint.task)
     graph = export_sited(sited, test.body, inputs)
     arrays = {name: scale.numpy() for name, scale in scales.items()}
@@ -83,10 +86,11 @@ def main() -> None:
             target = TARGETS["portable" if engine == "pytorch" else engine]
             plan = make_plan(target, sited.sites, recipe=arguments.recipe, embeddings="int8")
             if engine == "pytorch":
-                with quantizing(sited, plan.specs, ranges, scales):
+                with quantizing(sited, plan.specs, ranges, scales, means=means):
                     cells.append(test.run(test.runner))
             else:
-                cells.append(on_engine(lower(graph, plan, ranges, arrays), engine, test))
+                model = lower(graph, plan, ranges, arrays, means=means)
+                cells.append(on_engine(model, engine, test))
         print(f"| {name} | {' | '.join(map(str, cells))} |", flush=True)
 
 

@@ -35,7 +35,9 @@ def at_alpha(alpha: float) -> Smoothing:
 
 CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear", build_recipe("linear"), Max()),
-    ("linear, alpha 0.5", with_smoothing("linear", at_alpha(0.5)), Max()),
+    ("linear, alpha 0.5", with_smoothing("linear", at_alpha(0.5)), Percentile(99.999)),
+    ("linear, alpha 0.7", with_smoothing("linear", at_alpha(0.7)), Percentile(99.999)),
+    ("linear, alpha 0.7, 0.8 for GELU", build_recipe("linear"), Percentile(99.999)),
     ("linear, only the FFN smoothed", with_smoothing("linear", FFN_ONLY), Max()),
     ("linear, every input smoothed", with_smoothing("linear", EVERY_INPUT), Max()),
     ("linear, only LayerNorms' outputs smoothed", with_smoothing("linear", NORMS_ONLY), Max()),
@@ -84,9 +86,12 @@ def main() -> None:
             smoothing=recipe.smoothing,
             clips_residuals=recipe.clips_residuals,
         )
-        with quantizing(sited, specs, calibration.ranges, calibration.scales):
-            score = test.run(test.runner)
-        print(f"| {name} | {name_of(calibrator)} | {score.cells()} |", flush=True)
+        for is_corrected in (True, False) if ", alpha" in name else (True,):
+            means = calibration.means if is_corrected else {}
+            with quantizing(sited, specs, calibration.ranges, calibration.scales, means=means):
+                score = test.run(test.runner)
+            title = name if is_corrected else f"{name}, biases not corrected"
+            print(f"| {title} | {name_of(calibrator)} | {score.cells()} |", flush=True)
 
 
 def name_of(calibrator: Calibrator) -> str:

@@ -57,7 +57,8 @@ def main() -> None:
     known = dict.fromkeys(kind for each in kinds.values() for kind in each)
     for left in [None, *sorted(known)]:
         specs = {n: None if left in kinds.get(n, ()) else s for n, s in plan.specs.items()}
-        with quantizing(sited, specs, calibration.ranges, calibration.scales):
+        found = calibration
+        with quantizing(sited, specs, found.ranges, found.scales, means=found.means):
             score = test.run(test.runner)
         print(f"| {left or 'nothing'} | {score.cells()} |", flush=True)
 

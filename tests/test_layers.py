@@ -40,6 +40,7 @@ LAYERS = (
     "tasks",
     "training",
     "evidence",
+    "search",
     "progress",
     "artifact",
     "inference",

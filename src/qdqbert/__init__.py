@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qdqbert.evidence.fidelity import Fidelity as Fidelity
     from qdqbert.evidence.latency import Timing as Timing
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
+    from qdqbert.evidence.reports import AnalyzeReport as AnalyzeReport
     from qdqbert.evidence.reports import BenchmarkReport as BenchmarkReport
     from qdqbert.evidence.reports import EvaluateReport as EvaluateReport
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.tasks.task import Metric as Metric
+    from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
     from qdqbert.verbs.evaluate import evaluate as evaluate
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.train import train as train
 
 _MODULES = {
+    "analyze": "qdqbert.verbs.analyze",
+    "AnalyzeReport": "qdqbert.evidence.reports",
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.reports",
     "build_tensorrt": "qdqbert.verbs.build_tensorrt",

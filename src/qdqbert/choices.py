@@ -47,6 +47,7 @@ CalibratorName = Literal["max", "percentile", "mse", "entropy"]
 CALIBRATOR_NAMES: tuple[CalibratorName, ...] = get_args(CalibratorName)
 
 Embeddings = Literal["int8", "float"]
+Granularity = Literal["layer", "linear", "site"]
 
 TaskName = Literal[
     "feature-extraction",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from qdqbert.calibration.calibration import Calibration
@@ -25,12 +26,16 @@ RANGES = {
 
 def calibration() -> Calibration:
     # Linears that read one tensor share one vector.
-    return Calibration(ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE})
+    return Calibration(
+        ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE}, means={QUERY: SCALE - 1, KEY: SCALE - 1}
+    )
 
 
 def assert_same(a: Calibration, b: Calibration) -> None:
     assert a.ranges == b.ranges
     assert set(a.scales) == set(b.scales)
+    assert set(a.means) == set(b.means)
+    assert all(torch.equal(mean, b.means[name]) for name, mean in a.means.items())
     assert (a.without_smoothing is None) is (b.without_smoothing is None)
     for name, scale in a.scales.items():
         assert scale.dtype == b.scales[name].dtype
@@ -52,6 +57,15 @@ def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
     assert_same(read.without_smoothing, plain)
 
 
+def test_files_of_the_first_format_have_no_means(tmp_path: Path) -> None:
+    older = Calibration(ranges=RANGES)
+    write_ranges(older, tmp_path / "new.safetensors")
+    with safe_open(tmp_path / "new.safetensors", framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, tmp_path / "old.safetensors", metadata={"format": "qdqbert-ranges/1"})
+    assert_same(read_ranges(tmp_path / "old.safetensors"), older)
+
+
 def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:
     plain = Calibration(ranges=RANGES, scales={})
     write_ranges(plain, tmp_path / "ranges.safetensors")
@@ -60,7 +74,9 @@ def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:
 
 def test_equal_calibrations_give_equal_bytes(tmp_path: Path) -> None:
     reordered = Calibration(
-        ranges=dict(reversed(RANGES.items())), scales={KEY: SCALE.clone(), QUERY: SCALE.clone()}
+        ranges=dict(reversed(RANGES.items())),
+        scales={KEY: SCALE.clone(), QUERY: SCALE.clone()},
+        means={KEY: SCALE - 1, QUERY: SCALE - 1},
     )
     for name, each in (("a", calibration()), ("b", calibration()), ("c", reordered)):
         write_ranges(each, tmp_path / name)

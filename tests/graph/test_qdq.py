@@ -7,14 +7,23 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import float_graph, insert_qdq
+from qdqbert.insert.sited import quantizing
 from qdqbert.recipes import build_recipe
-from qdqbert.spec import QdqStyle, Range, TensorSpec
+from qdqbert.spec import (
+    QdqStyle,
+    Range,
+    TensorSpec,
+    input_site_of,
+    is_linear_input,
+    weight_site_of,
+)
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 
@@ -215,6 +224,36 @@ def test_other_families_support_all_sites_of_the_paper(prepared, name, check_low
     references = each.references(each.plan("portable", "qdqbert"), each.plain.ranges, {})
     check = check_lowered(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
     assert check.worst_layer_db >= 40
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_corrected_biases_restore_the_mean_of_each_linear_layer(
+    prepared, run_plainly, name
+) -> None:
+    # ModernBERT has no biases.
+    each = prepared(name)
+    specs = dict.fromkeys((site.name for site in each.sited.sites), None)
+    linear = weight_site_of(next(site for site in specs if is_linear_input(site)))
+    module = each.checkpoint.model.get_submodule(linear.rpartition(".")[0])
+    specs[linear] = TensorSpec(bits=3, narrow=True, axis=0)
+    rng = np.random.default_rng(0)
+    mean = torch.from_numpy(rng.normal(size=module.weight.shape[1]).astype(np.float32))
+    means = {input_site_of(linear): mean}
+    with quantizing(each.sited, specs, {}, means=means), torch.no_grad():
+        made = module(mean)
+    with torch.no_grad():
+        np.testing.assert_allclose(made, module(mean), atol=1e-6)
+        with quantizing(each.sited, specs, {}):
+            assert float((module(mean) - made).abs().max()) > 1e-2
+
+    inputs = each.batches[0].inputs
+    with quantizing(each.sited, specs, {}, means=means), torch.no_grad():
+        tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
+        expected = each.body(**tensors)[0].numpy()
+    graph = insert_qdq(each.graph, specs, {}, means=means)
+    output = graph.graph.outputs[0].name
+    # float32 sums in another order.
+    np.testing.assert_allclose(run_plainly(graph, inputs)[output], expected, atol=2e-5)
 
 
 def test_unsigned_and_signed_codes_give_equal_outputs(bert, run_plainly) -> None:

@@ -388,6 +388,17 @@ def test_a_smoothed_input_of_an_add_is_divided_again(bert, affine) -> None:
     np.testing.assert_allclose(result, expected * weight + bias, atol=2e-5)
 
 
+def test_biases_are_corrected_only_within_the_context(bert) -> None:
+    linear = bert.checkpoint.model.get_submodule(LINEAR)
+    specs = dict.fromkeys((site.name for site in bert.sited.sites), None)
+    specs[f"{LINEAR}._weight_quantizer"] = TensorSpec(narrow=True, axis=0)
+    bias = linear.bias
+    means = {f"{LINEAR}._input_quantizer": torch.ones(32)}
+    with quantizing(bert.sited, specs, {}, means=means):
+        assert not torch.equal(linear.bias, bias)
+    assert linear.bias is bias
+
+
 def test_weights_of_linear_layers_are_found_by_their_inputs(bert) -> None:
     weights = linear_weights(bert.sited)
     assert len(weights) == 6 * len(bert.layers)

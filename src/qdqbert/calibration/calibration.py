@@ -20,6 +20,9 @@ class Calibration:
         scales: `pre_quant_scale` by site name. Shape `(channels,)`, float32.
         weight_amax: Largest magnitude of weights that do not use their own: weights that share
             one, or were trained with a fixed one. By site name, `()` or `(channels,)`, float32.
+        means: Mean of the inputs of linear layers whose biases are corrected, before any
+            multiplication. By site name, `(channels,)`, float32. See
+            `numerics.affine.rounding_shift`.
         without_smoothing: The same without any `pre_quant_scale`, for recipes that do not smooth.
             `None` if no recipe needs it.
     """
@@ -27,6 +30,7 @@ class Calibration:
     ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
     scales: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     weight_amax: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    means: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     without_smoothing: Calibration | None = None
 
     def for_recipe(self, recipe: Recipe) -> Calibration:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.processes import (
     max_over_processes_,
@@ -47,6 +48,7 @@ class CalibrationPlan:
         smoothing: Which inputs get a `pre_quant_scale`; `None` for none.
         unsmoothed_sites: Names of the activations that also need a range without a scale.
         clips_residuals: Clip the ranges of residual adds to what LayerNorm can distinguish.
+        corrects_biases: Keep the means of the inputs of linear layers, which corrected biases need.
         quantizer_options: Bits, and how ranges are clipped and shared afterwards.
         shared_on: Device that statistics are sent from when several processes calibrate together.
             `None` if this process calibrates alone.
@@ -59,6 +61,7 @@ class CalibrationPlan:
     smoothing: Smoothing | None = None
     unsmoothed_sites: frozenset[str] = frozenset()
     clips_residuals: bool = False
+    corrects_biases: bool = False
     quantizer_options: QuantizerOptions = dataclasses.field(default_factory=QuantizerOptions)
     shared_on: torch.device | None = None
 
@@ -103,16 +106,20 @@ def range_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibrati
     # Smoothed channels of a residual add have comparable ranges, so nothing is clipped there.
     clipped = [name for name in names if plan.clips_residuals and name not in found.scales]
     residuals = ResidualErrorObserver(clipped, bits=plan.quantizer_options.aprec)
-    run(CombinedObserver(histograms, residuals), found.scales)
+    means = MeanObserver(plan.weights.keys() & set(names) if plan.corrects_biases else ())
+    run(CombinedObserver(histograms, residuals, means), found.scales)
     if plan.shared_on is not None:
         sum_over_processes_(residuals.errors, plan.shared_on)
+        sum_over_processes_(means.totals, plan.shared_on)
     ranges = clip_residual_ranges(_ranges_of(histograms, plan), residuals.errors)
     without = found.without_smoothing
     if without is not None:
         every = {**ranges, **without.ranges}
         wanted = {name: each for name, each in every.items() if name in plan.unsmoothed_sites}
-        without = _adjusted(plan, wanted, {})
-    return dataclasses.replace(_adjusted(plan, ranges, found.scales), without_smoothing=without)
+        without = _adjusted(plan, wanted, {}, means.means(found.scales))
+    return dataclasses.replace(
+        _adjusted(plan, ranges, found.scales, means.means(found.scales)), without_smoothing=without
+    )
 
 
 def _ranges_of(observer: HistogramObserver, plan: CalibrationPlan) -> dict[str, Range]:
@@ -123,7 +130,10 @@ def _ranges_of(observer: HistogramObserver, plan: CalibrationPlan) -> dict[str, 
 
 
 def _adjusted(
-    plan: CalibrationPlan, ranges: Mapping[str, Range], scales: Mapping[str, Tensor]
+    plan: CalibrationPlan,
+    ranges: Mapping[str, Range],
+    scales: Mapping[str, Tensor],
+    means: Mapping[str, Tensor],
 ) -> Calibration:
     """Clip and share ranges as the quantizer options specify."""
     options = plan.quantizer_options
@@ -136,7 +146,10 @@ def _adjusted(
         shared = options.shared_weight_amax(largest)
         weight_amax = {name: torch.tensor(amax) for name, amax in shared.items()}
     return Calibration(
-        ranges=options.adjust(ranges, plan.all_sites), scales=scales, weight_amax=weight_amax
+        ranges=options.adjust(ranges, plan.all_sites),
+        scales=scales,
+        weight_amax=weight_amax,
+        means=means,
     )
 
 

@@ -5,9 +5,10 @@
     <site>.plain              float64 (3,)    range without smoothing, for recipes without it
     <site>.weight_amax        float32 () or (channels,)    for weights that do not use their own
     <site>.plain.weight_amax  the same for weights that are not divided by a scale
+    <site>.mean               float32 (channels,)    for linear layers whose bias is corrected
 
 The graphs of all targets use it, and so does a later run with `ranges_from`. Neither calibrates
-again.
+again. Format 1, which older versions wrote, had no means.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range
 
-_FORMAT = "qdqbert-ranges/1"
-_SUFFIX, _PLAIN, _WEIGHT = ".pre_quant_scale", ".plain", ".weight_amax"
+_FORMAT, _OLDER_FORMATS = "qdqbert-ranges/2", ("qdqbert-ranges/1",)
+_SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"
 
 
 def write_ranges(calibration: Calibration, path: Path) -> None:
@@ -38,6 +39,7 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
         tensors |= {site + _PLAIN + _WEIGHT: amax.clone() for site, amax in weights.items()}
     tensors |= {site + _WEIGHT: amax.clone() for site, amax in calibration.weight_amax.items()}
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
+    tensors |= {site + _MEAN: mean.clone() for site, mean in calibration.means.items()}
     save_file(tensors, path, metadata={"format": _FORMAT})
     # safetensors makes the file private, unlike the rest of the folder.
     path.chmod(0o644)
@@ -55,7 +57,7 @@ def read_ranges(path: Path) -> Calibration:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"{str(path)!r} is not a ranges file: {error}") from error
-    if format_name != _FORMAT:
+    if format_name not in (_FORMAT, *_OLDER_FORMATS):
         raise CalibrationError(
             f"{str(path)!r} is not a ranges file: expected format {_FORMAT!r}, got {format_name!r}."
         )
@@ -65,12 +67,17 @@ def read_ranges(path: Path) -> Calibration:
     weight_amax = {
         site: amax for site, amax in _ending(tensors, _WEIGHT).items() if not site.endswith(_PLAIN)
     }
-    names = [name for name in sorted(tensors) if not name.endswith((_SUFFIX, _PLAIN, _WEIGHT))]
+    suffixes = (_SUFFIX, _PLAIN, _WEIGHT, _MEAN)
+    names = [name for name in sorted(tensors) if not name.endswith(suffixes)]
+    means = _ending(tensors, _MEAN)
     return Calibration(
         ranges=_ranges({name: tensors[name] for name in names}),
         scales=scales,
         weight_amax=weight_amax,
-        without_smoothing=Calibration(ranges=plain, weight_amax=plain_amax) if plain else None,
+        means=means,
+        without_smoothing=(
+            Calibration(ranges=plain, weight_amax=plain_amax, means=means) if plain else None
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from qdqbert.evidence.intervals import Interval
     from qdqbert.evidence.limits import LimitCheck
     from qdqbert.evidence.reports import (
+        AnalyzeReport,
         BenchmarkReport,
+        Cost,
         EvaluateReport,
         QuantizeReport,
         TargetReport,
@@ -46,7 +49,14 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
             row.append(value)
     for name, values in rows.items():
         table.add_row(name, *values)
-    return Group(Text(title, style="italic"), table)
+    limits = [
+        Text.assemble(f"{each.target} on {each.engine}: ", _limit_line(check))
+        for each in report.targets
+        for check in each.limits
+    ]
+    if not report.meets_limits:
+        limits.append(Text("Nothing was written, as not every limit is met.", style="bold red"))
+    return Group(Text(title, style="italic"), table, *limits)
 
 
 def evaluate_table(report: EvaluateReport) -> RenderableType:
@@ -99,6 +109,34 @@ def _limit_line(check: LimitCheck) -> Text:
     style = {"met": "green", "missed": "bold red", "not shown": "red"}[check.verdict]
     measured = f"{check.value:.4g} {_interval(check.interval, '.4g')}"
     return Text(f"{flag}: {check.verdict}, {measured}", style=style)
+
+
+def analyze_table(report: AnalyzeReport) -> RenderableType:
+    """Show what each unit costs, the most costly one first."""
+    title = (
+        f"{report.model}, {report.task}: recipe {report.recipe} for {report.target}, "
+        f"{_counted(report.examples, 'example')}"
+    )
+    table = Table()
+    table.add_column("quantized")
+    table.add_column("share of int8", justify="right")
+    table.add_column("alone", justify="right")
+    table.add_column("the rest, if this and all above stay in float", justify="right")
+    table.add_row("everything", "100.0 %", _cost(report.whole, report.metric), "")
+    for each in report.units:
+        costs = (_cost(cost, report.metric) for cost in (each.alone, each.left))
+        table.add_row(each.name, f"{each.share_percent:.1f} %", *costs)
+    return Group(Text(title, style="italic"), table)
+
+
+def _cost(cost: Cost, metric: str | None) -> str:
+    """Return a cost in words: "31.2 dB, 1.50 % changed, f1 -0.21"."""
+    words = ["equal" if math.isinf(cost.sqnr_db) else f"{cost.sqnr_db:.1f} dB"]
+    if cost.flips_percent is not None:
+        words.append(f"{cost.flips_percent:.2f} % changed")
+    if cost.drop is not None:
+        words.append(f"{metric} {0 - cost.drop:+.2f}")
+    return ", ".join(words)
 
 
 def train_table(report: TrainReport) -> RenderableType:
@@ -184,6 +222,12 @@ def run_table(report: RunReport) -> RenderableType:
 def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
     fidelity, lowering = each.fidelity, each.lowering
     cells = {"recipe": each.recipe}
+    if each.units_in_float:
+        cells["left in float to meet the limits"] = "\n".join(each.units_in_float)
+    for difference in each.differences:
+        cells[f"{difference.name}, difference (95 %)"] = (
+            f"{difference.value:+.2f} {_interval(difference.interval, '+.2f')}"
+        )
     if fidelity.flips_percent is not None:
         name = _changed_predictions(fidelity, report.task)
         cells[name] = f"{fidelity.flips_percent:.2f} %"

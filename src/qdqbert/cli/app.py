@@ -10,13 +10,14 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
-from qdqbert.cli import benchmark, build_tensorrt, evaluate, quantize, run, train
+from qdqbert.cli import analyze, benchmark, build_tensorrt, evaluate, quantize, run, train
 from qdqbert.cli._command import add_command
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 
 _COMMANDS = (
     quantize.COMMAND,
     evaluate.COMMAND,
+    analyze.COMMAND,
     train.COMMAND,
     benchmark.COMMAND,
     build_tensorrt.COMMAND,

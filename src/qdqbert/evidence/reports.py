@@ -42,8 +42,11 @@ class TargetReport:
         target: Target of the graph.
         engine: Engine that ran it.
         recipe: Recipe that placed its Q/DQ pairs.
+        units_in_float: Linear layers and sites that were left in float to meet the limits.
         model: Path of the graph in the folder.
         fidelity: How close it is to the float model, on held-out texts.
+        differences: Its metrics minus those of the float model, if the texts have labels.
+        limits: What was measured for each limit of the call.
         lowering: How close it is to PyTorch's fake quantization, layer by layer.
         batch_invariance: Whether results depend on the other texts of a batch.
         size_bytes: Size of the graph.
@@ -54,8 +57,11 @@ class TargetReport:
     target: str
     engine: str
     recipe: str
+    units_in_float: tuple[str, ...]
     model: str
     fidelity: Fidelity
+    differences: tuple[MetricDifference, ...]
+    limits: tuple[LimitCheck, ...]
     lowering: LoweringCheck
     batch_invariance: BatchInvariance
     size_bytes: int
@@ -68,7 +74,7 @@ class QuantizeReport:
     """Result of `quantize`.
 
     Attributes:
-        directory: The output folder.
+        directory: The output folder; `None` if a limit is not met, as nothing is written then.
         checkpoint: The model that was quantized.
         task: Its task.
         calibration_texts: Number of texts that ranges were taken from.
@@ -82,7 +88,7 @@ class QuantizeReport:
         notices: Other messages for the user.
     """
 
-    directory: str
+    directory: str | None
     checkpoint: str
     task: str
     calibration_texts: int
@@ -94,6 +100,12 @@ class QuantizeReport:
     cores: int
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
+
+    @property
+    def meets_limits(self) -> bool:
+        """Whether every graph meets all limits of the call on every engine."""
+        checks = (check for each in self.targets for check in each.limits)
+        return all(each.verdict == "met" for each in checks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +148,68 @@ class EvaluateReport:
     def meets_limits(self) -> bool:
         """Whether all limits of the call are met."""
         return all(each.verdict == "met" for each in self.limits)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What quantization costs, on the examples of a call.
+
+    Attributes:
+        sqnr_db: SQNR of the output, in dB; infinite if it is equal.
+        flips_percent: Share of decisions that differ from the float model's, in percent. `None` for
+            tasks without decisions.
+        drop: Loss of the main metric, in its unit. `None` without labels.
+    """
+
+    sqnr_db: float
+    flips_percent: float | None
+    drop: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitReport:
+    """The cost of a layer, of a linear layer or of a site.
+
+    Attributes:
+        name: Its name.
+        sites: Its sites.
+        share_percent: Its share of all int8 multiplications, in percent.
+        alone: The cost if nothing else is quantized.
+        left: What is left if this unit and all units listed before it stay in float.
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    share_percent: float
+    alone: Cost
+    left: Cost
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnalyzeReport:
+    """Result of `analyze`.
+
+    Attributes:
+        model: The float model.
+        task: Its task.
+        target: Target whose quantizers were analyzed.
+        recipe: Recipe that placed them.
+        metric: Name of the main metric; `None` without labels.
+        examples: Number of examples that everything was measured on.
+        whole: The cost of quantizing everything.
+        units: The units, the most costly one first.
+        notices: Messages for the user.
+    """
+
+    model: str
+    task: str
+    target: str
+    recipe: str
+    metric: str | None
+    examples: int
+    whole: Cost
+    units: tuple[UnitReport, ...]
+    notices: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +301,9 @@ class TensorRTReport:
     timings: tuple[TensorRTTiming, ...]
 
 
-Report = QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport | TensorRTReport
+Report = (
+    AnalyzeReport | QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport | TensorRTReport
+)
 
 
 def json_ready(report: Report) -> dict[str, Any]:

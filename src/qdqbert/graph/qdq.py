@@ -28,11 +28,12 @@ import torch
 from numpy.typing import NDArray
 
 from qdqbert.errors import CalibrationError, GraphError
-from qdqbert.graph.edit import add_constant, constant_array, replace, tidy
+from qdqbert.graph.edit import add_constant, add_to_bias, constant_array, replace, tidy
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     parameters_of,
     quantize_weight,
+    rounding_shift,
 )
 from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual_input
 
@@ -70,6 +71,7 @@ def insert_qdq(
     *,
     scales: Mapping[str, NDArray[np.float32]] | None = None,
     weight_amax: Mapping[str, torch.Tensor] | None = None,
+    means: Mapping[str, torch.Tensor] | None = None,
     style: QdqStyle | None = None,
 ) -> ir.Model:
     """Return a copy of a graph in which every site is quantized according to its spec.
@@ -85,6 +87,8 @@ def insert_qdq(
             inputs of residual adds are divided by it after their Q/DQ pair.
         weight_amax: `amax` of weights by site name, `()` or `(channels,)`. It replaces the largest
             magnitude of the weight.
+        means: Mean of the inputs of linear layers whose biases are corrected, by site name,
+            `(channels,)`.
         style: Form of the Q/DQ pairs that the target needs.
 
     Raises:
@@ -108,7 +112,10 @@ def insert_qdq(
         if weight is not None:
             weight = weight if scale is None else weight.astype(np.float32) * (1 / scale)
             amax = (weight_amax or {}).get(name)
-            _lower_weight(model.graph, node, name, weight, spec, amax)
+            mean = (means or {}).get(input_site)
+            if mean is not None and scale is not None:
+                mean = mean * torch.from_numpy(scale)
+            _lower_weight(model.graph, node, name, weight, spec, amax, mean)
         elif spec is None:
             _remove_site(model.graph, node)
         elif name not in ranges and not spec.dynamic:
@@ -282,11 +289,12 @@ def _lower_weight(
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
     amax: torch.Tensor | None,
+    mean: torch.Tensor | None,
 ) -> None:
     """Replace a weight site, and the nodes that read it, with int8 constants."""
     for consumer in site.outputs[0].consumers():
         if consumer.op_type == "Transpose":
-            _lower_linear_weight(graph, consumer, name, weight, spec, amax)
+            _lower_linear_weight(graph, consumer, name, weight, spec, amax, mean)
         elif spec is None:
             continue
         elif consumer.op_type == "Gather" and consumer.inputs[0] is site.outputs[0]:
@@ -306,8 +314,12 @@ def _lower_linear_weight(
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
     amax: torch.Tensor | None,
+    mean: torch.Tensor | None,
 ) -> None:
-    """Fold the transpose: store a weight `(out, in)` as `(in, out)`, as MatMul reads it."""
+    """Fold the transpose: store a weight `(out, in)` as `(in, out)`, as MatMul reads it.
+
+    With the `mean` of the layer's input, correct the bias.
+    """
     base = name.removesuffix("._weight_quantizer")
     old = transpose.outputs[0]
     if spec is None:
@@ -327,6 +339,11 @@ def _lower_linear_weight(
         name=f"{name}.dequantize",
     )
     replace(graph, transpose, dequantize, old=old)
+    if mean is not None:
+        rounded = codes * (scale if spec.axis is None else scale[:, None])
+        shift = rounding_shift(torch.from_numpy(weight), torch.from_numpy(rounded), mean)
+        for matmul in dequantize.outputs[0].consumers():
+            add_to_bias(graph, matmul, shift.numpy(), suffix="corrected")
 
 
 def _lower_embedding_table(

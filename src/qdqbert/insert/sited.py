@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,6 +39,7 @@ from qdqbert.numerics.affine import (
     fake_quantize,
     parameters_of,
     quantize_weight,
+    rounding_shift,
 )
 from qdqbert.quantizers.export import mark
 from qdqbert.quantizers.quantizer import Action, Quantizer
@@ -234,6 +236,7 @@ def quantizing(
     ranges: Mapping[str, Range],
     scales: Mapping[str, Tensor] | None = None,
     weight_amax: Mapping[str, Tensor] | None = None,
+    means: Mapping[str, Tensor] | None = None,
 ) -> Iterator[None]:
     """Fake-quantize every site that has a spec.
 
@@ -245,11 +248,14 @@ def quantizing(
             are inputs of residual adds after rounding.
         weight_amax: Ranges of weights that do not use their own, by site name. Shape `()` or
             `(channels,)`.
+        means: Mean of the inputs of linear layers whose biases are corrected, by site name,
+            `(channels,)`.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
     """
-    scales = scales or {}
+    scales, means = scales or {}, means or {}
+    shifts: dict[str, Tensor] = {}
     actions: dict[str, Action] = {}
     for site in sited.sites:
         spec = specs[site.name]
@@ -260,8 +266,12 @@ def quantizing(
             continue
         if site.kind == "weight":
             amax = (weight_amax or {}).get(site.name)
-            weight = _prepared_weight(sited.model, site, spec, scale, amax)
-            actions[site.name] = _constant(weight)
+            weight, rounded = _prepared_weight(sited.model, site, spec, scale, amax)
+            actions[site.name] = _constant(rounded)
+            if spec is not None and scaled in means:
+                mean = means[scaled].to(weight.device)
+                mean = mean if scale is None else mean * scale
+                shifts[site.name.rpartition(".")[0]] = rounding_shift(weight, rounded, mean)
         elif spec is None:
             continue
         elif spec.dynamic:
@@ -277,7 +287,7 @@ def quantizing(
                 f"Quantizer `{site.name}` saw no data during calibration. Calibrate it, or leave "
                 f"it in float with `Rule(site={site.name!r}, spec=None)`."
             )
-    with _acting(sited, actions):
+    with _acting(sited, actions), _shifting_biases(sited.model, shifts):
         yield
 
 
@@ -302,6 +312,22 @@ def _acting(sited: SitedModel, actions: Mapping[str, Action]) -> Iterator[None]:
             quantizer.action = before[name]
 
 
+@contextlib.contextmanager
+def _shifting_biases(model: nn.Module, shifts: Mapping[str, Tensor]) -> Iterator[None]:
+    """Add a shift to the bias of linear layers, by path, for as long as the context lasts."""
+    linears: dict[str, Any] = {path: model.get_submodule(path) for path in shifts}
+    before = {path: linear.bias for path, linear in linears.items()}
+    for path, linear in linears.items():
+        shift = shifts[path].to(linear.weight.dtype)
+        bias = shift if linear.bias is None else linear.bias.detach() + shift
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    try:
+        yield
+    finally:
+        for path, linear in linears.items():
+            linear.bias = before[path]
+
+
 def linear_weights(sited: SitedModel) -> dict[str, Tensor]:
     """Return the weight `(out, in)` of each linear layer, by the name of its input's site."""
     return {
@@ -318,15 +344,16 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
 
 def _prepared_weight(
     model: nn.Module, site: Site, spec: TensorSpec | None, scale: Tensor | None, amax: Tensor | None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
+    """Return a weight, divided by its scale, before and after it is rounded."""
     # The range comes from the current values, so it cannot be out of date.
     weight = weight_of(model, site.name)
     # Bit for bit what a quantizer does whose `pre_quant_scale` is the inverse.
     weight = weight if scale is None else weight * (1 / scale)
     if spec is None:
-        return weight
+        return weight, weight
     codes, parameters = quantize_weight(weight, spec, amax)
-    return dequantize(codes, parameters, spec).to(weight.dtype)
+    return weight, dequantize(codes, parameters, spec).to(weight.dtype)
 
 
 def _quantize(

@@ -148,6 +148,24 @@ def quantize_weight(
     return quantize(weight, parameters, spec), parameters
 
 
+def rounding_shift(weight: Tensor, rounded: Tensor, mean: Tensor) -> Tensor:
+    """Return what rounding the weight of a linear layer subtracts from its mean output.
+
+    Added to the bias, it restores the mean: `E[W x] - E[W' x] = (W - W') E[x]`.
+
+    Args:
+        weight: The weight before it was rounded, `(out, in)`.
+        rounded: The weight after it was rounded, `(out, in)`.
+        mean: Mean over tokens of the input `x` that the weight is multiplied with, `(in,)`.
+
+    Returns:
+        Shift of each output, `(out,)`, float32.
+
+    Source: Nagel et al. 2019, arXiv:1906.04721, section 4.2, with the mean measured.
+    """
+    return ((weight.double() - rounded.double()) @ mean.double()).to(torch.float32)
+
+
 def clipped(weight: Tensor, amax: Tensor | None, axis: int | None) -> Tensor:
     """Clip a weight to the range that it was trained with.
 

@@ -43,6 +43,7 @@ def lower(
     ranges: Mapping[str, Range],
     scales: Mapping[str, NDArray[np.float32]],
     weight_amax: Mapping[str, torch.Tensor] | None = None,
+    means: Mapping[str, torch.Tensor] | None = None,
 ) -> ir.Model:
     """Insert Q/DQ pairs where the plan has specs, then apply the target's rewrites and checks.
 
@@ -53,6 +54,8 @@ def lower(
         scales: `pre_quant_scale` by site name, `(channels,)`.
         weight_amax: Ranges of weights that differ from the weights' own, by site name, `()` or
             `(channels,)`.
+        means: Mean of the inputs of linear layers whose biases are corrected, by site name,
+            `(channels,)`.
 
     Raises:
         GraphError: The target cannot run the graph.
@@ -61,7 +64,7 @@ def lower(
     if plan.dedicated_pairs:
         style = dataclasses.replace(style, dedicated_pairs=True)
     model = insert_qdq(
-        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, style=style
+        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, means=means, style=style
     )
     for rewrite in plan.target.rewrites:
         model = REWRITES[rewrite](model)

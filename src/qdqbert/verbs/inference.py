@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
 from qdqbert.evidence.fidelity import Fidelity, compare
+from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
 from qdqbert.graph.export import GraphBody, to_numpy
-from qdqbert.tasks.task import Features, Prediction, Predictions, Task, TaskOptions
+from qdqbert.options import LimitOptions
+from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, Task, TaskOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,13 +98,25 @@ def predict(
         encoded: Its inputs.
         advance: Called after each batch.
     """
+    predictions = predict_batches(task, runner, encoded.batches, encoded.features, advance)
+    return [predictions[index] for index in range(encoded.texts)]
+
+
+def predict_batches(
+    task: Task,
+    runner: Runner,
+    batches: Sequence[Batch],
+    features: Features,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[int, Prediction]:
+    """Return the predictions of a model for some batches, by index of the feature."""
     predictions: dict[int, Prediction] = {}
-    for batch in encoded.batches:
+    for batch in batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        outputs = task.predictions(runner.run(inputs), batch, encoded.features)
+        outputs = task.predictions(runner.run(inputs), batch, features)
         predictions.update(zip(batch.indices, outputs, strict=True))
         advance()
-    return [predictions[index] for index in range(encoded.texts)]
+    return predictions
 
 
 def fidelity_of(
@@ -121,6 +135,59 @@ def fidelity_of(
         decisions=None if ours is None or theirs is None else (theirs, ours),
         signal=task.signal,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """The float model's results on the examples that quantized models are compared on.
+
+    Attributes:
+        task: Task of the model.
+        encoded: The examples.
+        predictions: Predictions of the float model.
+        id2label: Labels of the model.
+        options: Settings of the task.
+        is_labeled: Whether the examples have labels, from which metrics are computed.
+    """
+
+    task: Task
+    encoded: EncodedExamples
+    predictions: Predictions
+    id2label: Mapping[int, str]
+    options: TaskOptions
+    is_labeled: bool
+
+    def fidelity(self, predictions: Predictions) -> Fidelity:
+        """Return how close a model is to float."""
+        features = self.encoded.features
+        return fidelity_of(self.task, self.predictions, predictions, features, self.options)
+
+    def metric(self, predictions: Predictions) -> Metric | None:
+        """Return the main metric of a model; `None` without labels."""
+        if not self.is_labeled:
+            return None
+        features = self.encoded.features
+        return self.task.metrics(predictions, features, self.id2label, self.options)[0]
+
+    def compare(self, predictions: Predictions) -> tuple[Fidelity, tuple[MetricDifference, ...]]:
+        """Return how close a model is, and its metrics minus those of float if there are labels."""
+        features, fidelity = self.encoded.features, self.fidelity(predictions)
+        if not self.is_labeled:
+            return fidelity, ()
+        scores, references = (
+            self.task.scores(each, features, self.id2label, self.options)
+            for each in (predictions, self.predictions)
+        )
+        return fidelity, metric_differences(scores, references)
+
+    def meets(self, options: LimitOptions, predictions: Predictions) -> bool:
+        """Return whether a model is shown to meet the limits of a call.
+
+        Raises:
+            UserInputError: A limit does not apply to the task.
+        """
+        checks = check_limits(options, *self.compare(predictions))
+        return all(each.verdict == "met" for each in checks)
 
 
 def batch_invariance_of(

@@ -84,7 +84,7 @@ def test_errors_of_nodes_are_raised(fake_ray, monkeypatch) -> None:
     def fail(*arguments: Any) -> Any:
         raise CalibrationError("Site `x` took a NaN")
 
-    monkeypatch.setattr("qdqbert.verbs.quantize.run.open_source", fail)
+    monkeypatch.setattr("qdqbert.verbs.quantize.prepare.open_source", fail)
     options = cluster.QuantizeOptions(model="m", output="o", ray=True)
     batches: list[Any] = [None] * 3
     with (

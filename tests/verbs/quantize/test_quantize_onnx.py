@@ -97,6 +97,23 @@ def test_each_target_is_exact_and_near_float(made) -> None:
     assert any("layers 2" in notice for notice in report.notices)
 
 
+def test_a_graph_is_analyzed_like_its_checkpoint(float_graph, options, checkpoints) -> None:
+    settings = {name: each for name, each in options.items() if name != "benchmark"}
+    found = [
+        qdqbert.analyze(model, **given, granularity="layer", max_examples=24)
+        for model, given in (
+            (float_graph, settings),
+            (checkpoints("classifier"), {**settings, "tokenizer": None}),
+        )
+    ]
+    costs = [
+        {unit.name.rpartition(".")[2]: unit.alone.sqnr_db for unit in report.units}
+        for report in found
+    ]
+    # Rounding ties move single codes.
+    assert costs[0] == pytest.approx(costs[1], abs=1)
+
+
 def test_the_outputs_are_near_those_of_the_quantized_checkpoint(made, quantized) -> None:
     folder, _ = made
     other = quantized("classifier").directory

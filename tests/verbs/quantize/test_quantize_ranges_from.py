@@ -21,12 +21,12 @@ from qdqbert.models.loading import load_model
 from qdqbert.progress import Silent
 from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.prepare import choose_targets, make_plans, site_groups
 from qdqbert.verbs.quantize.ranges import (
     choose_range_source,
     find_calibration,
     open_earlier,
 )
-from qdqbert.verbs.quantize.run import choose_targets, make_plans, site_groups
 from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
 
 GRAPH = "onnxruntime/model.onnx"

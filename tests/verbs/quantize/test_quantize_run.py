@@ -19,7 +19,7 @@ from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.run import choose_targets
+from qdqbert.verbs.quantize.prepare import choose_targets
 
 SENTENCE = "the cat sat on the book in the night and the dog had been to the river"
 DENSE = "dense._weight_quantizer"
@@ -132,7 +132,7 @@ def test_layers_that_the_native_engine_does_not_run_are_refused_before_calibrati
     save_tiny, quantized, tmp_path, monkeypatch
 ) -> None:
     data = quantized("classifier").data
-    monkeypatch.delattr("qdqbert.verbs.quantize.run.find_calibration")
+    monkeypatch.delattr("qdqbert.verbs.quantize.prepare.find_calibration")
     with pytest.raises(UserInputError, match=r"layers of BERT, ModernBERT or DeBERTa") as caught:
         qdqbert.quantize(
             save_tiny(tmp_path / "float", "deberta-v2", conv_kernel_size=3, conv_act="gelu"),

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from qdqbert.graph.edit import (
     add_constant,
-    bias_of,
+    add_to_bias,
     constant_array,
     producer_of,
-    replace,
     tidy,
 )
 
@@ -112,21 +111,7 @@ def _correct(graph: ir.Graph, matmul: ir.Node, shift: np.float32) -> None:
     assert factors is not None
     weight = factors[0].astype(np.float32) * factors[1].astype(np.float32)
     excess = (np.float64(shift) * weight.astype(np.float64).sum(axis=0)).astype(np.float32)
-    bias, add = bias_of(matmul, columns=len(excess))
-    there = constant_array(bias)
-    if bias is not None and add is not None and there is not None:
-        name, corrected = f"{bias.name}.absorbed", there - excess
-        side = 0 if add.inputs[0] is bias else 1
-        add.replace_input_with(side, add_constant(graph, name, corrected.astype(np.float32)))
-        return
-    # The linear layer has no bias.
-    old = matmul.outputs[0]
-    bare = ir.node("MatMul", list(matmul.inputs), name=f"{matmul.name}.shifted")
-    bare.outputs[0].name = f"{old.name}.shifted"
-    bare.outputs[0].shape, bare.outputs[0].type = old.shape, old.type
-    amount = add_constant(graph, f"{matmul.name}.absorbed", -excess)
-    added = ir.node("Add", [bare.outputs[0], amount], name=f"{matmul.name}.absorbed")
-    replace(graph, matmul, added, old=old, also=[bare])
+    add_to_bias(graph, matmul, -excess, suffix="absorbed")
 
 
 def _factors(matmul: ir.Node) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:

@@ -30,12 +30,14 @@ def quantize(
     targets: Sequence[TargetName] = (),
     recipe: RecipeName | None = None,
     calibration_data: str | Path | None = None,
+    eval_data: str | Path | None = None,
     task: TaskName | None = None,
     pooling: PoolingMode | None = None,
     max_length: int | None = None,
     batch_size: int = 8,
     benchmark: bool = True,
     overwrite: bool = False,
+    report: str | Path | None = None,
     recalibrate: bool = False,
     recalibrate_weights: bool = False,
     ranges_from: str | Path | None = None,
@@ -44,6 +46,10 @@ def quantize(
     calibrator: CalibratorName | None = None,
     percentile: float | None = None,
     calibration_samples: int = 300,
+    max_drop: float | None = None,
+    max_flips: float | None = None,
+    min_sqnr: float | None = None,
+    min_cosine: float | None = None,
     wprec: int | None = None,
     aprec: int | None = None,
     quant_per_tensor: bool = False,
@@ -74,6 +80,10 @@ def quantize(
     Writes a folder with one graph for each target, the tokenizer, the config, the ranges and a
     report. The folder is written completely or not at all.
 
+    Limits such as `max_drop` are met by leaving the most sensitive linear layers in float. The
+    reference is the float model. If a limit cannot be met, or there are too few examples to show
+    it, no folder is written, and the report says why.
+
     Args:
         model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
             all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime, OpenVINO and the
@@ -88,6 +98,9 @@ def quantize(
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
             folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
             default.
+        eval_data: Labeled examples to compare INT8 with float on, in the form of
+            `calibration_data`. By default examples that were not used to calibrate, without
+            metrics.
         task: Name of the task in transformers. Inferred from the checkpoint by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
             "question-answering", "reranking", "text-classification", "text-generation",
@@ -99,6 +112,7 @@ def quantize(
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
             each graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
+        report: File for the report as JSON, which is also written if a limit is not met.
         recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
         recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
             stores some.
@@ -112,6 +126,10 @@ def quantize(
         percentile: Percentage of magnitudes that a range covers, for the calibrator "percentile";
             99.999 by default.
         calibration_samples: Number of examples to calibrate on.
+        max_drop: Largest loss of the main metric against the reference, in the unit of the metric.
+        max_flips: Largest percentage of predictions that differ from the reference's.
+        min_sqnr: Lowest SQNR to the reference, in dB.
+        min_cosine: Lowest cosine of the embedding of any text to the reference's.
         wprec: Bits of weights, 2 to 8; 8 by default.
         aprec: Bits of activations, 2 to 8; 8 by default.
         quant_per_tensor: Use one scale per weight instead of one per output channel.

@@ -48,7 +48,7 @@ def observe(
     shard: Shard, observer: MergeableObserver, scales: Mapping[str, Tensor]
 ) -> MergeableObserver | QdqBertError:
     """Show the activations of a shard to an observer, and return it; or the error of the user."""
-    from qdqbert.verbs.quantize.run import open_source
+    from qdqbert.verbs.quantize.prepare import open_source
 
     try:
         with tempfile.TemporaryDirectory() as scratch:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from qdqbert import resources
 from qdqbert.errors import UserInputError, naming
-from qdqbert.tasks.data import fingerprint
+from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.settings import columns_of
@@ -35,13 +35,18 @@ class ChosenExamples:
 
 
 def choose_examples(
-    task: Task, options: QuantizeOptions, *, known: Collection[str] | None
+    task: Task,
+    options: QuantizeOptions,
+    id2label: Mapping[int, str],
+    *,
+    known: Collection[str] | None,
 ) -> ChosenExamples:
     """Read the data, and draw calibration and held-out examples.
 
     Args:
         task: Task of the model.
         options: Options of the call.
+        id2label: Labels of the model.
         known: Fingerprints of the examples that stored ranges were taken from; `None` if the
             ranges are calibrated in this call.
 
@@ -77,10 +82,48 @@ def choose_examples(
     used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
     if len(used) < wanted:
         notices.append(f"Calibrated on {len(used)} examples, as the data has no more.")
+    if options.eval_data is not None:
+        calibrated = {fingerprint(each) for each in used} | set(known or ())
+        evaluated = _read_labeled(task, options, id2label, calibrated)
+        return ChosenExamples(
+            calibration=tuple(used),
+            heldout=evaluated.examples,
+            notices=(*notices, *evaluated.notices),
+        )
     heldout, reason = _heldout(task, rest, built_in, wanted=wanted, used=len(used))
     return ChosenExamples(
         calibration=tuple(used), heldout=tuple(heldout), notices=(*notices, *reason)
     )
+
+
+def _read_labeled(
+    task: Task,
+    options: QuantizeOptions,
+    id2label: Mapping[int, str],
+    calibrated: Collection[str],
+) -> Dataset:
+    """Read the examples to evaluate on, without those that ranges are taken from.
+
+    Raises:
+        UserInputError: The file cannot be used, an example has no label, or none is left.
+    """
+    assert options.eval_data is not None
+    with naming("eval_data"):
+        dataset = task.read(options.eval_data, columns=columns_of(options), max_examples=None)
+        task.check_labels(dataset, id2label)
+        task.check_metrics(dataset, id2label)
+    kept = tuple(each for each in dataset.examples if fingerprint(each) not in calibrated)
+    if not kept:
+        raise UserInputError(
+            f"`eval_data={options.eval_data!r}` contains only examples that ranges are taken from. "
+            "Pass other examples.",
+            argument="eval_data",
+        )
+    left_out = len(dataset) - len(kept)
+    if not left_out:
+        return dataset
+    notice = f"{left_out} examples of `eval_data` are left out, as ranges are taken from them."
+    return dataclasses.replace(dataset, examples=kept, notices=(*dataset.notices, notice))
 
 
 def _heldout(

@@ -88,7 +88,7 @@ def write_graphs(
 
 
 def with_measurable_graph(
-    written: WrittenGraph, graph: ir.Model, calibration: Calibration, scratch: str
+    written: WrittenGraph, graph: ir.Model, calibration: Calibration, scratch: Path
 ) -> WrittenGraph:
     """Return the graph itself, or one with the same Q/DQ pairs if no engine runs it.
 
@@ -102,7 +102,7 @@ def with_measurable_graph(
     if plan is written.plan:
         return written
     model = _lower(plan, graph, calibration)
-    path = Path(scratch) / f"{plan.target.name}.onnx"
+    path = scratch / f"{plan.target.name}.onnx"
     save_graph(model, path)
     return dataclasses.replace(written, plan=plan, model=model, path=path)
 
@@ -123,7 +123,7 @@ def digest_weights(graph: ir.Model) -> str:
 def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
     chosen = calibration.for_recipe(plan.recipe)
     scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
-    return lower(graph, plan, chosen.ranges, scales, chosen.weight_amax)
+    return lower(graph, plan, chosen.ranges, scales, chosen.weight_amax, chosen.means)
 
 
 def _write_cache(

@@ -12,19 +12,15 @@ from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoding import first_rows
 from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
 from qdqbert.evidence.reports import LatencyReport, TargetReport
 from qdqbert.graph.export import choices_of
+from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress
+from qdqbert.search.units import Unit
 from qdqbert.targets.target import Plan, Target
-from qdqbert.tasks import task_for
-from qdqbert.tasks.task import Predictions, TaskOptions
-from qdqbert.verbs.inference import (
-    EncodedExamples,
-    batch_invariance_of,
-    fidelity_of,
-    predict,
-)
+from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
@@ -55,23 +51,23 @@ class Evidence:
         source: The float model.
         sited: The float model with sites.
         calibration: Ranges of the call.
-        heldout: Examples that were not calibrated on.
-        float_predictions: Predictions of the float model for them.
+        baseline: The float model's results on examples that were not calibrated on.
         float_model: File of the float graph.
         max_length: Longest input in tokens.
-        options: Settings of the task.
         ranges: Where the ranges come from.
+        limits: Limits of the call.
+        units_in_float: Units that were left in float to meet the limits, by name of the target.
     """
 
     source: ModelSource
     sited: SitedSource
     calibration: Calibration
-    heldout: EncodedExamples
-    float_predictions: Predictions
+    baseline: Baseline
     float_model: Path
     max_length: int
-    options: TaskOptions
     ranges: RangeKind
+    limits: LimitOptions
+    units_in_float: Mapping[str, Sequence[Unit]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,38 +101,35 @@ def measure(
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
     timings = _time(timed, evidence, progress) if benchmark and timed else []
     known: list[tuple[Plan, list[Reference]]] = []
-    reports = []
+    baseline, reports = evidence.baseline, []
     warnings: list[str] = []
     for each, engine in jobs:
         target = each.plan.target.name
         title = f"Checking {target} on {engine}"
-        with progress.stage(title, len(evidence.heldout.batches)) as advance:
+        with progress.stage(title, len(baseline.encoded.batches)) as advance:
             references = _references(each.plan, evidence, known)
-            task = task_for(evidence.source.task, evidence.source.config)
             runner = open_runner(engine, each.path, low_memory=True)
-            predictions = predict(task, runner, evidence.heldout, advance)
+            predictions = predict(baseline.task, runner, baseline.encoded, advance)
             invariance = batch_invariance_of(
-                task,
+                baseline.task,
                 runner,
-                evidence.heldout,
+                baseline.encoded,
                 predictions,
-                evidence.options,
+                baseline.options,
                 texts=_TEXTS_ALONE,
             )
             # It holds the weights, of which the layer check loads two more copies.
             del runner
+            fidelity, differences = baseline.compare(predictions)
             report = TargetReport(
                 target=target,
                 engine=engine,
                 recipe=each.plan.recipe.name,
+                units_in_float=tuple(unit.name for unit in evidence.units_in_float.get(target, ())),
                 model=each.name,
-                fidelity=fidelity_of(
-                    task,
-                    evidence.float_predictions,
-                    predictions,
-                    evidence.heldout.features,
-                    evidence.options,
-                ),
+                fidelity=fidelity,
+                differences=differences,
+                limits=check_limits(evidence.limits, fidelity, differences),
                 lowering=check_lowering(
                     each.model,
                     each.path,
@@ -245,7 +238,7 @@ def _references(
             and ranges(plan.recipe) is ranges(other.recipe)
         ):
             return found
-    batches = evidence.heldout.batches
+    batches = evidence.baseline.encoded.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
     few = [first_rows(batch, tokens=_CHECKED_TOKENS) for batch in chosen]
     made = evidence.sited.references(plan, ranges(plan.recipe), few)

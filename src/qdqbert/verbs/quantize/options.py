@@ -17,6 +17,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.options import (
     CalibratorOptions,
     ColumnOptions,
+    LimitOptions,
     OnnxOptions,
     QuantizerOverrides,
     TaskOptions,
@@ -71,6 +72,7 @@ class GraphOptions:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeOptions(
     CalibrationOptions,
+    LimitOptions,
     QuantizerOverrides,
     GraphOptions,
     ColumnOptions,
@@ -90,6 +92,9 @@ class QuantizeOptions(
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
             folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
             default.
+        eval_data: Labeled examples to compare INT8 with float on, in the form of
+            `calibration_data`. By default examples that were not used to calibrate, without
+            metrics.
         task: Name of the task in transformers. Inferred from the checkpoint by default.
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default.
@@ -98,6 +103,7 @@ class QuantizeOptions(
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
             each graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
+        report: File for the report as JSON, which is also written if a limit is not met.
     """
 
     model: str | None = None
@@ -105,12 +111,14 @@ class QuantizeOptions(
     targets: tuple[TargetName, ...] = option((), flag="target")
     recipe: RecipeName | None = None
     calibration_data: str | None = None
+    eval_data: str | None = None
     task: TaskName | None = None
     pooling: PoolingMode | None = None
     max_length: int | None = option(None, at_least=3)
     batch_size: int = option(8, at_least=1)
     benchmark: bool = True
     overwrite: bool = False
+    report: str | None = None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -131,6 +139,12 @@ class QuantizeOptions(
                 f"`pooling={self.pooling!r}` applies to checkpoints only. The outputs of "
                 f"`model={self.model!r}` are fixed. Leave `pooling` out.",
                 argument="pooling",
+            )
+        if self.max_drop is not None and self.eval_data is None:
+            raise UserInputError(
+                f"`max_drop={self.max_drop:g}` compares metrics, which need labels. Pass labeled "
+                "examples as `eval_data`.",
+                argument="max_drop",
             )
         if self.ray is False:
             object.__setattr__(self, "ray", None)

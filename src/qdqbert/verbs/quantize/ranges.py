@@ -181,6 +181,7 @@ def _calibrate(
         smoothing=smoothing,
         unsmoothed_sites=frozenset().union(*without_smoothing),
         clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
+        corrects_biases=True,
         quantizer_options=quantizer_options,
     )
     total = len(calibration_plan.passes) * len(batches)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from qdqbert.artifact import (
     GENERATION,
@@ -16,72 +14,40 @@ from qdqbert.artifact import (
     QUANTIZATION,
     RANGES,
     REPORT,
+    Artifact,
     is_artifact,
-    read_training,
     size_bytes,
     writing,
 )
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import write_ranges
-from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
+from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.encoding import Batch
-from qdqbert.errors import CheckpointError, UserInputError, naming
+from qdqbert.errors import UserInputError
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.files import write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
-from qdqbert.recipes import build_recipe
-from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
-from qdqbert.targets.files import check_model, limits_models
-from qdqbert.targets.target import Plan, Target, make_plan
-from qdqbert.tasks import task_for
-from qdqbert.tasks.task import Predictions, TaskOptions
-from qdqbert.verbs.inference import EncodedExamples, encode_examples, predict
-from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples
+from qdqbert.targets.target import Plan, Target
 from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
 from qdqbert.verbs.quantize.manifest import quantization_json
 from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
+from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.prepare import Inputs, choose_targets, prepare
 from qdqbert.verbs.quantize.ranges import (
     RangeSource,
-    choose_range_source,
-    effective_quantizer_options,
-    find_calibration,
     open_earlier,
 )
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
-from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
-from qdqbert.verbs.quantize.source.onnx import OnnxSource
-from qdqbert.verbs.settings import input_length, task_options_of
 
 # With fewer calibration examples than this, the report warns.
 _FEWEST_CALIBRATED = 16
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Examples of a call as inputs of the model.
-
-    Attributes:
-        calibration: Examples that ranges are taken from. If nothing is calibrated, the held-out
-            ones.
-        heldout: Other examples, to compare INT8 with float on.
-        max_length: Longest input in tokens.
-        task_options: Settings of the task.
-        notices: Messages for the user.
-    """
-
-    calibration: EncodedExamples
-    heldout: EncodedExamples
-    max_length: int
-    task_options: TaskOptions
-    notices: tuple[str, ...]
 
 
 def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
@@ -95,68 +61,103 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     _check_not_quantized(options)
     targets = choose_targets(options)
     earlier = open_earlier(options)
-    output = Path(options.output or f"qdqbert-{DEMO_NAME}")
+    output = output_of(options)
     # The demo replaces its own folder, but not one that was named without a model.
     overwrite = options.overwrite or (options.model is None and options.output is None)
-    # Temporary graphs lie in the partial folder, which the next call removes if this one is killed.
-    with (
-        writing(output, overwrite=overwrite) as folder,
-        tempfile.TemporaryDirectory(dir=folder) as scratch,
-    ):
-        source = open_source(options, Path(scratch), progress)
-        ranges = choose_range_source(source, options, earlier)
-        examples = choose_examples(
-            task_for(source.task, source.config), options, known=ranges.known
-        )
-        groups = site_groups(options, targets)
-        plans = make_plans(source, source.sites(groups), targets, options)
-        inputs = encode_inputs(source, examples, options)
-        float_predictions = run_float(source, inputs.heldout, progress)
-        sited = open_sites(source, groups, targets, progress)
-        batches = inputs.calibration.batches
-        calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
-        check_finite(source, float_predictions)
-        saturation = check_saturation(sited, batches, calibration, plans, options, progress)
-        with progress.stage("Exporting the graph"):
-            graph = sited.graph()
-        written = write_graphs(plans, graph, calibration, folder, source.max_length, progress)
-        float_model = Path(scratch) / MODEL
-        save_graph(float_graph(graph), float_model, temporary=True)
-        evidence = Evidence(
-            source=source,
-            sited=sited,
-            calibration=calibration,
-            heldout=inputs.heldout,
-            float_predictions=float_predictions,
-            float_model=float_model,
-            max_length=inputs.max_length,
-            options=inputs.task_options,
-            ranges=ranges.kind,
-        )
-        measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
-        measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
-        notices = [*source.notices, *ranges.notices, *examples.notices, *inputs.notices]
-        notices += [*_built_in_notice(options, ranges), *saturation]
-        notices += [notice for each in written for notice in each.notices]
-        report = make_report(options, output, evidence, ranges, inputs, measured, notices)
-        manifest = quantization_json(
-            options,
-            source,
-            calibration,
-            written,
-            examples,
-            inputs.task_options,
-            max_length=inputs.max_length,
-            weights_sha256=ranges.weights_sha256(graph),
-            stored_calibration=ranges.manifest(options),
-        )
-        write_folder(folder, source, calibration, manifest, report)
+    try:
+        # Temporary graphs lie in the partial folder, which the next call removes if this one is
+        # killed.
+        with (
+            writing(output, overwrite=overwrite) as folder,
+            tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ):
+            report = fill_folder(options, targets, earlier, folder, Path(scratch), progress)
+            if not report.meets_limits:
+                # The partial folder is removed.
+                raise _LimitsMissedError(report)
+    except _LimitsMissedError as missed:
+        report = dataclasses.replace(missed.report, directory=None)
+    if options.report is not None:
+        _write_report(report, Path(options.report))
+    return report
+
+
+def output_of(options: QuantizeOptions) -> Path:
+    """Return the output folder of a call."""
+    return Path(options.output or f"qdqbert-{DEMO_NAME}")
+
+
+class _LimitsMissedError(Exception):
+    """A limit of the call is not met."""
+
+    def __init__(self, report: QuantizeReport) -> None:
+        super().__init__()
+        self.report = report
+
+
+def fill_folder(
+    options: QuantizeOptions,
+    targets: Sequence[Target],
+    earlier: Artifact | None,
+    folder: Path,
+    scratch: Path,
+    progress: Progress,
+) -> QuantizeReport:
+    """Quantize and measure a model, and fill the output folder.
+
+    Args:
+        options: Options of the call.
+        targets: Targets of the call.
+        earlier: Folder whose ranges are used, if there is one.
+        folder: Folder to fill.
+        scratch: Folder for temporary files.
+        progress: Receives the stages.
+    """
+    ready = prepare(options, targets, earlier, scratch, progress)
+    source, sited, calibration = ready.source, ready.sited, ready.calibration
+    inputs, ranges, examples = ready.inputs, ready.ranges, ready.examples
+    plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
+    batches = inputs.calibration.batches
+    saturation = check_saturation(sited, batches, calibration, plans, options, progress)
+    with progress.stage("Exporting the graph"):
+        graph = sited.graph()
+    written = write_graphs(plans, graph, calibration, folder, source.max_length, progress)
+    float_model = scratch / MODEL
+    save_graph(float_graph(graph), float_model, temporary=True)
+    evidence = Evidence(
+        source=source,
+        sited=sited,
+        calibration=calibration,
+        baseline=ready.baseline,
+        float_model=float_model,
+        max_length=inputs.max_length,
+        ranges=ranges.kind,
+        limits=options,
+        units_in_float=units,
+    )
+    measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
+    measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
+    notices = [*source.notices, *ranges.notices, *examples.notices, *inputs.notices]
+    notices += [*_built_in_notice(options, ranges), *saturation]
+    notices += [notice for each in written for notice in each.notices]
+    report = make_report(options, evidence, ranges, inputs, measured, notices)
+    manifest = quantization_json(
+        options,
+        source,
+        calibration,
+        written,
+        examples,
+        inputs.task_options,
+        max_length=inputs.max_length,
+        weights_sha256=ranges.weights_sha256(graph),
+        stored_calibration=ranges.manifest(options),
+    )
+    write_folder(folder, source, calibration, manifest, report)
     return report
 
 
 def make_report(
     options: QuantizeOptions,
-    output: Path,
     evidence: Evidence,
     ranges: RangeSource,
     inputs: Inputs,
@@ -166,7 +167,7 @@ def make_report(
     """Return the report of a call."""
     count = calibrated_texts(ranges, inputs)
     return QuantizeReport(
-        directory=str(output),
+        directory=str(output_of(options)),
         checkpoint=options.model or DEMO_NAME,
         task=evidence.source.task,
         calibration_texts=count,
@@ -179,164 +180,6 @@ def make_report(
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*notices, *measured.notices])),
     )
-
-
-def choose_targets(options: QuantizeOptions) -> list[Target]:
-    """Return the targets of a call, as they are for the CPUs that weights are encoded for."""
-    default = ("onnxruntime", "openvino", "native") if options.model is None else ("portable",)
-    targets = [target_named(name) for name in dict.fromkeys(options.targets or default)]
-    if options.weights_for == "vnni":
-        return [dataclasses.replace(target, adjacent_sum_limit=None) for target in targets]
-    return targets
-
-
-def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> ModelSource:
-    """Load the checkpoint, or read the .onnx file.
-
-    Raises:
-        UserInputError: It cannot be used.
-    """
-    if options.is_onnx:
-        with progress.stage("Reading the graph"), naming("model"):
-            source: ModelSource = OnnxSource(
-                Path(options.model or ""),
-                task=options.task,
-                tokenizer=options.tokenizer,
-                input_names=options.input_names or {},
-                output_names=options.output_names or {},
-                scratch=scratch,
-            )
-    else:
-        with progress.stage("Loading the checkpoint"), naming("model"):
-            name = str(demo_checkpoint()) if options.model is None else options.model
-            source = CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
-    check_tokenizer(source)
-    return source
-
-
-def check_tokenizer(source: ModelSource) -> None:
-    """Refuse a tokenizer that cannot be stored in `tokenizer.json`, which running the folder needs.
-
-    transformers converts most tokenizers that have only a vocabulary. Others run Python code.
-
-    Raises:
-        CheckpointError: It is one of these.
-    """
-    if not getattr(source.tokenizer, "is_fast", False):
-        raise CheckpointError(
-            f"The tokenizer of {source.name!r}, {type(source.tokenizer).__name__}, exists only in "
-            "Python, and cannot be written to tokenizer.json. Save the checkpoint with a fast "
-            "tokenizer."
-        )
-
-
-def encode_inputs(
-    source: ModelSource, examples: ChosenExamples, options: QuantizeOptions
-) -> Inputs:
-    """Tokenize the examples of a call, at the length and with the settings that apply."""
-    trained = read_training(Path(options.model)) if options.model is not None else {}
-    task = task_for(source.task, source.config)
-    max_length, notices = input_length(
-        options.max_length, trained.get("max_length") or task.max_length, source.max_length
-    )
-    task_options = task_options_of(options, trained.get("task_options", {}))
-
-    def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:
-        result = encode_examples(
-            task,
-            source.tokenizer,
-            chosen,
-            input_names=source.input_names,
-            max_length=max_length,
-            batch_size=options.batch_size,
-            options=task_options,
-        )
-        notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
-        return result
-
-    heldout = encoded(examples.heldout, "held-out")
-    used = examples.calibration
-    return Inputs(
-        calibration=encoded(used, "calibration") if used else heldout,
-        heldout=heldout,
-        max_length=max_length,
-        task_options=task_options,
-        notices=tuple(notices),
-    )
-
-
-def run_float(source: ModelSource, heldout: EncodedExamples, progress: Progress) -> Predictions:
-    """Return the predictions of the float model."""
-    with progress.stage("Running the float model", len(heldout.batches)) as advance:
-        return predict(task_for(source.task, source.config), source.runner(), heldout, advance)
-
-
-def site_groups(options: QuantizeOptions, targets: Sequence[Target]) -> set[SiteGroup]:
-    """Return the groups of sites that the recipes of a call place."""
-    names = {options.recipe or target.recipe for target in targets}
-    return {group for name in names for group in build_recipe(name).groups}
-
-
-def make_plans(
-    source: ModelSource,
-    sites: Sequence[Site],
-    targets: Sequence[Target],
-    options: QuantizeOptions,
-) -> list[Plan]:
-    """Resolve the recipe of each target on the sites of the model.
-
-    Raises:
-        UserInputError: A target cannot run the recipe.
-        UnmatchedRuleError: A rule of a recipe or a pattern matches no site.
-    """
-    changes = options.quantizer_changes()
-    stored = source.stored
-    return [
-        make_plan(
-            target,
-            sites,
-            recipe=options.recipe,
-            embeddings=options.embeddings,
-            # Without changes, quantizers of a checkpoint keep their own bits.
-            quantizer_options=effective_quantizer_options(options) if changes else None,
-            stored=None if stored is None else stored.specs,
-            placed_by=None if stored is None else stored.recipe,
-            dedicated_pairs=options.dedicated_qdq_pairs,
-        )
-        for target in targets
-    ]
-
-
-def open_sites(
-    source: ModelSource, groups: Set[SiteGroup], targets: Sequence[Target], progress: Progress
-) -> SitedSource:
-    """Return the model with its sites, if all targets run it.
-
-    Raises:
-        UserInputError: A target does not run the model, which only its graph shows.
-    """
-    sited = source.with_sites(groups)
-    limited = [target for target in targets if limits_models(target)]
-    if limited:
-        with progress.stage("Exporting the graph"):
-            graph = sited.graph()
-        for target in limited:
-            check_model(target, graph, source.max_length)
-    return sited
-
-
-def check_finite(source: ModelSource, predictions: Predictions) -> None:
-    """Refuse a float model whose outputs are not finite.
-
-    Calibration looks at quantized sites only, and so does not see a head that stays in float.
-
-    Raises:
-        CheckpointError: There is a NaN or infinite value.
-    """
-    if not all(np.isfinite(prediction).all() for prediction in predictions):
-        raise CheckpointError(
-            f"The float model {source.name!r} returns NaN or infinite values. Check its weights."
-        )
 
 
 def check_saturation(
@@ -399,6 +242,16 @@ def write_folder(
     write_ranges(calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, manifest)
     write_json(folder / REPORT, json_ready(report))
+
+
+def _write_report(report: QuantizeReport, path: Path) -> None:
+    try:
+        write_json(path, json_ready(report))
+    except OSError as error:
+        raise UserInputError(
+            f"`report={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",
+            argument="report",
+        ) from error
 
 
 def _check_not_quantized(options: QuantizeOptions) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import onnx_ir as ir
@@ -119,6 +120,15 @@ class SitedSource(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight `(out, in)` of each linear layer, by the site of its input."""
+        ...
+
+    def quantized_runner(
+        self, plan: Plan, calibration: Calibration
+    ) -> AbstractContextManager[Runner]:
+        """Return a context manager that yields what computes the outputs under a plan.
+
+        Used to compare plans. It is near to what the graph of a target computes, not equal.
+        """
         ...
 
     def references(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -104,18 +105,18 @@ class SitedCheckpoint:
             self._graph = export_sited(self._sited, self._body, example)
         return self._graph
 
+    @contextlib.contextmanager
+    def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
+        """Yield the model with fake quantization; see `SitedSource`."""
+        with self._quantizing(plan, calibration):
+            yield TorchRunner(self._body, self._checkpoint.input_names)
+
     def references(
         self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
     ) -> list[Reference]:
         """Return what PyTorch's fake quantization computes; see `SitedSource`."""
         layers = encoder_layers(self._checkpoint.model, self._checkpoint.family)
-        with quantizing(
-            self._sited,
-            plan.specs,
-            calibration.ranges,
-            calibration.scales,
-            calibration.weight_amax,
-        ):
+        with self._quantizing(plan, calibration):
             return make_references(
                 self._sited,
                 self._body,
@@ -124,6 +125,18 @@ class SitedCheckpoint:
                 batches,
                 last_bits=plan.target.last_bits,
             )
+
+    def _quantizing(
+        self, plan: Plan, calibration: Calibration
+    ) -> contextlib.AbstractContextManager[None]:
+        return quantizing(
+            self._sited,
+            plan.specs,
+            calibration.ranges,
+            calibration.scales,
+            calibration.weight_amax,
+            calibration.means,
+        )
 
     def _forward(self, inputs: Mapping[str, Tensor]) -> object:
         return self._body(**inputs)

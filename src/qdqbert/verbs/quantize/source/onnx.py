@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,10 +15,12 @@ from qdqbert.calibration.passes import Run
 from qdqbert.calibration.statistics import Observer
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_graph_references
 from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import keep_outputs
 from qdqbert.graph.imported.graph_runner import GraphRunner, check_token_ids, engine_errors
 from qdqbert.graph.imported.imported_model import import_onnx
@@ -160,23 +163,33 @@ class SitedOnnx:
         """Return the float graph with a node at every site."""
         return self._sited.graph
 
+    @contextlib.contextmanager
+    def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
+        """Yield the graph with Q/DQ pairs on ONNX Runtime; see `SitedSource`."""
+        path = self._scratch / "planned.onnx"
+        save_graph(self._with_pairs(plan, calibration), path, temporary=True)
+        yield OnnxRuntimeRunner(path)
+
     def references(
         self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
     ) -> list[Reference]:
         """Return what the Q/DQ pairs compute, without any graph optimization."""
-        scales = {name: scale.numpy() for name, scale in calibration.scales.items()}
-        model = insert_qdq(
-            self._sited.graph,
-            plan.specs,
-            calibration.ranges,
-            scales=scales,
-            weight_amax=calibration.weight_amax,
-        )
-        keep_outputs(model, self._output_names)
         return make_graph_references(
-            model,
+            self._with_pairs(plan, calibration),
             self._sited.starts,
             batches,
             scratch=self._scratch,
             last_bits=plan.target.last_bits,
         )
+
+    def _with_pairs(self, plan: Plan, calibration: Calibration) -> ir.Model:
+        model = insert_qdq(
+            self._sited.graph,
+            plan.specs,
+            calibration.ranges,
+            scales={name: scale.numpy() for name, scale in calibration.scales.items()},
+            weight_amax=calibration.weight_amax,
+            means=calibration.means,
+        )
+        keep_outputs(model, self._output_names)
+        return model

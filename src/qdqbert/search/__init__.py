@@ -1,0 +1,1 @@
+"""Which sites cost accuracy, and which of them to leave in float."""

@@ -1,0 +1,296 @@
+"""Load a float model, run it, and calibrate it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qdqbert.artifact import Artifact, read_training
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.errors import CheckpointError, naming
+from qdqbert.models.loading import load_model
+from qdqbert.progress import Progress
+from qdqbert.recipes import build_recipe
+from qdqbert.spec import Site, SiteGroup
+from qdqbert.targets import target_named
+from qdqbert.targets.files import check_model, limits_models
+from qdqbert.targets.target import Plan, Target, make_plan
+from qdqbert.tasks import task_for
+from qdqbert.tasks.task import Predictions, TaskOptions
+from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
+from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples
+from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.ranges import (
+    RangeSource,
+    choose_range_source,
+    effective_quantizer_options,
+    find_calibration,
+)
+from qdqbert.verbs.quantize.source import ModelSource, SitedSource
+from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
+from qdqbert.verbs.quantize.source.onnx import OnnxSource
+from qdqbert.verbs.settings import input_length, task_options_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Examples of a call as inputs of the model.
+
+    Attributes:
+        calibration: Examples that ranges are taken from. If nothing is calibrated, the held-out
+            ones.
+        heldout: Other examples, to compare INT8 with float on.
+        max_length: Longest input in tokens.
+        task_options: Settings of the task.
+        notices: Messages for the user.
+    """
+
+    calibration: EncodedExamples
+    heldout: EncodedExamples
+    max_length: int
+    task_options: TaskOptions
+    notices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A calibrated model, before anything is quantized.
+
+    Attributes:
+        source: The float model.
+        ranges: Where its ranges come from.
+        examples: Examples of the call.
+        plans: One plan for each target.
+        inputs: The examples as inputs of the model.
+        baseline: Results of the float model on the held-out examples.
+        sited: The model with sites.
+        calibration: The ranges.
+    """
+
+    source: ModelSource
+    ranges: RangeSource
+    examples: ChosenExamples
+    plans: Sequence[Plan]
+    inputs: Inputs
+    baseline: Baseline
+    sited: SitedSource
+    calibration: Calibration
+
+
+def prepare(
+    options: QuantizeOptions,
+    targets: Sequence[Target],
+    earlier: Artifact | None,
+    scratch: Path,
+    progress: Progress,
+    *,
+    max_heldout: int | None = None,
+) -> Ready:
+    """Load and calibrate a model, and run it in float.
+
+    Args:
+        options: Options of the call.
+        targets: Targets of the call.
+        earlier: Folder whose ranges are used, if there is one.
+        scratch: Folder for temporary files.
+        progress: Receives the stages.
+        max_heldout: Number of held-out examples at most; all if `None`.
+    """
+    source = open_source(options, scratch, progress)
+    ranges = choose_range_source(source, options, earlier)
+    task = task_for(source.task, source.config)
+    examples = choose_examples(task, options, source.config.id2label, known=ranges.known)
+    if max_heldout is not None:
+        examples = dataclasses.replace(examples, heldout=examples.heldout[:max_heldout])
+    groups = site_groups(options, targets)
+    plans = make_plans(source, source.sites(groups), targets, options)
+    inputs = encode_inputs(source, examples, options)
+    baseline = make_baseline(source, inputs, options, progress)
+    sited = open_sites(source, groups, targets, progress)
+    batches = inputs.calibration.batches
+    calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
+    check_finite(source, baseline.predictions)
+    return Ready(
+        source=source,
+        ranges=ranges,
+        examples=examples,
+        plans=plans,
+        inputs=inputs,
+        baseline=baseline,
+        sited=sited,
+        calibration=calibration,
+    )
+
+
+def choose_targets(options: QuantizeOptions) -> list[Target]:
+    """Return the targets of a call, as they are for the CPUs that weights are encoded for."""
+    default = ("onnxruntime", "openvino", "native") if options.model is None else ("portable",)
+    targets = [target_named(name) for name in dict.fromkeys(options.targets or default)]
+    if options.weights_for == "vnni":
+        return [dataclasses.replace(target, adjacent_sum_limit=None) for target in targets]
+    return targets
+
+
+def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> ModelSource:
+    """Load the checkpoint, or read the .onnx file.
+
+    Raises:
+        UserInputError: It cannot be used.
+    """
+    if options.is_onnx:
+        with progress.stage("Reading the graph"), naming("model"):
+            source: ModelSource = OnnxSource(
+                Path(options.model or ""),
+                task=options.task,
+                tokenizer=options.tokenizer,
+                input_names=options.input_names or {},
+                output_names=options.output_names or {},
+                scratch=scratch,
+            )
+    else:
+        with progress.stage("Loading the checkpoint"), naming("model"):
+            name = str(demo_checkpoint()) if options.model is None else options.model
+            source = CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
+    check_tokenizer(source)
+    return source
+
+
+def check_tokenizer(source: ModelSource) -> None:
+    """Refuse a tokenizer that cannot be stored in `tokenizer.json`, which running the folder needs.
+
+    transformers converts most tokenizers that have only a vocabulary. Others run Python code.
+
+    Raises:
+        CheckpointError: It is one of these.
+    """
+    if not getattr(source.tokenizer, "is_fast", False):
+        raise CheckpointError(
+            f"The tokenizer of {source.name!r}, {type(source.tokenizer).__name__}, exists only in "
+            "Python, and cannot be written to tokenizer.json. Save the checkpoint with a fast "
+            "tokenizer."
+        )
+
+
+def encode_inputs(
+    source: ModelSource, examples: ChosenExamples, options: QuantizeOptions
+) -> Inputs:
+    """Tokenize the examples of a call, at the length and with the settings that apply."""
+    trained = read_training(Path(options.model)) if options.model is not None else {}
+    task = task_for(source.task, source.config)
+    max_length, notices = input_length(
+        options.max_length, trained.get("max_length") or task.max_length, source.max_length
+    )
+    task_options = task_options_of(options, trained.get("task_options", {}))
+
+    def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:
+        result = encode_examples(
+            task,
+            source.tokenizer,
+            chosen,
+            input_names=source.input_names,
+            max_length=max_length,
+            batch_size=options.batch_size,
+            options=task_options,
+        )
+        notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
+        return result
+
+    heldout = encoded(examples.heldout, "held-out")
+    used = examples.calibration
+    return Inputs(
+        calibration=encoded(used, "calibration") if used else heldout,
+        heldout=heldout,
+        max_length=max_length,
+        task_options=task_options,
+        notices=tuple(notices),
+    )
+
+
+def make_baseline(
+    source: ModelSource, inputs: Inputs, options: QuantizeOptions, progress: Progress
+) -> Baseline:
+    """Run the float model on the examples that INT8 is compared with it on."""
+    task, heldout = task_for(source.task, source.config), inputs.heldout
+    with progress.stage("Running the float model", len(heldout.batches)) as advance:
+        predictions = predict(task, source.runner(), heldout, advance)
+    return Baseline(
+        task=task,
+        encoded=heldout,
+        predictions=predictions,
+        id2label=source.config.id2label,
+        options=inputs.task_options,
+        is_labeled=options.eval_data is not None,
+    )
+
+
+def site_groups(options: QuantizeOptions, targets: Sequence[Target]) -> set[SiteGroup]:
+    """Return the groups of sites that the recipes of a call place."""
+    names = {options.recipe or target.recipe for target in targets}
+    return {group for name in names for group in build_recipe(name).groups}
+
+
+def make_plans(
+    source: ModelSource,
+    sites: Sequence[Site],
+    targets: Sequence[Target],
+    options: QuantizeOptions,
+) -> list[Plan]:
+    """Resolve the recipe of each target on the sites of the model.
+
+    Raises:
+        UserInputError: A target cannot run the recipe.
+        UnmatchedRuleError: A rule of a recipe or a pattern matches no site.
+    """
+    changes = options.quantizer_changes()
+    stored = source.stored
+    return [
+        make_plan(
+            target,
+            sites,
+            recipe=options.recipe,
+            embeddings=options.embeddings,
+            # Without changes, quantizers of a checkpoint keep their own bits.
+            quantizer_options=effective_quantizer_options(options) if changes else None,
+            stored=None if stored is None else stored.specs,
+            placed_by=None if stored is None else stored.recipe,
+            dedicated_pairs=options.dedicated_qdq_pairs,
+        )
+        for target in targets
+    ]
+
+
+def open_sites(
+    source: ModelSource, groups: Set[SiteGroup], targets: Sequence[Target], progress: Progress
+) -> SitedSource:
+    """Return the model with its sites, if all targets run it.
+
+    Raises:
+        UserInputError: A target does not run the model, which only its graph shows.
+    """
+    sited = source.with_sites(groups)
+    limited = [target for target in targets if limits_models(target)]
+    if limited:
+        with progress.stage("Exporting the graph"):
+            graph = sited.graph()
+        for target in limited:
+            check_model(target, graph, source.max_length)
+    return sited
+
+
+def check_finite(source: ModelSource, predictions: Predictions) -> None:
+    """Refuse a float model whose outputs are not finite.
+
+    Calibration looks at quantized sites only, and so does not see a head that stays in float.
+
+    Raises:
+        CheckpointError: There is a NaN or infinite value.
+    """
+    if not all(np.isfinite(prediction).all() for prediction in predictions):
+        raise CheckpointError(
+            f"The float model {source.name!r} returns NaN or infinite values. Check its weights."
+        )

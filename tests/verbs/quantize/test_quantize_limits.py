@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qdqbert
+from conftest import WORDS
+from qdqbert.artifact import open_artifact
+from qdqbert.errors import UserInputError
+
+LABELS = ("Negative", "Neutral", "Positive")
+# Texts that no calibration has seen.
+LABELED = [f"the {word} was very good" for word in WORDS[:40]]
+
+
+@pytest.fixture
+def labeled(tmp_path: Path) -> Path:
+    path = tmp_path / "labeled.csv"
+    rows = [f'"{text}",{LABELS[index % 3]}' for index, text in enumerate(LABELED)]
+    path.write_text("\n".join(["text,label", *rows]))
+    return path
+
+
+def quantize(made, output: Path, **options):
+    return qdqbert.quantize(
+        str(made.checkpoint),
+        output,
+        **{
+            "calibration_data": made.data,
+            "calibration_samples": 24,
+            "benchmark": False,
+            **options,
+        },
+    )
+
+
+def int8_weights(graph: Path) -> int:
+    return sum(node.op_type == "DequantizeLinear" for node in onnx.load(graph).graph.node)
+
+
+def test_sensitive_layers_stay_in_float_until_a_limit_is_met(quantized, tmp_path) -> None:
+    made = quantized("classifier")
+    [before] = [each for each in made.report.targets if each.engine == "onnxruntime"]
+    assert before.units_in_float == ()
+    wanted = before.fidelity.sqnr_db + 4
+    report = quantize(made, tmp_path / "int8", min_sqnr=wanted, targets=["onnxruntime"])
+    assert report.meets_limits
+    [target] = report.targets
+    [limit] = target.limits
+    assert (limit.option, limit.verdict) == ("min_sqnr", "met")
+    assert limit.interval.low >= wanted
+    sites = open_artifact(tmp_path / "int8").targets["onnxruntime"]["sites"]
+    layers = {site.rpartition(".")[0] for site in sites if site.endswith("_weight_quantizer")}
+    assert 0 < len(target.units_in_float) < 12
+    assert not layers & set(target.units_in_float)
+    assert int8_weights(tmp_path / "int8" / "model.onnx") < int8_weights(
+        made.directory / "model.onnx"
+    )
+
+
+def test_a_limit_that_is_met_anyway_changes_nothing(quantized, tmp_path) -> None:
+    made = quantized("classifier")
+    report = quantize(made, tmp_path / "int8", min_sqnr=0, max_flips=100)
+    assert report.meets_limits
+    assert all(each.units_in_float == () for each in report.targets)
+    graphs = [folder / "model.onnx" for folder in (made.directory, tmp_path / "int8")]
+    assert graphs[0].read_bytes() == graphs[1].read_bytes()
+
+
+def test_without_enough_examples_nothing_is_written_but_the_report(quantized, tmp_path) -> None:
+    made = quantized("classifier")
+    path = tmp_path / "report.json"
+    # With so few examples, even no changed prediction leaves 1 % possible.
+    report = quantize(made, tmp_path / "int8", max_flips=0.5, report=path)
+    assert not report.meets_limits
+    assert report.directory is None
+    assert not (tmp_path / "int8").exists()
+    assert list(tmp_path.iterdir()) == [path]
+    stored = json.loads(path.read_text())
+    assert stored["directory"] is None
+    verdicts = {check["verdict"] for each in stored["targets"] for check in each["limits"]}
+    assert verdicts == {"not shown"}
+
+
+def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tmp_path) -> None:
+    made = quantized("classifier")
+    report = quantize(made, tmp_path / "int8", min_sqnr=100, targets=["native", "onnxruntime"])
+    assert report.directory is None
+    verdicts = {each.target: each.limits[0].verdict for each in report.targets}
+    units = {each.target: each.units_in_float for each in report.targets}
+    assert verdicts["native"] == "missed"
+    assert units["native"] == ()
+    assert units["onnxruntime"]
+
+
+def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> None:
+    made = quantized("classifier")
+    report = quantize(made, tmp_path / "int8", eval_data=labeled, max_drop=100)
+    assert report.heldout_texts == len(LABELED)
+    for each in report.targets:
+        assert [limit.option for limit in each.limits] == ["max_drop"]
+        evaluated = qdqbert.evaluate(
+            tmp_path / "int8", labeled, reference=made.checkpoint, engine=each.engine
+        )
+        assert each.differences == evaluated.differences
+
+
+def test_examples_to_evaluate_on_are_none_of_the_calibrated_ones(
+    quantized, labeled, tmp_path
+) -> None:
+    made = quantized("classifier")
+    with pytest.raises(UserInputError, match="contains only examples that ranges are") as caught:
+        quantize(
+            made,
+            tmp_path / "int8",
+            calibration_data=labeled,
+            calibration_samples=1000,
+            eval_data=labeled,
+        )
+    assert caught.value.argument == "eval_data"
+    report = quantize(made, tmp_path / "int8", calibration_data=labeled, eval_data=labeled)
+    assert report.heldout_texts == len(LABELED) - 24
+    assert any("24 examples of `eval_data` are left out" in each for each in report.notices)
+
+
+def test_a_loss_needs_labels(tmp_path) -> None:
+    with pytest.raises(UserInputError, match="Pass labeled examples as `eval_data`") as caught:
+        qdqbert.quantize("./missing", tmp_path / "int8", max_drop=1)
+    assert caught.value.argument == "max_drop"
+    assert not (tmp_path / "int8").exists()
+
+
+def test_a_limit_for_other_tasks_is_refused(quantized, tmp_path) -> None:
+    with pytest.raises(UserInputError, match="applies to embedders only"):
+        quantize(quantized("classifier"), tmp_path / "int8", min_cosine=0.9)
+    assert not (tmp_path / "int8").exists()
