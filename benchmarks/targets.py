@@ -1,6 +1,6 @@
 """Evaluate the graphs of all targets on the engines that run them here, with one calibration.
 
-    python benchmarks/targets.py CHECKPOINT --test FILE --calibration FILE [--targets T ...]
+    python benchmarks/targets.py CHECKPOINT --test FILE [--calibration FILE] [--targets T ...]
 
 The script quantizes once, with each target's default recipe. It evaluates every graph on the whole
 test file, and counts the predictions that differ from the float checkpoint's. Targets without an
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkpoint")
     parser.add_argument("--test", required=True)
-    parser.add_argument("--calibration", required=True)
+    parser.add_argument("--calibration", help="default: built-in texts")
     parser.add_argument("--targets", nargs="+", default=list(RUNNABLE), choices=RUNNABLE)
     parser.add_argument("--recipe", help="recipe of all targets (default: that of each target)")
     parser.add_argument("--max-length", type=int)

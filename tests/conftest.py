@@ -57,6 +57,7 @@ from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import WRITERS
 from qdqbert.targets.target import Plan, make_plan
+from task_files import DOC_STRIDE, HEADS
 
 COMMON = """
 the a of and to in is was he for it with as his on be at by i this had not are but from or have
@@ -554,6 +555,44 @@ def quantized(
         return Quantized(
             directory=root / name, checkpoint=checkpoints(name), data=data, report=report
         )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path]]:
+    """Make a tiny checkpoint with a head and quantize it; return both folders.
+
+    Weights stay float32 where quantization is not the subject: `quantize` is called with
+    `quant_disable=True`, so that results equal those of transformers up to rounding. Without
+    `is_float`, the folder has INT8 graphs for ONNX Runtime and the native engine.
+    """
+    root = tmp_path_factory.mktemp("artifacts")
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def make(
+        head: str = "AutoModel", family: str = "bert", *, is_float: bool = True, **changes
+    ) -> tuple[Path, Path]:
+        key = f"{head}-{family}-{is_float}-{abs(hash(repr(sorted(changes.items()))))}"
+        if key not in made:
+            checkpoint = save_tiny(
+                root / f"{key}-float", family, getattr(transformers, head), **changes
+            )
+            kind = next(each for each in HEADS.values() if each.auto_class == head)
+            data = root / f"{key}-{kind.file}"
+            data.write_text(kind.write(random.Random(0), 24))
+            quantize(
+                str(checkpoint),
+                root / key,
+                calibration_data=str(data),
+                calibration_samples=4,
+                targets=("onnxruntime",) if is_float else ("onnxruntime", "native"),
+                doc_stride=DOC_STRIDE,
+                quant_disable=is_float,
+                benchmark=False,
+            )
+            made[key] = checkpoint, root / key
+        return made[key]
 
     return make
 

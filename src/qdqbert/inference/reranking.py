@@ -83,15 +83,21 @@ class Reranker(TextClassifier):
         return Classify(
             tokenizer=self._loaded.tokenizer,
             input_names=self._loaded.artifact.input_names,
-            function=check_function(activation, "activation") or self._activation,
+            function=check_function(activation, "activation") or self.activation,
         )
 
     @property
-    def _activation(self) -> Function:
+    def num_labels(self) -> int:
+        """Number of scores of a pair."""
+        return len(self._loaded.id2label)
+
+    @property
+    def activation(self) -> Function:
+        """What turns logits into scores, unless a call says otherwise."""
         config = self._loaded.config
         named = (config.get("sentence_transformers") or {}).get("activation_fn") or config.get(
             "sbert_ce_default_activation_function"
         )
-        default: Function = "sigmoid" if len(self._loaded.id2label) == 1 else "none"
+        default: Function = "sigmoid" if self.num_labels == 1 else "none"
         # The path of a class of torch: torch.nn.modules.linear.Identity.
         return _ACTIVATIONS.get(str(named).rpartition(".")[2], default) if named else default

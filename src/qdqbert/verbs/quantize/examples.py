@@ -37,8 +37,8 @@ class ChosenExamples:
 def choose_examples(
     task: Task,
     options: QuantizeOptions,
-    id2label: Mapping[int, str],
     *,
+    id2label: Mapping[int, str],
     known: Collection[str] | None,
 ) -> ChosenExamples:
     """Read the data, and draw calibration and held-out examples.

@@ -104,7 +104,7 @@ def prepare(
     source = open_source(options, scratch, progress)
     ranges = choose_range_source(source, options, earlier)
     task = task_for(source.task, source.config)
-    examples = choose_examples(task, options, source.config.id2label, known=ranges.known)
+    examples = choose_examples(task, options, id2label=source.config.id2label, known=ranges.known)
     if max_heldout is not None:
         examples = dataclasses.replace(examples, heldout=examples.heldout[:max_heldout])
     groups = site_groups(options, targets)

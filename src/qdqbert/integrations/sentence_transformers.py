@@ -1,0 +1,200 @@
+"""Use a quantized folder as a model of sentence-transformers.
+
+    from qdqbert.integrations.sentence_transformers import load
+
+    model = load("./my-embedder-int8")      # a SentenceTransformer, or a CrossEncoder
+    model.encode(["A sentence."])
+
+Everything that takes a `SentenceTransformer` or a `CrossEncoder` runs on the engine of the folder
+this way, with all options of `encode`, `predict` and `rank`. sentence-transformers imports torch.
+Without it, use `qdqbert.load`, which also schedules many texts better: sentence-transformers passes
+on one batch at a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import qdqbert
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.inference.embedding import Embedder
+from qdqbert.inference.reranking import Reranker
+
+if importlib.util.find_spec("sentence_transformers") is None:
+    raise MissingExtraError(
+        "sentence-transformers is not installed. Install it with: "
+        "pip install 'sentence-transformers>=6'"
+    )
+
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules.input_module import InputModule
+
+_SETTINGS = "config_sentence_transformers.json"
+_ACTIVATIONS: Mapping[str, torch.nn.Module] = {
+    "sigmoid": torch.nn.Sigmoid(),
+    "softmax": torch.nn.Softmax(dim=-1),
+    "none": torch.nn.Identity(),
+}
+
+
+class _EngineModule(InputModule):
+    """The only module of a model: it passes texts on to the engine of a folder.
+
+    It can be sent to another process, which opens the folder again.
+    """
+
+    def __init__(self, path: str, options: Mapping[str, Any], model: Any = None) -> None:
+        """Open a folder.
+
+        Args:
+            path: The folder.
+            options: Options of `qdqbert.load`.
+            model: What `qdqbert.load` returned for them, if it was called.
+        """
+        super().__init__()
+        self._opened = path, dict(options)
+        self.engine_model = qdqbert.load(path, **options) if model is None else model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open the folder again."""
+        return type(self), self._opened
+
+    @property
+    def max_seq_length(self) -> int:
+        """Longest input in tokens. Longer ones are cut."""
+        return int(self.engine_model.max_length)
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        raise UserInputError(
+            f"`max_seq_length` is {self.max_seq_length}, and cannot be set to {value}: it was "
+            "chosen when the model was quantized. Pass `max_length` to `quantize`.",
+            argument="max_seq_length",
+        )
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse, as the folder is the saved model.
+
+        Raises:
+            UserInputError: Always.
+        """
+        del args, kwargs
+        raise UserInputError(
+            f"A quantized model cannot be saved to {output_path!r} by sentence-transformers. Copy "
+            f"its folder, {self._opened[0]!r}."
+        )
+
+
+class QuantizedEncoder(_EngineModule):
+    """Computes embeddings of texts."""
+
+    def get_embedding_dimension(self) -> int:
+        """Return the number of dimensions of an embedding."""
+        return len(self.engine_model.encode("", prompt=""))
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return the texts and the prompt as they are. The engine's tokenizer reads them."""
+        del kwargs
+        return {"texts": list(inputs), "prompt": prompt or ""}
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Add the embeddings, float32 `(texts, dimensions)`."""
+        del kwargs
+        vectors = self.engine_model.encode(features["texts"], prompt=features["prompt"])
+        return {**features, "sentence_embedding": torch.from_numpy(vectors)}
+
+
+class QuantizedCrossEncoder(_EngineModule):
+    """Computes scores of pairs of texts."""
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return the pairs as they are. The engine's tokenizer reads them.
+
+        Raises:
+            UserInputError: There is a prompt, which cross-encoders of this package do not have.
+        """
+        del kwargs
+        if prompt:
+            raise UserInputError(
+                f"`prompt={prompt!r}`: a quantized cross-encoder has no prompts. Put the text in "
+                "front of the query.",
+                argument="prompt",
+            )
+        return {"pairs": [tuple(each) for each in inputs]}
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Add the logits, float32 `(pairs, classes)`."""
+        del kwargs
+        scores = torch.from_numpy(self.engine_model.predict(features["pairs"], activation="none"))
+        return {**features, "scores": scores if scores.dim() > 1 else scores[:, None]}
+
+
+class _CrossEncoder(CrossEncoder):
+    """A cross-encoder that takes its number of classes from the folder."""
+
+    @property
+    def num_labels(self) -> int:
+        """Number of scores of a pair."""
+        return int(self[0].engine_model.num_labels)
+
+
+def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder:
+    """Load a folder that `quantize` wrote as a model of sentence-transformers.
+
+    Args:
+        path: The folder of an embedder, a reranker or a classifier of pairs.
+        options: Options of `qdqbert.load`, such as `engine` and `threads`.
+
+    Returns:
+        A `SentenceTransformer` for an embedder, with its prompts and its similarity function, and
+        a `CrossEncoder` for others, with its activation function.
+
+    Raises:
+        CheckpointError: The folder was not written by `quantize`, or is incomplete.
+        UserInputError: The folder is for another task, or an option has a wrong value.
+
+    Example:
+        >>> model = load("./my-embedder-int8", threads=4)
+        >>> model.encode(["A sentence."], normalize_embeddings=True).shape
+        (1, 384)
+    """
+    model = qdqbert.load(path, **options)
+    if isinstance(model, Embedder):
+        settings = _read_settings(Path(path))
+        return SentenceTransformer(
+            modules=[QuantizedEncoder(str(path), options, model)],
+            device="cpu",
+            prompts=settings.get("prompts"),
+            default_prompt_name=settings.get("default_prompt_name"),
+            similarity_fn_name=settings.get("similarity_fn_name"),
+            truncate_dim=settings.get("truncate_dim"),
+        )
+    if isinstance(model, Reranker):
+        return _CrossEncoder(
+            modules=[QuantizedCrossEncoder(str(path), options, model)],
+            device="cpu",
+            activation_fn=_ACTIVATIONS[model.activation],
+        )
+    raise UserInputError(
+        f"`path={str(path)!r}` is neither an embedder nor a reranker, for which alone "
+        "sentence-transformers has models. Use `qdqbert.load`.",
+        argument="path",
+    )
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / _SETTINGS
+    if not path.is_file():
+        return {}
+    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return settings

@@ -1,0 +1,106 @@
+"""Folders as models of sentence-transformers, compared with the models of their checkpoints."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import qdqbert
+from qdqbert.errors import UserInputError
+
+library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is missing")
+integration = pytest.importorskip("qdqbert.integrations.sentence_transformers")
+
+TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
+PAIRS = [("where is the cat", text) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def encoder(quantized, tmp_path_factory):
+    """An embedder with prompts, and the folder that it comes from."""
+    import shutil
+
+    made = quantized("sentence")
+    folder = shutil.copytree(made.directory, tmp_path_factory.mktemp("prompted") / "int8")
+    settings = {
+        "prompts": {"query": "where is ", "document": ""},
+        "default_prompt_name": None,
+        "similarity_fn_name": "dot",
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return integration.load(folder, engine="onnxruntime"), folder
+
+
+def test_an_embedder_has_the_options_of_encode(encoder) -> None:
+    model, folder = encoder
+    assert isinstance(model, library.SentenceTransformer)
+    assert model.similarity_fn_name == "dot"
+    with qdqbert.load(folder, engine="onnxruntime") as loaded:
+        expected = loaded.encode(TEXTS)
+        queries = loaded.encode_query(TEXTS)
+    found = model.encode(TEXTS, batch_size=2)
+    assert found.dtype == np.float32
+    # Sums of other batches.
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(model.encode_query(TEXTS), queries, atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[0]), expected[0], atol=1e-5)
+    tensor = model.encode(TEXTS, convert_to_tensor=True)
+    assert isinstance(tensor, torch.Tensor)
+    assert model.encode([]).shape == (0,)
+    assert model.encode(TEXTS, truncate_dim=5).shape == (5, 5)
+    assert model.encode(TEXTS, precision="binary").dtype == np.int8
+    lengths = np.linalg.norm(model.encode(TEXTS, normalize_embeddings=True), axis=1)
+    np.testing.assert_allclose(lengths, 1, atol=1e-6)
+    assert model.get_embedding_dimension() == expected.shape[1]
+    assert model.similarity(found, found).shape == (5, 5)
+
+
+def test_embeddings_are_near_those_of_the_checkpoint(encoder, quantized) -> None:
+    made = quantized("sentence")
+    theirs = library.SentenceTransformer(str(made.checkpoint), device="cpu").encode(TEXTS)
+    ours = encoder[0].encode(TEXTS)
+    assert ours.shape == theirs.shape
+    cosines = (
+        (ours * theirs).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    )
+    assert cosines.min() > 0.95
+
+
+def test_a_model_can_be_sent_to_another_process(encoder) -> None:
+    model, _ = encoder
+    copy = pickle.loads(pickle.dumps(model[0]))
+    np.testing.assert_array_equal(
+        copy(copy.preprocess(TEXTS))["sentence_embedding"],
+        model[0](model[0].preprocess(TEXTS))["sentence_embedding"],
+    )
+
+
+def test_what_the_folder_fixes_cannot_be_changed(encoder, tmp_path) -> None:
+    model, _ = encoder
+    with pytest.raises(UserInputError, match="Pass `max_length` to `quantize`"):
+        model.max_seq_length = 7
+    assert model.max_seq_length > 7
+    with pytest.raises(UserInputError, match="Copy its folder"):
+        model[0].save(str(tmp_path))
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_a_reranker_scores_and_ranks_like_qdqbert(tiny_artifact, classes) -> None:
+    _, folder = tiny_artifact("AutoModelForSequenceClassification", num_labels=classes)
+    if classes > 1:
+        with pytest.raises(UserInputError, match="neither an embedder nor a reranker"):
+            integration.load(folder)
+        return
+    model = integration.load(folder, engine="onnxruntime")
+    assert isinstance(model, library.CrossEncoder)
+    with qdqbert.load(folder, engine="onnxruntime") as loaded:
+        np.testing.assert_allclose(model.predict(PAIRS), loaded.predict(PAIRS), atol=1e-6)
+        expected = loaded.rank(PAIRS[0][0], TEXTS, top_k=2)
+    found = model.rank(PAIRS[0][0], TEXTS, top_k=2)
+    assert [each["corpus_id"] for each in found] == [each["corpus_id"] for each in expected]
+    with pytest.raises(UserInputError, match="has no prompts"):
+        model.predict(PAIRS, prompt="query: ")
