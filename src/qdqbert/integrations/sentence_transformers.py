@@ -29,7 +29,7 @@ from qdqbert.inference.reranking import Reranker
 if importlib.util.find_spec("sentence_transformers") is None:
     raise MissingExtraError(
         "sentence-transformers is not installed. Install it with: "
-        "pip install 'sentence-transformers>=6'"
+        "pip install 'qdqbert[sentence-transformers]'"
     )
 
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -57,7 +57,7 @@ class _EngineModule(InputModule):
             options: Options of `qdqbert.load`.
             model: What `qdqbert.load` returned for them, if it was called.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._opened = path, dict(options)
         self.engine_model = qdqbert.load(path, **options) if model is None else model
 
@@ -145,7 +145,8 @@ class _CrossEncoder(CrossEncoder):
     @property
     def num_labels(self) -> int:
         """Number of scores of a pair."""
-        return int(self[0].engine_model.num_labels)
+        module: Any = self[0]
+        return int(module.engine_model.num_labels)
 
 
 def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder:
@@ -168,10 +169,10 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         >>> model.encode(["A sentence."], normalize_embeddings=True).shape
         (1, 384)
     """
-    model = qdqbert.load(path, **options)
+    model: Any = qdqbert.load(path, **options)
     if isinstance(model, Embedder):
         settings = _read_settings(Path(path))
-        return SentenceTransformer(
+        encoder: SentenceTransformer = SentenceTransformer(
             modules=[QuantizedEncoder(str(path), options, model)],
             device="cpu",
             prompts=settings.get("prompts"),
@@ -179,12 +180,14 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
             similarity_fn_name=settings.get("similarity_fn_name"),
             truncate_dim=settings.get("truncate_dim"),
         )
+        return encoder
     if isinstance(model, Reranker):
-        return _CrossEncoder(
+        scorer: CrossEncoder = _CrossEncoder(
             modules=[QuantizedCrossEncoder(str(path), options, model)],
             device="cpu",
             activation_fn=_ACTIVATIONS[model.activation],
         )
+        return scorer
     raise UserInputError(
         f"`path={str(path)!r}` is neither an embedder nor a reranker, for which alone "
         "sentence-transformers has models. Use `qdqbert.load`.",

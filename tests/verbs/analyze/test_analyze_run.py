@@ -78,3 +78,15 @@ def test_labels_give_the_loss_of_the_metric(quantized, tmp_path: Path) -> None:
 def test_options_are_checked_before_the_model_is_loaded() -> None:
     with pytest.raises(UserInputError, match=r"`percentile=0\.5` is too small"):
         qdqbert.analyze("./missing", percentile=0.5)
+
+
+def test_the_plot_names_each_unit(quantized, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = analyze(quantized("classifier"), granularity="layer", plot=tmp_path / "costs.svg")
+    text = (tmp_path / "costs.svg").read_text()
+    assert all(f"<!-- {unit.name} -->" in text for unit in report.units)
+
+
+def test_a_plot_of_another_format_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match=r"must end in \.svg, \.png, \.pdf"):
+        qdqbert.analyze("./missing", plot=tmp_path / "costs.xyz")

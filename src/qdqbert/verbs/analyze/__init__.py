@@ -36,6 +36,7 @@ def analyze(
     max_length: int | None = None,
     batch_size: int = 8,
     seed: int = 0,
+    plot: str | Path | None = None,
     calibrator: CalibratorName | None = None,
     percentile: float | None = None,
     calibration_samples: int = 300,
@@ -91,6 +92,7 @@ def analyze(
         max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
         batch_size: Number of examples in a batch.
         seed: Seed that draws the calibration examples.
+        plot: File for a plot, .svg, .png or .pdf. Needs matplotlib (extra `train`).
         calibrator: Rule that turns statistics into ranges. The default is "percentile" when
             quantizing and "mse" when training. One of "max", "percentile", "mse", "entropy".
         percentile: Percentage of magnitudes that a range covers, for the calibrator "percentile";

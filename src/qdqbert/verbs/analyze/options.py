@@ -44,6 +44,7 @@ class AnalyzeOptions(
         max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
         batch_size: Number of examples in a batch.
         seed: Seed that draws the calibration examples.
+        plot: File for a plot, .svg, .png or .pdf. Needs matplotlib (extra `train`).
     """
 
     model: str
@@ -58,6 +59,7 @@ class AnalyzeOptions(
     max_length: int | None = option(None, at_least=3)
     batch_size: int = option(8, at_least=1)
     seed: int = 0
+    plot: str | None = None
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -11,6 +11,7 @@ from qdqbert.progress import Progress
 from qdqbert.search.units import Unit, make_units
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.analyze.options import AnalyzeOptions
+from qdqbert.verbs.analyze.plot import check_plot, plot_costs
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.mixed_precision import Trials
 from qdqbert.verbs.quantize.prepare import choose_targets, prepare
@@ -23,6 +24,8 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         UserInputError: An argument or a file cannot be used.
         CalibrationError: A site saw no usable value.
     """
+    if options.plot is not None:
+        check_plot(Path(options.plot))
     quantize_options = options.to_quantize()
     targets = choose_targets(quantize_options)
     with tempfile.TemporaryDirectory() as scratch:
@@ -43,7 +46,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     metric = ready.baseline.metric(ready.baseline.predictions)
     notices = [*ready.source.notices, *ready.ranges.notices, *ready.examples.notices]
     notices += ready.inputs.notices
-    return AnalyzeReport(
+    report = AnalyzeReport(
         model=options.model,
         task=ready.source.task,
         target=plan.target.name,
@@ -54,6 +57,9 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         units=reports,
         notices=tuple(dict.fromkeys(notices)),
     )
+    if options.plot is not None:
+        plot_costs(report, Path(options.plot))
+    return report
 
 
 def measure(

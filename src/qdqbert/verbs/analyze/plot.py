@@ -1,0 +1,66 @@
+"""Plot what each unit costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.evidence.reports import AnalyzeReport
+
+FORMATS = (".svg", ".png", ".pdf")
+# Units that are shown. Those after them cost hardly anything.
+_MOST = 40
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file that cannot be plotted to, before anything is measured.
+
+    Raises:
+        UserInputError: The format is unknown.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if path.suffix not in FORMATS:
+        raise UserInputError(
+            f"`plot={str(path)!r}` must end in {', '.join(FORMATS)}.", argument="plot"
+        )
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"`plot={str(path)!r}` needs matplotlib. Install it with: pip install 'qdqbert[train]'"
+        ) from error
+
+
+def plot_costs(report: AnalyzeReport, path: Path) -> None:
+    """Plot the SQNR of each unit alone, and of what is left if those above it stay in float.
+
+    Args:
+        report: Result of `analyze`.
+        path: File to write, in one of `FORMATS`.
+
+    Raises:
+        UserInputError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    units = report.units[:_MOST]
+    rows = range(len(units))
+    figure = Figure(figsize=(8, 1.5 + 0.22 * len(units)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(rows, [unit.alone.sqnr_db for unit in units], color="#9db7d5", label="alone")
+    # If everything is in float, only the last bits differ.
+    rest = [unit.left.sqnr_db for unit in report.units[:-1]][:_MOST]
+    axes.plot(rest, range(len(rest)), marker=".", color="#c44e52", label="the rest")
+    axes.axvline(report.whole.sqnr_db, linestyle=":", color="black", label="everything")
+    axes.set_yticks(rows, [unit.name for unit in units], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="SQNR to float, dB", title=f"{report.model}, recipe {report.recipe}")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower right")
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UserInputError(
+            f"`plot={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",
+            argument="plot",
+        ) from error
