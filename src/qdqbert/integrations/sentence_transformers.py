@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-import qdqbert
 from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.inference import load as inference
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
 
@@ -59,7 +59,7 @@ class _EngineModule(InputModule):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._opened = path, dict(options)
-        self.engine_model = qdqbert.load(path, **options) if model is None else model
+        self.engine_model = inference.load(path, **options) if model is None else model
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to open the folder again."""
@@ -169,7 +169,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         >>> model.encode(["A sentence."], normalize_embeddings=True).shape
         (1, 384)
     """
-    model: Any = qdqbert.load(path, **options)
+    model: Any = inference.load(path, **options)
     if isinstance(model, Embedder):
         settings = _read_settings(Path(path))
         encoder: SentenceTransformer = SentenceTransformer(
