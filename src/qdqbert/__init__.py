@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
+    from qdqbert.verbs.doctor import doctor as doctor
+    from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.run import run as run
@@ -90,6 +92,8 @@ _MODULES = {
     "CheckpointError": "qdqbert.errors",
     "ChoiceSelector": "qdqbert.inference.multiple_choice",
     "DataFileError": "qdqbert.errors",
+    "doctor": "qdqbert.verbs.doctor",
+    "DoctorReport": "qdqbert.verbs.doctor.report",
     "Embedder": "qdqbert.inference.embedding",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.reports",

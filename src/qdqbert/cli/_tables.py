@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TensorRTReport,
         TrainReport,
     )
+    from qdqbert.verbs.doctor.report import DoctorReport
     from qdqbert.verbs.run.report import RunReport
 
 _MEGABYTE = 1e6
@@ -217,6 +218,24 @@ def run_table(report: RunReport) -> RenderableType:
     if report.resumed_rows:
         resumed.append(Text(f"Continued after {_counted(report.resumed_rows, 'row')}."))
     return Group(Text(title, style="italic"), table, *resumed)
+
+
+def doctor_table(report: DoctorReport) -> RenderableType:
+    """Show the machine, the engines, and what is missing."""
+    machine = Table(show_header=False)
+    machine.add_row("CPU", f"{report.cpu}, {_counted(report.cores, 'core')}")
+    for name, meaning in report.cpu_features.items():
+        machine.add_row(name, meaning)
+    for name in report.gpus:
+        machine.add_row("GPU", name)
+    machine.add_row("system", f"{report.system}, Python {report.python}")
+    parts = Table()
+    for title in ("part", "version", "what it is for"):
+        parts.add_column(title)
+    for each in (*report.engines, *report.extras):
+        purpose = ", ".join((each.purpose, *each.details))
+        parts.add_row(each.name, each.version or f"missing: {each.install}", purpose)
+    return Group(Text(report.verdict, style="bold"), machine, parts)
 
 
 def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:

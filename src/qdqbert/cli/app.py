@@ -10,7 +10,16 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
-from qdqbert.cli import analyze, benchmark, build_tensorrt, evaluate, quantize, run, train
+from qdqbert.cli import (
+    analyze,
+    benchmark,
+    build_tensorrt,
+    doctor,
+    evaluate,
+    quantize,
+    run,
+    train,
+)
 from qdqbert.cli._command import add_command
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 
@@ -22,6 +31,7 @@ _COMMANDS = (
     benchmark.COMMAND,
     build_tensorrt.COMMAND,
     run.COMMAND,
+    doctor.COMMAND,
 )
 
 app = App(

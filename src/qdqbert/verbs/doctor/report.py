@@ -1,0 +1,53 @@
+"""The report of `doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """An engine, or another part of the package that may be missing.
+
+    Attributes:
+        name: Name of the engine, or of the extra that installs the part.
+        purpose: What it is for.
+        version: Version of its library; `None` if it is not installed.
+        details: What it offers on this machine, such as execution providers.
+        install: Command that installs it; `None` if it is installed.
+    """
+
+    name: str
+    purpose: str
+    version: str | None
+    details: tuple[str, ...]
+    install: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """Result of `doctor`.
+
+    Attributes:
+        verdict: What the CPU means for INT8, in one sentence.
+        cpu: Name of the CPU.
+        cpu_features: Its features that matter for INT8, under Linux' names, and their meanings.
+        cores: Number of physical cores that this process may use.
+        gpus: Names of the NVIDIA GPUs.
+        system: Operating system and architecture.
+        python: Version of Python.
+        engines: The engines, installed or not.
+        extras: Other parts of the package, installed or not.
+        notices: Messages for the user.
+    """
+
+    verdict: str
+    cpu: str
+    cpu_features: dict[str, str]
+    cores: int
+    gpus: tuple[str, ...]
+    system: str
+    python: str
+    engines: tuple[Part, ...]
+    extras: tuple[Part, ...]
+    notices: tuple[str, ...]

@@ -1,0 +1,157 @@
+"""Look at this machine and this installation, without importing torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Mapping
+from importlib import metadata
+
+from qdqbert.engines.providers import PROVIDERS
+from qdqbert.engines.runner import is_installed
+from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.verbs.doctor.report import DoctorReport, Part
+
+# What the features of `machine.cpu_features` mean.
+_MEANINGS: Mapping[str, str] = {
+    "avx2": "256-bit vectors",
+    "avx512f": "512-bit vectors",
+    "avx_vnni": "INT8 dot products of 256 bits",
+    "avx512_vnni": "INT8 dot products of 512 bits",
+    "amx_int8": "matrix tiles for INT8",
+    "amx_bf16": "matrix tiles for bfloat16, in which OpenVINO computes floats",
+    "avx512_bf16": "bfloat16 dot products, in which OpenVINO computes floats",
+    "asimddp": "INT8 dot products (ARM)",
+    "i8mm": "INT8 matrix products (ARM)",
+    "bf16": "bfloat16 (ARM)",
+}
+# The first one whose features this CPU has, at least one of them.
+_VERDICTS: tuple[tuple[Collection[str], str], ...] = (
+    (
+        ("amx_int8",),
+        "INT8 is much faster than float32 on this CPU: it has matrix tiles for INT8 (AMX).",
+    ),
+    (
+        ("avx512_vnni", "avx_vnni"),
+        "INT8 is much faster than float32 on this CPU: it has INT8 dot products (VNNI).",
+    ),
+    (
+        ("i8mm", "asimddp"),
+        "INT8 is faster than float32 on this CPU: it has INT8 dot products.",
+    ),
+    (
+        ("avx2",),
+        "INT8 gains least on this CPU: it has AVX2, but no INT8 dot products. Use ONNX Runtime or the "
+        "native engine, since OpenVINO's INT8 can be slower than its float32.",
+    ),
+)
+_UNKNOWN = "This CPU has no feature that is known to make INT8 fast. Measure it with `benchmark`."
+
+_ENGINES: tuple[tuple[str, str, str], ...] = (
+    ("onnxruntime", "onnxruntime", "runs .onnx graphs on CPUs and GPUs"),
+    ("openvino", "openvino", "runs .onnx graphs on CPUs, fastest with VNNI or AMX"),
+    ("native", "llvmlite", "runs the target `native`, without padding"),
+)
+# Extra, module that it installs, and what it is for.
+_EXTRAS: tuple[tuple[str, str, str], ...] = (
+    ("quantize", "torch", "`quantize`, `evaluate`, `analyze` and `benchmark`"),
+    ("train", "accelerate", "`train`, and plots"),
+    ("datasets", "datasets", "data sets of the hub: `hub:NAME@SPLIT`"),
+    ("parquet", "pyarrow", "`run` on .parquet files"),
+    ("ray", "ray", "`run` and `quantize` on a Ray cluster"),
+    ("sentence-transformers", "sentence_transformers", "models for sentence-transformers"),
+)
+
+
+def run() -> DoctorReport:
+    """Return the description."""
+    features = cpu_features()
+    gpus = find_gpus()
+    engines = tuple(_engine(*each) for each in _ENGINES)
+    return DoctorReport(
+        verdict=verdict_on(features),
+        cpu=cpu_name(),
+        cpu_features={name: _MEANINGS[name] for name in features},
+        cores=usable_cores(),
+        gpus=gpus,
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        engines=engines,
+        extras=tuple(_extra(*each) for each in _EXTRAS),
+        notices=tuple(_notices(engines, gpus)),
+    )
+
+
+def verdict_on(features: Collection[str]) -> str:
+    """Return what the features of a CPU mean for INT8, in one sentence."""
+    matching = (text for names, text in _VERDICTS if set(names) & set(features))
+    return next(matching, _UNKNOWN)
+
+
+def find_gpus(
+    run_command: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+) -> tuple[str, ...]:
+    """Return the names of the NVIDIA GPUs, as the driver lists them; none without a driver.
+
+    Args:
+        run_command: Runs a command, for tests.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = run_command([program, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    # Each line is `GPU 0: NAME (UUID: ...)`.
+    names = (line.partition(": ")[2].partition(" (UUID")[0] for line in done.stdout.splitlines())
+    return tuple(names) if done.returncode == 0 else ()
+
+
+def _engine(name: str, package: str, purpose: str) -> Part:
+    if not is_installed(name):
+        install = f"pip install 'qdqbert[{name}]'"
+        return Part(name=name, purpose=purpose, version=None, details=(), install=install)
+    details: tuple[str, ...] = ()
+    if name == "onnxruntime":
+        import onnxruntime
+
+        known = {theirs: ours for ours, theirs in PROVIDERS.items()}
+        found = [known.get(each) for each in onnxruntime.get_available_providers()]
+        details = tuple(f"provider {each}" for each in found if each is not None)
+    if name == "native":
+        from qdqbert.engines.native.instruction_sets import choose_set
+
+        details = (f"kernel {choose_set(None).name}",)
+    return Part(
+        name=name, purpose=purpose, version=_version_of(package), details=details, install=None
+    )
+
+
+def _extra(name: str, module: str, purpose: str) -> Part:
+    is_there = importlib.util.find_spec(module) is not None
+    return Part(
+        name=name,
+        purpose=purpose,
+        version=_version_of(module.replace("_", "-")) if is_there else None,
+        details=(),
+        install=None if is_there else f"pip install 'qdqbert[{name}]'",
+    )
+
+
+def _version_of(package: str) -> str:
+    # onnxruntime is also in packages of other names: onnxruntime-gpu and so on.
+    names = metadata.packages_distributions().get(package.replace("-", "_"), [package])
+    return metadata.version(names[0])
+
+
+def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:
+    providers = {detail for part in engines for detail in part.details}
+    if gpus and "provider cuda" not in providers:
+        return [
+            "This machine has a GPU, but the installed onnxruntime cannot use it. To run on the "
+            "GPU, uninstall onnxruntime and install onnxruntime-gpu."
+        ]
+    return []

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import qdqbert
+from qdqbert.machine import _FEATURES, cpu_features, usable_cores
+from qdqbert.verbs.doctor import run as module
+from qdqbert.verbs.doctor.run import find_gpus, verdict_on
+
+
+def test_the_report_describes_this_machine() -> None:
+    report = qdqbert.doctor()
+    assert tuple(report.cpu_features) == cpu_features()
+    assert report.cores == usable_cores()
+    versions = {part.name: part.version for part in (*report.engines, *report.extras)}
+    import onnxruntime
+    import torch
+
+    assert versions["onnxruntime"] == onnxruntime.__version__
+    assert versions["quantize"] == torch.__version__
+    [engine] = [part for part in report.engines if part.name == "onnxruntime"]
+    assert "provider cpu" in engine.details
+    assert engine.install is None
+
+
+def test_every_feature_has_a_meaning() -> None:
+    assert set(module._MEANINGS) == set(_FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        (("avx2", "avx512_vnni", "amx_int8"), "AMX"),
+        (("avx2", "avx_vnni"), "VNNI"),
+        (("avx2", "avx512f"), "OpenVINO's INT8 can be slower"),
+        (("asimddp",), "it has INT8 dot products"),
+        ((), "no feature that is known"),
+    ],
+    ids=str,
+)
+def test_the_verdict_is_about_the_best_feature(features, words) -> None:
+    assert words in verdict_on(features)
+
+
+def test_what_is_missing_has_the_command_that_installs_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(module, "is_installed", lambda name: name != "openvino")
+    real = module.importlib.util.find_spec
+    monkeypatch.setattr(
+        module.importlib.util, "find_spec", lambda name: None if name == "ray" else real(name)
+    )
+    report = qdqbert.doctor()
+    missing = {part.name: part.install for part in (*report.engines, *report.extras)}
+    assert missing["openvino"] == "pip install 'qdqbert[openvino]'"
+    assert missing["ray"] == "pip install 'qdqbert[ray]'"
+
+
+def answer(code: int, text: str):
+    return lambda *_, **__: subprocess.CompletedProcess([], code, stdout=text, stderr="")
+
+
+def test_gpus_are_those_that_the_driver_lists(monkeypatch) -> None:
+    monkeypatch.setattr(module.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    lines = "GPU 0: NVIDIA A (UUID: GPU-1)\nGPU 1: NVIDIA B (UUID: GPU-2)\n"
+    assert find_gpus(answer(0, lines)) == ("NVIDIA A", "NVIDIA B")
+    assert find_gpus(answer(9, "no driver")) == ()
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    assert find_gpus(answer(0, lines)) == ()
+
+
+def test_a_gpu_that_onnxruntime_cannot_use_is_reported(monkeypatch) -> None:
+    monkeypatch.setattr(module, "find_gpus", lambda: ("NVIDIA A",))
+    [notice] = qdqbert.doctor().notices
+    assert "install onnxruntime-gpu" in notice
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    code = "import sys, qdqbert; qdqbert.doctor(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
