@@ -43,8 +43,8 @@ _VERDICTS: tuple[tuple[Collection[str], str], ...] = (
     ),
     (
         ("avx2",),
-        "INT8 gains least on this CPU: it has AVX2, but no INT8 dot products. Use ONNX Runtime or the "
-        "native engine, since OpenVINO's INT8 can be slower than its float32.",
+        "INT8 gains least on this CPU: it has AVX2, but no INT8 dot products. Use ONNX Runtime or "
+        "the native engine, since OpenVINO's INT8 can be slower than its float32.",
     ),
 )
 _UNKNOWN = "This CPU has no feature that is known to make INT8 fast. Measure it with `benchmark`."
