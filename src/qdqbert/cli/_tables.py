@@ -65,17 +65,16 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
 def _candidate_table(report: QuantizeReport) -> list[RenderableType]:
     """Show what the target `auto` chose from, and why it chose."""
     table = Table()
-    for column in ("", "engine", "target", "INT8", "float type"):
+    for column in ("", "engine", "target", "recipe", "float type"):
         table.add_column(column)
     for column in ("1 text", "many texts", "relative time"):
         table.add_column(column, justify="right")
     for each in report.candidates:
-        encoding = " for VNNI" if each.weights_for == "vnni" else ""
         table.add_row(
             each.verdict,
             each.engine,
             each.target,
-            "" if each.weights_for is None else f"{each.recipe}{encoding}",
+            each.recipe,
             each.precision,
             f"{each.single_ms:.2f} ms",
             f"{each.texts_per_second:,.0f}/s",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from qdqbert.choices import WeightsFor
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing
@@ -79,7 +78,6 @@ class CandidateReport:
         engine: Engine that ran it.
         precision: Float type of what is not int8.
         recipe: Recipe that placed its Q/DQ pairs; "float" if there are none.
-        weights_for: CPUs that its weights are encoded for; `None` if they are float.
         single_ms: Time for one text at a time, in milliseconds, on the texts of the last round that
             it took part in.
         texts_per_second: Speed with many texts at once, on these texts.
@@ -94,7 +92,6 @@ class CandidateReport:
     engine: str
     precision: str
     recipe: str
-    weights_for: WeightsFor | None
     single_ms: float
     texts_per_second: float
     relative_time: float

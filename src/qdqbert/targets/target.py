@@ -222,7 +222,7 @@ def _misfit(
     target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
 ) -> str | None:
     """Return what a target cannot run, in words; `None` if it can run the specs."""
-    if target.quantizes == "any_sites":
+    if target.quantizes != "linear_layers":
         return None
     for site in sites:
         spec, is_linear = specs[site.name], is_linear_input(site.name) or is_weight(site.name)

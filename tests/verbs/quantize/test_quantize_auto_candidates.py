@@ -14,7 +14,6 @@ from qdqbert.verbs.quantize.auto import candidates
 from qdqbert.verbs.quantize.auto.candidates import (
     candidate_targets,
     distinct,
-    encoding_of,
     missing_engines,
     reason_of,
 )
@@ -23,13 +22,12 @@ from qdqbert.verbs.quantize.options import QuantizeOptions
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Set the CPU features and the installed engines."""
+    """Set the installed engines."""
 
-    def change(*features: str, engines=("onnxruntime", "openvino", "native")) -> None:
-        monkeypatch.setattr(candidates, "cpu_features", lambda: features)
+    def change(*engines: str) -> None:
         monkeypatch.setattr(candidates, "is_installed", lambda engine: engine in engines)
 
-    change("avx2")
+    change("onnxruntime", "openvino", "native")
     return change
 
 
@@ -38,26 +36,24 @@ def options(**changes) -> QuantizeOptions:
 
 
 def names(found) -> list[tuple]:
-    return [
-        (each.name, *each.engines, each.recipe, each.adjacent_sum_limit is None) for each in found
-    ]
+    return [(each.name, *each.engines, each.recipe) for each in found]
 
 
 def test_each_engine_has_its_recipes_and_the_float_model(machine) -> None:
     assert names(candidate_targets(options())) == [
-        ("native", "native", "linear", False),
-        ("native-dynamic", "native", "linear", False),
-        ("openvino", "openvino", "linear", False),
-        ("openvino", "openvino", "linear+qk", False),
-        ("onnxruntime", "onnxruntime", "linear", False),
-        ("onnxruntime", "onnxruntime", "linear+qk", False),
-        ("float", "onnxruntime", "float", True),
-        ("float", "openvino", "float", True),
+        ("native", "native", "linear"),
+        ("native-dynamic", "native", "linear"),
+        ("openvino", "openvino", "linear"),
+        ("openvino", "openvino", "linear+qk"),
+        ("onnxruntime", "onnxruntime", "linear"),
+        ("onnxruntime", "onnxruntime", "linear+qk"),
+        ("float", "onnxruntime", "float"),
+        ("float", "openvino", "float"),
     ]
 
 
 def test_engines_that_are_not_installed_are_left_out(machine) -> None:
-    machine(engines=("onnxruntime",))
+    machine("onnxruntime")
     assert {engine for each in candidate_targets(options()) for engine in each.engines} == {
         "onnxruntime"
     }
@@ -71,21 +67,13 @@ def test_a_recipe_that_was_asked_for_is_that_of_all_candidates(machine) -> None:
     assert {each.recipe for each in found} == {"full", "float"}
 
 
-@pytest.mark.parametrize(
-    ("features", "changes", "encodings"),
-    [
-        (("avx2", "avx512_vnni"), {}, {False}),
-        (("avx2", "avx512_vnni"), {"min_sqnr": 20.0}, {False, True}),
-        (("avx2",), {"min_sqnr": 20.0}, {False}),
-        (("avx2",), {"weights_for": "vnni"}, {True}),
-    ],
-)
-def test_weights_for_vnni_are_tried_where_they_are_exact_and_can_help(
-    machine, features, changes, encodings
+@pytest.mark.parametrize(("weights_for", "is_full"), [("any", False), ("vnni", True)])
+def test_weights_of_all_candidates_are_encoded_for_the_same_cpus(
+    machine, weights_for, is_full
 ) -> None:
-    machine(*features)
-    found = candidate_targets(options(**changes))
-    assert {full for name, *_, full in names(found) if name != "float"} == encodings
+    found = candidate_targets(options(weights_for=weights_for))
+    quantized = [each for each in found if each.name != "float"]
+    assert {each.adjacent_sum_limit is None for each in quantized} == {is_full}
 
 
 def test_plans_that_make_the_same_graph_are_one_candidate(prepared) -> None:
@@ -98,10 +86,6 @@ def test_plans_that_make_the_same_graph_are_one_candidate(prepared) -> None:
     other = make_plan(TARGETS["openvino"], sites, recipe="linear+qk", embeddings="int8")
     elsewhere = make_plan(TARGETS["onnxruntime"], sites, embeddings="int8")
     assert distinct([plan, same, other, elsewhere]) == [plan, other, elsewhere]
-    full = dataclasses.replace(TARGETS["openvino"], adjacent_sum_limit=None)
-    assert encoding_of(make_plan(full, sites, embeddings="int8")) == "vnni"
-    assert encoding_of(plan) == "any"
-    assert encoding_of(make_plan(TARGETS["float"], sites, embeddings="int8")) is None
 
 
 def candidate(target: str, time: float, verdict: str, **changes) -> CandidateReport:
@@ -110,7 +94,6 @@ def candidate(target: str, time: float, verdict: str, **changes) -> CandidateRep
         "engine": target,
         "precision": "float32",
         "recipe": "linear",
-        "weights_for": "any",
         "single_ms": time,
         "texts_per_second": 1 / time,
         "relative_time": time,
@@ -119,7 +102,7 @@ def candidate(target: str, time: float, verdict: str, **changes) -> CandidateRep
     return CandidateReport(**(values | changes))
 
 
-BF16 = {"engine": "openvino", "precision": "bf16", "recipe": "float", "weights_for": None}
+BF16 = {"engine": "openvino", "precision": "bf16", "recipe": "float"}
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,6 @@ def times(monkeypatch):
 
     monkeypatch.setattr(run, "open_timers", open_timers)
     monkeypatch.setattr(candidates, "is_installed", lambda engine: engine in ENGINES)
-    # Without VNNI, there is one encoding of weights.
-    monkeypatch.setattr(candidates, "cpu_features", lambda: ("avx2",))
     return given
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from qdqbert.artifact import Artifact, read_training
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.choices import WeightsFor
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
@@ -144,9 +145,14 @@ def choose_targets(options: QuantizeOptions) -> list[Target]:
     """Return the targets of a call, as they are for the CPUs that weights are encoded for."""
     default = ("onnxruntime", "openvino", "native") if options.model is None else ("portable",)
     targets = [target_named(name) for name in dict.fromkeys(options.targets or default)]
-    if options.weights_for == "vnni":
-        return [dataclasses.replace(target, adjacent_sum_limit=None) for target in targets]
-    return targets
+    return [for_cpus(target, options.weights_for) for target in targets]
+
+
+def for_cpus(target: Target, weights_for: WeightsFor) -> Target:
+    """Return a target as it is for the CPUs that weights are encoded for."""
+    if weights_for == "vnni":
+        return dataclasses.replace(target, adjacent_sum_limit=None)
+    return target
 
 
 def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> ModelSource:

@@ -5,50 +5,39 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from qdqbert.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
+from qdqbert.choices import ENGINE_NAMES, EngineName, RecipeName
 from qdqbert.engines.runner import is_installed
 from qdqbert.evidence.reports import CandidateReport
-from qdqbert.machine import cpu_features
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target, runs_recipe
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.quantize.prepare import for_cpus
 
 # `onnxruntime-dynamic` is left out, as a result of it depends on the other texts of its batch.
 _TARGETS = ("native", "native-dynamic", "openvino", "onnxruntime", "float")
 _RECIPES: tuple[RecipeName, ...] = ("linear", "linear+qk")
-# CPU features with which weights of all 8 bits are exact.
-_VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def candidate_targets(options: QuantizeOptions) -> list[Target]:
-    """Return a target for each candidate: with one engine, and with its recipe and encoding.
+    """Return a target for each candidate: with one engine, and with its recipe.
 
     Args:
-        options: Options of the call. Its recipe, if there is one, is that of all candidates. Only
-            if there are limits, weights for CPUs with VNNI are tried next to those for any CPU:
-            their graphs are as fast, and can be closer to float.
+        options: Options of the call. Its recipe, if there is one, is that of all candidates. Its
+            encoding of weights is that of all candidates, too, as it does not change the speed.
     """
     recipes = _RECIPES if options.recipe is None else (options.recipe,)
-    encodings: tuple[WeightsFor, ...] = (options.weights_for,)
-    if options.limits and _VNNI & set(cpu_features()):
-        encodings = tuple(dict.fromkeys((options.weights_for, "vnni")))
     found = []
     for target in map(target_named, _TARGETS):
         for engine in filter(is_installed, target.engines):
-            alone = dataclasses.replace(target, engines=(engine,))
+            alone = dataclasses.replace(for_cpus(target, options.weights_for), engines=(engine,))
             if target.quantizes == "nothing":
                 found.append(alone)
                 continue
             found += [
-                dataclasses.replace(
-                    alone,
-                    recipe=recipe,
-                    adjacent_sum_limit=None if encoding == "vnni" else target.adjacent_sum_limit,
-                )
+                dataclasses.replace(alone, recipe=recipe)
                 for recipe in recipes
                 if runs_recipe(target, build_recipe(recipe))
-                for encoding in encodings
             ]
     return found
 
@@ -79,13 +68,6 @@ def _makes_same_graph(plan: Plan, other: Plan) -> bool:
     )
 
 
-def encoding_of(plan: Plan) -> WeightsFor | None:
-    """Return the CPUs that the weights of a plan are encoded for; `None` if they are float."""
-    if plan.target.quantizes == "nothing":
-        return None
-    return "vnni" if plan.target.adjacent_sum_limit is None else "any"
-
-
 def reason_of(candidates: Sequence[CandidateReport]) -> str:
     """Say in words why a candidate was chosen.
 
@@ -111,7 +93,7 @@ def reason_of(candidates: Sequence[CandidateReport]) -> str:
 
 
 def _is_float(candidate: CandidateReport) -> bool:
-    return candidate.weights_for is None
+    return target_named(candidate.target).quantizes == "nothing"
 
 
 def _name(candidate: CandidateReport) -> str:

@@ -23,7 +23,6 @@ from qdqbert.targets.target import Plan
 from qdqbert.verbs.quantize.auto.candidates import (
     candidate_targets,
     distinct,
-    encoding_of,
     missing_engines,
     reason_of,
 )
@@ -201,7 +200,6 @@ def candidate_reports(timed: Sequence[Timed], choice: Choice) -> tuple[Candidate
                 engine=each.candidate.engine,
                 precision=each.precision,
                 recipe=plan.recipe.name,
-                weights_for=encoding_of(plan),
                 single_ms=sample.single_ms,
                 texts_per_second=1e3 / sample.bulk_ms,
                 relative_time=each.standing.relative_time,
@@ -301,10 +299,7 @@ def _notices(
     if choice.chosen is not None:
         written = choice.chosen.candidate.written
         notices += written.notices
-        encoding = encoding_of(written.plan)
-        if encoding is not None:
-            encoded = dataclasses.replace(options, weights_for=encoding)
-            notices += check_saturation(ready, [written.plan], encoded, progress)
+        notices += check_saturation(ready, [written.plan], options, progress)
     return notices
 
 
