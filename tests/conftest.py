@@ -532,7 +532,7 @@ def quantized(
 ) -> Callable[[str], Quantized]:
     """Quantize checkpoints by name, each when it is first requested. Do not change the folders.
 
-    `sentence` is quantized for all CPU targets, `classifier` for the default target.
+    `sentence` is quantized for all CPU targets in INT8, `classifier` for the default target.
     """
     root = tmp_path_factory.mktemp("quantized")
     data = root / "texts.txt"
@@ -546,7 +546,9 @@ def quantized(
             calibration_data=str(data),
             calibration_samples=24,
             targets=tuple(
-                each for each in TARGETS if TARGETS[each].engines and not TARGETS[each].is_proxy
+                name
+                for name, target in TARGETS.items()
+                if target.engines and not target.is_proxy and target.quantizes != "nothing"
             )
             if name == "sentence"
             else (),

@@ -84,6 +84,7 @@ LIGHT = (
     "qdqbert.verbs.benchmark.options",
     "qdqbert.verbs.build_tensorrt.options",
     "qdqbert.verbs.evaluate.options",
+    "qdqbert.verbs.quantize.auto.worker",
     "qdqbert.verbs.quantize.options",
     "qdqbert.verbs.run",
     "qdqbert.verbs.train.options",

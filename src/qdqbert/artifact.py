@@ -135,7 +135,12 @@ class Artifact:
             )
         return min(
             usable,
-            key=lambda name: (self.targets[name]["is_proxy"], len(self.targets[name]["engines"])),
+            key=lambda name: (
+                self.targets[name]["is_proxy"],
+                # The float model comes after those that are quantized.
+                not self.targets[name]["sites"],
+                len(self.targets[name]["engines"]),
+            ),
         )
 
     def model_for(self, engine: EngineName, target: str | None = None) -> Path:

@@ -17,8 +17,11 @@ TargetName = Literal[
     "native-dynamic",
     "tensorrt",
     "qordered",
+    "float",
 ]
 TARGET_NAMES: tuple[TargetName, ...] = get_args(TargetName)
+# What `quantize` takes as a target: "auto" is the fastest one on this machine.
+TargetChoice = Literal[TargetName, "auto"]
 
 RecipeName = Literal[
     "ffn",

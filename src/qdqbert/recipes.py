@@ -134,6 +134,9 @@ _TABLE = (
 # Recipes by name, without embedding tables, for which `build_recipe` adds a rule.
 RECIPES = {recipe.name: recipe for recipe in _TABLE}
 
+# The float model. Its name is not a choice, since it is the target that decides.
+FLOAT_RECIPE = Recipe(name="float", summary="nothing", rules=())
+
 # Second names of recipes.
 ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
 

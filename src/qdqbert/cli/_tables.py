@@ -56,8 +56,41 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
         for check in each.limits
     ]
     if not report.meets_limits:
-        limits.append(Text("Nothing was written, as not every limit is met.", style="bold red"))
-    return Group(Text(title, style="italic"), table, *limits)
+        missing = "no candidate is" if report.candidates else "not every limit is"
+        enough = "close enough to float" if report.candidates else "met"
+        limits.append(Text(f"Nothing was written, as {missing} {enough}.", style="bold red"))
+    candidates = _candidate_table(report) if report.candidates else []
+    return Group(*candidates, Text(title, style="italic"), table, *limits)
+
+
+def _candidate_table(report: QuantizeReport) -> list[RenderableType]:
+    """Show what the target `auto` chose from, and why it chose."""
+    table = Table()
+    for column in ("", "engine", "target", "recipe", "float type"):
+        table.add_column(column)
+    for column in ("1 text", "many texts", "relative time"):
+        table.add_column(column, justify="right")
+    for each in report.candidates:
+        table.add_row(
+            each.verdict,
+            each.engine,
+            each.target,
+            each.recipe,
+            each.precision,
+            f"{each.single_ms:.2f} ms",
+            f"{each.texts_per_second:,.0f}/s",
+            f"{each.relative_time:.2f}",
+            style="bold" if each.verdict == "chosen" else None,
+        )
+    title = (
+        "Candidates on this machine, by the geometric mean of the times for one text and for many"
+    )
+    rejected = [
+        Text(f"Rejected: {each.target} ({each.recipe}) on {each.engine}, {each.reason}")
+        for each in report.candidates
+        if each.verdict == "rejected"
+    ]
+    return [Text(title, style="italic"), table, *rejected, Text(f"{report.reason or ''}\n")]
 
 
 def evaluate_table(report: EvaluateReport) -> RenderableType:

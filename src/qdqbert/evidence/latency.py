@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import check_engine
-from qdqbert.errors import QdqBertError
+from qdqbert.evidence.processes import WorkerProcess, open_worker
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +102,7 @@ def time_candidates(
         for batch, sequence in shapes:
             samples: list[list[float]] = [[] for _ in candidates]
             for _ in range(rounds):
-                for worker, sample in zip(workers, samples, strict=True):
+                for (worker, _), sample in zip(workers, samples, strict=True):
                     request = {"batch": batch, "sequence": sequence, "seconds": seconds}
                     sample.append(statistics.median(worker.ask(request)["times_ms"]))
                     advance()
@@ -118,50 +114,20 @@ def time_candidates(
                     sequence=sequence,
                     median_ms=statistics.median(sample),
                     rounds_ms=tuple(sample),
-                    precision=worker.precision,
+                    precision=precision,
                 )
-                for candidate, worker, sample in zip(candidates, workers, samples, strict=True)
+                for candidate, (_, precision), sample in zip(
+                    candidates, workers, samples, strict=True
+                )
             ]
         return timings
 
 
-class _Worker:
-    """A worker process."""
-
-    def __init__(self, process: subprocess.Popen[str], candidate: Candidate) -> None:
-        self._process = process
-        self._candidate = candidate
-        self.precision = ""
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return its answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            assert self._process.stderr is not None
-            last_line = self._process.stderr.read().strip().split("\n")[-1]
-            raise QdqBertError(
-                f"Timing `{self._candidate.model}` on {self._candidate.engine} failed: {last_line}"
-            )
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
 @contextlib.contextmanager
-def _worker(candidate: Candidate, threads: int | None) -> Iterator[_Worker]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qdqbert.evidence.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        worker = _Worker(process, candidate)
+def _worker(candidate: Candidate, threads: int | None) -> Iterator[tuple[WorkerProcess, str]]:
+    """Yield a process that has loaded a candidate, and its float type."""
+    what = f"`{candidate.model}` on {candidate.engine}"
+    with open_worker("qdqbert.evidence.worker", what) as worker:
         load = {
             "engine": candidate.engine,
             "model": str(candidate.model),
@@ -170,8 +136,4 @@ def _worker(candidate: Candidate, threads: int | None) -> Iterator[_Worker]:
             "choices": candidate.choices,
             "provider": candidate.provider,
         }
-        worker.precision = worker.ask(load)["precision"]
-        yield worker
-    finally:
-        process.kill()
-        process.communicate()
+        yield worker, worker.ask(load)["precision"]

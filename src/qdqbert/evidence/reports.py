@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
@@ -70,6 +70,36 @@ class TargetReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CandidateReport:
+    """A graph that the target `auto` considered.
+
+    Attributes:
+        target: Target of the graph.
+        engine: Engine that ran it.
+        precision: Float type of what is not int8.
+        recipe: Recipe that placed its Q/DQ pairs; "float" if there are none.
+        single_ms: Time for one text at a time, in milliseconds, on the texts of the last round that
+            it took part in.
+        texts_per_second: Speed with many texts at once, on these texts.
+        relative_time: Geometric mean of the times for one text and for many, divided by that of the
+            fastest candidate, which took part in all rounds.
+        verdict: `chosen`; `rejected` if it was checked and is too far from float; `slower` if it
+            was not checked, because a faster one was chosen.
+        reason: Why it was rejected, in words; empty otherwise.
+    """
+
+    target: str
+    engine: str
+    precision: str
+    recipe: str
+    single_ms: float
+    texts_per_second: float
+    relative_time: float
+    verdict: Literal["chosen", "rejected", "slower"]
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeReport:
     """Result of `quantize`.
 
@@ -80,12 +110,15 @@ class QuantizeReport:
         calibration_texts: Number of texts that ranges were taken from.
         heldout_texts: Number of other texts, on which fidelity was measured.
         float_size_bytes: Size of the float graph.
-        targets: One report for each target and engine.
+        targets: One report for each target and engine. With the target `auto`, that of the
+            candidate that was chosen, or those of all if none was.
         cpu: Name of the CPU that everything was measured on.
         cpu_features: Its features that matter for INT8, under Linux' names.
         cores: Number of its cores that were used.
         warnings: Results that make the model doubtful or useless.
         notices: Other messages for the user.
+        candidates: What the target `auto` chose from, the fastest one first.
+        reason: Why it chose that one, in words; `None` for other targets.
     """
 
     directory: str | None
@@ -100,10 +133,17 @@ class QuantizeReport:
     cores: int
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
+    candidates: tuple[CandidateReport, ...] = ()
+    reason: str | None = None
 
     @property
     def meets_limits(self) -> bool:
-        """Whether every graph meets all limits of the call on every engine."""
+        """Whether every graph meets all limits of the call on every engine.
+
+        With the target `auto`, whether one could be chosen.
+        """
+        if self.candidates:
+            return any(each.verdict == "chosen" for each in self.candidates)
         checks = (check for each in self.targets for check in each.limits)
         return all(each.verdict == "met" for each in checks)
 

@@ -7,8 +7,6 @@ another works.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from qdqbert.engines.runner import open_runner
+from qdqbert.evidence.processes import serve
 
 
 def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -50,12 +49,5 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {"times_ms": times_ms}
 
 
-def main() -> None:
-    """Answer requests from stdin on stdout until stdin ends."""
-    for answer in answers(json.loads(line) for line in sys.stdin):
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(answers)

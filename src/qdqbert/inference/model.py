@@ -84,6 +84,11 @@ class Model:
         return self._loaded.target
 
     @property
+    def precision(self) -> str:
+        """Float type that the engine computes in between int8 operators. Loads the graph."""
+        return self._loaded.runners.single.precision
+
+    @property
     def max_length(self) -> int:
         """Longest input in tokens."""
         return self._loaded.artifact.max_length

@@ -6,6 +6,7 @@ A target is data: importing this package loads neither torch nor onnx. `lowering
 from __future__ import annotations
 
 from qdqbert.errors import UserInputError
+from qdqbert.targets.float import FLOAT
 from qdqbert.targets.native import NATIVE, NATIVE_DYNAMIC
 from qdqbert.targets.onnxruntime import DYNAMIC, ONNXRUNTIME
 from qdqbert.targets.openvino import OPENVINO
@@ -18,7 +19,7 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         *(PORTABLE, ONNXRUNTIME, DYNAMIC, OPENVINO, NATIVE, NATIVE_DYNAMIC),
-        *(TENSORRT, QORDERED),
+        *(TENSORRT, QORDERED, FLOAT),
     )
 }
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from qdqbert.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.recipes import QuantizerOptions, build_recipe, stored_recipe
+from qdqbert.recipes import FLOAT_RECIPE, QuantizerOptions, build_recipe, stored_recipe
 from qdqbert.spec import (
     QdqStyle,
     Recipe,
@@ -55,7 +55,8 @@ class Target:
         required_groups: Groups of sites that a recipe has to place.
         refused_groups: Groups of sites that a recipe must not place.
         quantizes: Which activations and weights of encoder layers it runs in int8: any that a
-            recipe places, or those of all linear layers and no others.
+            recipe places, those of all linear layers and no others, or nothing, whatever the
+            recipe. Nothing includes embedding tables.
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
@@ -82,7 +83,7 @@ class Target:
     recipe: str
     required_groups: tuple[SiteGroup, ...] = ()
     refused_groups: tuple[SiteGroup, ...] = ()
-    quantizes: Literal["any_sites", "linear_layers"] = "any_sites"
+    quantizes: Literal["any_sites", "linear_layers", "nothing"] = "any_sites"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
@@ -156,6 +157,22 @@ _EXAMPLES: tuple[Site, ...] = (
 )
 
 
+def recipe_for(target: Target, name: str | None, embeddings: Embeddings) -> Recipe:
+    """Return the recipe with a name, the target's default one, or that of float.
+
+    Args:
+        target: The target.
+        name: Name of the recipe, if the caller chose one.
+        embeddings: How embedding tables are stored.
+
+    Raises:
+        UserInputError: No recipe has that name.
+    """
+    if target.quantizes == "nothing":
+        return FLOAT_RECIPE
+    return build_recipe(name or target.recipe, embeddings=embeddings)
+
+
 def runs_recipe(target: Target, recipe: Recipe) -> bool:
     """Return whether a target can run the graphs of a recipe."""
     groups = set(recipe.groups)
@@ -205,7 +222,7 @@ def _misfit(
     target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
 ) -> str | None:
     """Return what a target cannot run, in words; `None` if it can run the specs."""
-    if target.quantizes == "any_sites":
+    if target.quantizes != "linear_layers":
         return None
     for site in sites:
         spec, is_linear = specs[site.name], is_linear_input(site.name) or is_weight(site.name)
@@ -261,10 +278,12 @@ def make_plan(
         UnmatchedRuleError: A rule of the recipe matches no site, or a pattern of the quantizer
             options matches no quantizer.
     """
+    built = recipe_for(target, recipe, embeddings)
+    kept: Mapping[str, TensorSpec | None] = {}
+    if target.quantizes == "nothing":
+        return Plan(target=target, recipe=built, specs={site.name: None for site in sites})
     if stored is not None and recipe is None:
         built, kept = stored_recipe(embeddings, placed_by), stored
-    else:
-        built, kept = build_recipe(recipe or target.recipe, embeddings=embeddings), {}
     check_recipe(target, built)
     resolved = {**built.resolve(sites), **kept}
     if quantizer_options is not None:

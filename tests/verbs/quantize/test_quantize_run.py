@@ -169,7 +169,7 @@ def invent_timings(candidates, shapes, **options) -> list[Timing]:
     timings = []
     for batch, sequence in shapes:
         for each in candidates:
-            latency = FLOAT_MS[each.engine] if each.name == "float" else 1.0
+            latency = FLOAT_MS[each.engine] if each.name == "reference" else 1.0
             timings.append(
                 Timing(
                     name=each.name,

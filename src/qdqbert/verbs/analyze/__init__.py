@@ -74,7 +74,8 @@ def analyze(
         granularity: What is quantized together: all of an encoder layer, the input and the weight
             of a linear layer, or every site by itself. One of "layer", "linear", "site".
         target: Runtime whose quantizers are analyzed. One of "portable", "onnxruntime",
-            "onnxruntime-dynamic", "openvino", "native", "native-dynamic", "tensorrt", "qordered".
+            "onnxruntime-dynamic", "openvino", "native", "native-dynamic", "tensorrt", "qordered",
+            "float".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe. One of "ffn", "linear", "linear+qk",
             "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".

@@ -67,7 +67,7 @@ def evaluate(
             "tensorrt", "openvino".
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
             was made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
-            "openvino", "native", "native-dynamic", "tensorrt", "qordered".
+            "openvino", "native", "native-dynamic", "tensorrt", "qordered", "float".
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
         max_examples: Number of examples to read at most. All by default.

@@ -11,7 +11,7 @@ from qdqbert.choices import (
     Embeddings,
     PoolingMode,
     RecipeName,
-    TargetName,
+    TargetChoice,
     TaskName,
     WeightsFor,
 )
@@ -27,7 +27,7 @@ def quantize(
     model: str | Path | None = None,
     output: str | Path | None = None,
     *,
-    targets: Sequence[TargetName] = (),
+    targets: Sequence[TargetChoice] = (),
     recipe: RecipeName | None = None,
     calibration_data: str | Path | None = None,
     eval_data: str | Path | None = None,
@@ -89,9 +89,11 @@ def quantize(
             all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime, OpenVINO and the
             native engine.
         output: Folder to write. Required if `model` is given.
-        targets: Runtimes to write a graph for, all from one calibration; "portable" by default. One
-            of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native",
-            "native-dynamic", "tensorrt", "qordered".
+        targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
+            "auto" measures all of this machine's engines on the calibration data, and writes the
+            fastest graph that is close enough to float. One of "portable", "onnxruntime",
+            "onnxruntime-dynamic", "openvino", "native", "native-dynamic", "tensorrt", "qordered",
+            "float", "auto".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe. One of "ffn", "linear", "linear+qk",
             "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".

@@ -35,6 +35,7 @@ def quantization_json(
     max_length: int,
     weights_sha256: str,
     stored_calibration: Mapping[str, Any] | None,
+    choice: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `quantization.json`.
 
@@ -48,6 +49,8 @@ def quantization_json(
         max_length: Longest input in tokens.
         weights_sha256: See `graphs.digest_weights`.
         stored_calibration: Where the ranges came from, if not from `examples`.
+        choice: Engine that was chosen, and the CPU that it was chosen on. `None` if all targets of
+            the call were written.
     """
     unsmoothed = calibration.without_smoothing
     return {
@@ -81,6 +84,7 @@ def quantization_json(
             }
             for each in written
         },
+        **({} if choice is None else {"choice": choice}),
         "ranges": _ranges_json(calibration),
         "pre_quant_scales": sorted(calibration.scales),
         **({} if unsmoothed is None else {"plain_ranges": _ranges_json(unsmoothed)}),

@@ -19,12 +19,15 @@ from qdqbert.graph.export import choices_of
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress
 from qdqbert.search.units import Unit
+from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
 from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
 
+# Name of the float graph among the graphs that are timed, which no target has.
+_REFERENCE = "reference"
 _SHAPES = ((1, 32), (8, 128))
 _ROUNDS = 3
 # The layer check keeps the states of all layers in memory, for this number of tokens in a batch.
@@ -179,8 +182,8 @@ def _time(
     """Time the float graph on each engine that runs it and every INT8 graph alternately."""
     used = {float_engine(engine) for _, engine in jobs}
     engines = [engine for engine in ENGINE_NAMES if engine in used]
-    models = [("float", engine, evidence.float_model) for engine in engines]
-    models += [(each.plan.target.name, engine, each.path) for each, engine in jobs]
+    models = [(_REFERENCE, engine, evidence.float_model) for engine in engines]
+    models += [(str(each.plan.target.name), engine, each.path) for each, engine in jobs]
     candidates = [
         Candidate(
             name=name,
@@ -202,7 +205,7 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
     """Pair the timings of one graph with those of the float graph."""
     mine: Mapping[str, list[Timing]] = {
         name: [each for each in timings if each.name == name and each.engine == used]
-        for name, used in (("float", float_engine(engine)), (plan.target.name, engine))
+        for name, used in ((_REFERENCE, float_engine(engine)), (plan.target.name, engine))
     }
     if plan.target.is_proxy:
         return []
@@ -214,7 +217,7 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
             int8_ms=fast.median_ms,
             speedup=speedup(slow, fast),
         )
-        for slow, fast in zip(mine["float"], mine[plan.target.name], strict=True)
+        for slow, fast in zip(mine[_REFERENCE], mine[plan.target.name], strict=True)
     ]
 
 
@@ -285,7 +288,8 @@ def _notices(report: TargetReport) -> list[str]:
         )
     notices += _batch_notice(report)
     slower = [each for each in report.latency if each.speedup < 1]
-    if slower:
+    # The target `float` is timed against itself.
+    if slower and target_named(report.target).quantizes != "nothing":
         shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
         notices.append(
             f"On this machine {report.engine} runs INT8 slower than float at {shapes}. Its int8 "

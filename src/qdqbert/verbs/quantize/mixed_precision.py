@@ -71,7 +71,7 @@ def meet_limits(
     baseline: Baseline,
     options: LimitOptions,
     progress: Progress,
-) -> tuple[list[Plan], dict[str, tuple[Unit, ...]]]:
+) -> tuple[list[Plan], list[tuple[Unit, ...]]]:
     """Leave units in float until each plan meets the limits, as far as its target allows.
 
     Plans stay as they are for targets that run all linear layers in int8, and if even the float
@@ -86,19 +86,20 @@ def meet_limits(
         progress: Receives the stages.
 
     Returns:
-        The plans, and the units that each target leaves in float, by name of the target.
+        The plans, and the units that each plan leaves in float.
 
     Raises:
         UserInputError: A limit does not apply to the task.
     """
     if not options.limits or not baseline.meets(options, baseline.predictions):
-        return list(plans), {}
+        return list(plans), [() for _ in plans]
     changed: list[Plan] = []
-    units: dict[str, tuple[Unit, ...]] = {}
+    units: list[tuple[Unit, ...]] = []
     known: list[tuple[Plan, tuple[Unit, ...]]] = []
     for plan in plans:
         if plan.target.quantizes != "any_sites":
             changed.append(plan)
+            units.append(())
             continue
         same = (each for other, each in known if _are_equal(plan, other))
         found = next(same, None)
@@ -109,8 +110,7 @@ def meet_limits(
             found = _search(trials, every, baseline, options, plan.target.name, progress)
             known.append((plan, found))
         changed.append(in_float(plan, {site for unit in found for site in unit.sites}))
-        if found:
-            units[plan.target.name] = found
+        units.append(found)
     return changed, units
 
 

@@ -9,7 +9,7 @@ from qdqbert.choices import (
     Embeddings,
     PoolingMode,
     RecipeName,
-    TargetName,
+    TargetChoice,
     TaskName,
     WeightsFor,
 )
@@ -87,6 +87,8 @@ class QuantizeOptions(
             engine.
         output: Folder to write. Required if `model` is given.
         targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
+            "auto" measures all of this machine's engines on the calibration data, and writes the
+            fastest graph that is close enough to float.
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe.
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
@@ -108,7 +110,7 @@ class QuantizeOptions(
 
     model: str | None = None
     output: str | None = option(None, short="o")
-    targets: tuple[TargetName, ...] = option((), flag="target")
+    targets: tuple[TargetChoice, ...] = option((), flag="target")
     recipe: RecipeName | None = None
     calibration_data: str | None = None
     eval_data: str | None = None
@@ -146,6 +148,8 @@ class QuantizeOptions(
                 "examples as `eval_data`.",
                 argument="max_drop",
             )
+        if self.is_auto:
+            self._check_auto()
         if self.ray is False:
             object.__setattr__(self, "ray", None)
         check_percentile(self, self.calibrator_used)
@@ -162,6 +166,26 @@ class QuantizeOptions(
                     "out.",
                     argument=name,
                 )
+
+    def _check_auto(self) -> None:
+        if len(set(self.targets)) > 1:
+            others = ", ".join(repr(name) for name in self.targets if name != "auto")
+            raise UserInputError(
+                f"`targets` contains 'auto', which chooses one target itself, and {others}. Leave "
+                "one of the two out.",
+                argument="targets",
+            )
+        if not self.benchmark:
+            raise UserInputError(
+                "`benchmark=False` measures no speed, by which `targets=['auto']` chooses. Leave "
+                "one of the two out.",
+                argument="benchmark",
+            )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the call chooses the target itself."""
+        return "auto" in self.targets
 
     @property
     def is_onnx(self) -> bool:

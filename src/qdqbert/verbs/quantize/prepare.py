@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import numpy as np
 from qdqbert.artifact import Artifact, read_training
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.errors import CheckpointError, naming
+from qdqbert.choices import WeightsFor
+from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
-from qdqbert.recipes import build_recipe
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
 from qdqbert.targets.files import check_model, limits_models
-from qdqbert.targets.target import Plan, Target, make_plan
+from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.tasks import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
@@ -65,7 +66,8 @@ class Ready:
         source: The float model.
         ranges: Where its ranges come from.
         examples: Examples of the call.
-        plans: One plan for each target.
+        plans: One plan for each target that runs the model.
+        refused: Why the other targets do not, by name of the target.
         inputs: The examples as inputs of the model.
         baseline: Results of the float model on the held-out examples.
         sited: The model with sites.
@@ -76,6 +78,7 @@ class Ready:
     ranges: RangeSource
     examples: ChosenExamples
     plans: Sequence[Plan]
+    refused: Mapping[str, str]
     inputs: Inputs
     baseline: Baseline
     sited: SitedSource
@@ -90,6 +93,7 @@ def prepare(
     progress: Progress,
     *,
     max_heldout: int | None = None,
+    leaves_out: bool = False,
 ) -> Ready:
     """Load and calibrate a model, and run it in float.
 
@@ -100,6 +104,11 @@ def prepare(
         scratch: Folder for temporary files.
         progress: Receives the stages.
         max_heldout: Number of held-out examples at most; all if `None`.
+        leaves_out: Leave out targets that do not run the model, instead of raising.
+
+    Raises:
+        UserInputError: An argument or a file cannot be used, or a target does not run the model.
+        CalibrationError: A site saw no usable value.
     """
     source = open_source(options, scratch, progress)
     ranges = choose_range_source(source, options, earlier)
@@ -108,10 +117,14 @@ def prepare(
     if max_heldout is not None:
         examples = dataclasses.replace(examples, heldout=examples.heldout[:max_heldout])
     groups = site_groups(options, targets)
-    plans = make_plans(source, source.sites(groups), targets, options)
+    refused: dict[str, str] = {}
+    plans = make_plans(
+        source, source.sites(groups), targets, options, refused if leaves_out else None
+    )
     inputs = encode_inputs(source, examples, options)
     baseline = make_baseline(source, inputs, options, progress)
-    sited = open_sites(source, groups, targets, progress)
+    sited = source.with_sites(groups)
+    plans = check_models(source, sited, plans, progress, refused if leaves_out else None)
     batches = inputs.calibration.batches
     calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
     check_finite(source, baseline.predictions)
@@ -120,6 +133,7 @@ def prepare(
         ranges=ranges,
         examples=examples,
         plans=plans,
+        refused=refused,
         inputs=inputs,
         baseline=baseline,
         sited=sited,
@@ -131,9 +145,14 @@ def choose_targets(options: QuantizeOptions) -> list[Target]:
     """Return the targets of a call, as they are for the CPUs that weights are encoded for."""
     default = ("onnxruntime", "openvino", "native") if options.model is None else ("portable",)
     targets = [target_named(name) for name in dict.fromkeys(options.targets or default)]
-    if options.weights_for == "vnni":
-        return [dataclasses.replace(target, adjacent_sum_limit=None) for target in targets]
-    return targets
+    return [for_cpus(target, options.weights_for) for target in targets]
+
+
+def for_cpus(target: Target, weights_for: WeightsFor) -> Target:
+    """Return a target as it is for the CPUs that weights are encoded for."""
+    if weights_for == "vnni":
+        return dataclasses.replace(target, adjacent_sum_limit=None)
+    return target
 
 
 def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> ModelSource:
@@ -230,8 +249,8 @@ def make_baseline(
 
 def site_groups(options: QuantizeOptions, targets: Sequence[Target]) -> set[SiteGroup]:
     """Return the groups of sites that the recipes of a call place."""
-    names = {options.recipe or target.recipe for target in targets}
-    return {group for name in names for group in build_recipe(name).groups}
+    recipes = [recipe_for(each, options.recipe, options.embeddings) for each in targets]
+    return {group for recipe in recipes for group in recipe.groups}
 
 
 def make_plans(
@@ -239,8 +258,17 @@ def make_plans(
     sites: Sequence[Site],
     targets: Sequence[Target],
     options: QuantizeOptions,
+    refused: dict[str, str] | None = None,
 ) -> list[Plan]:
     """Resolve the recipe of each target on the sites of the model.
+
+    Args:
+        source: The float model.
+        sites: Its sites.
+        targets: Targets of the call.
+        options: Options of the call.
+        refused: Receives the reasons of targets that are left out, by name. If it is `None`, none
+            is left out.
 
     Raises:
         UserInputError: A target cannot run the recipe.
@@ -248,38 +276,64 @@ def make_plans(
     """
     changes = options.quantizer_changes()
     stored = source.stored
-    return [
-        make_plan(
-            target,
-            sites,
-            recipe=options.recipe,
-            embeddings=options.embeddings,
-            # Without changes, quantizers of a checkpoint keep their own bits.
-            quantizer_options=effective_quantizer_options(options) if changes else None,
-            stored=None if stored is None else stored.specs,
-            placed_by=None if stored is None else stored.recipe,
-            dedicated_pairs=options.dedicated_qdq_pairs,
-        )
-        for target in targets
-    ]
+    plans = []
+    for target in targets:
+        with _leaving_out(target, refused):
+            plan = make_plan(
+                target,
+                sites,
+                recipe=options.recipe,
+                embeddings=options.embeddings,
+                # Without changes, quantizers of a checkpoint keep their own bits.
+                quantizer_options=effective_quantizer_options(options) if changes else None,
+                stored=None if stored is None else stored.specs,
+                placed_by=None if stored is None else stored.recipe,
+                dedicated_pairs=options.dedicated_qdq_pairs,
+            )
+            plans.append(plan)
+    return plans
 
 
-def open_sites(
-    source: ModelSource, groups: Set[SiteGroup], targets: Sequence[Target], progress: Progress
-) -> SitedSource:
-    """Return the model with its sites, if all targets run it.
+def check_models(
+    source: ModelSource,
+    sited: SitedSource,
+    plans: Sequence[Plan],
+    progress: Progress,
+    refused: dict[str, str] | None = None,
+) -> list[Plan]:
+    """Return the plans of the targets that run the model, which only its graph shows.
+
+    Args:
+        source: The float model.
+        sited: The same model with its sites.
+        plans: One plan for each target.
+        progress: Receives the stages.
+        refused: As in `make_plans`.
 
     Raises:
-        UserInputError: A target does not run the model, which only its graph shows.
+        UserInputError: A target does not run the model.
     """
-    sited = source.with_sites(groups)
-    limited = [target for target in targets if limits_models(target)]
-    if limited:
-        with progress.stage("Exporting the graph"):
-            graph = sited.graph()
-        for target in limited:
-            check_model(target, graph, source.max_length)
-    return sited
+    if not any(limits_models(plan.target) for plan in plans):
+        return list(plans)
+    with progress.stage("Exporting the graph"):
+        graph = sited.graph()
+    kept = []
+    for plan in plans:
+        with _leaving_out(plan.target, refused):
+            check_model(plan.target, graph, source.max_length)
+            kept.append(plan)
+    return kept
+
+
+@contextlib.contextmanager
+def _leaving_out(target: Target, refused: dict[str, str] | None) -> Iterator[None]:
+    """Store the error that a target cannot be used, instead of raising it."""
+    try:
+        yield
+    except UserInputError as error:
+        if refused is None:
+            raise
+        refused[target.name] = str(error)
 
 
 def check_finite(source: ModelSource, predictions: Predictions) -> None:

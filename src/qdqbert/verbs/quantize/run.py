@@ -4,50 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from qdqbert.artifact import (
-    GENERATION,
-    MODEL,
-    QUANTIZATION,
-    RANGES,
-    REPORT,
-    Artifact,
-    is_artifact,
-    size_bytes,
-    writing,
-)
-from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.ranges_file import write_ranges
-from qdqbert.checkpoint.demo import DEMO_NAME
-from qdqbert.checkpoint.sentence import write_sentence_head
-from qdqbert.encoding import Batch
+from qdqbert.artifact import is_artifact, writing
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.reports import QuantizeReport, json_ready
-from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.files import write_json
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.qdq import float_graph
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.progress import Progress
-from qdqbert.targets import target_named
-from qdqbert.targets.target import Plan, Target
-from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
-from qdqbert.verbs.quantize.manifest import quantization_json
-from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
-from qdqbert.verbs.quantize.mixed_precision import meet_limits
+from qdqbert.verbs.quantize.auto.run import fill_with_fastest
+from qdqbert.verbs.quantize.folder import fill_folder, output_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import Inputs, choose_targets, prepare
-from qdqbert.verbs.quantize.ranges import (
-    RangeSource,
-    open_earlier,
-)
-from qdqbert.verbs.quantize.source import ModelSource, SitedSource
-
-# With fewer calibration examples than this, the report warns.
-_FEWEST_CALIBRATED = 16
+from qdqbert.verbs.quantize.prepare import choose_targets
+from qdqbert.verbs.quantize.ranges import open_earlier
 
 
 def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
@@ -59,7 +27,6 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         GraphError: A target cannot run its graph. Nothing was written.
     """
     _check_not_quantized(options)
-    targets = choose_targets(options)
     earlier = open_earlier(options)
     output = output_of(options)
     # The demo replaces its own folder, but not one that was named without a model.
@@ -71,7 +38,11 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
             writing(output, overwrite=overwrite) as folder,
             tempfile.TemporaryDirectory(dir=folder) as scratch,
         ):
-            report = fill_folder(options, targets, earlier, folder, Path(scratch), progress)
+            if options.is_auto:
+                report = fill_with_fastest(options, earlier, folder, Path(scratch), progress)
+            else:
+                targets = choose_targets(options)
+                report = fill_folder(options, targets, earlier, folder, Path(scratch), progress)
             if not report.meets_limits:
                 # The partial folder is removed.
                 raise _LimitsMissedError(report)
@@ -82,166 +53,12 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     return report
 
 
-def output_of(options: QuantizeOptions) -> Path:
-    """Return the output folder of a call."""
-    return Path(options.output or f"qdqbert-{DEMO_NAME}")
-
-
 class _LimitsMissedError(Exception):
     """A limit of the call is not met."""
 
     def __init__(self, report: QuantizeReport) -> None:
         super().__init__()
         self.report = report
-
-
-def fill_folder(
-    options: QuantizeOptions,
-    targets: Sequence[Target],
-    earlier: Artifact | None,
-    folder: Path,
-    scratch: Path,
-    progress: Progress,
-) -> QuantizeReport:
-    """Quantize and measure a model, and fill the output folder.
-
-    Args:
-        options: Options of the call.
-        targets: Targets of the call.
-        earlier: Folder whose ranges are used, if there is one.
-        folder: Folder to fill.
-        scratch: Folder for temporary files.
-        progress: Receives the stages.
-    """
-    ready = prepare(options, targets, earlier, scratch, progress)
-    source, sited, calibration = ready.source, ready.sited, ready.calibration
-    inputs, ranges, examples = ready.inputs, ready.ranges, ready.examples
-    plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
-    batches = inputs.calibration.batches
-    saturation = check_saturation(sited, batches, calibration, plans, options, progress)
-    with progress.stage("Exporting the graph"):
-        graph = sited.graph()
-    written = write_graphs(plans, graph, calibration, folder, source.max_length, progress)
-    float_model = scratch / MODEL
-    save_graph(float_graph(graph), float_model, temporary=True)
-    evidence = Evidence(
-        source=source,
-        sited=sited,
-        calibration=calibration,
-        baseline=ready.baseline,
-        float_model=float_model,
-        max_length=inputs.max_length,
-        ranges=ranges.kind,
-        limits=options,
-        units_in_float=units,
-    )
-    measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
-    measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
-    notices = [*source.notices, *ranges.notices, *examples.notices, *inputs.notices]
-    notices += [*_built_in_notice(options, ranges), *saturation]
-    notices += [notice for each in written for notice in each.notices]
-    report = make_report(options, evidence, ranges, inputs, measured, notices)
-    manifest = quantization_json(
-        options,
-        source,
-        calibration,
-        written,
-        examples,
-        inputs.task_options,
-        max_length=inputs.max_length,
-        weights_sha256=ranges.weights_sha256(graph),
-        stored_calibration=ranges.manifest(options),
-    )
-    write_folder(folder, source, calibration, manifest, report)
-    return report
-
-
-def make_report(
-    options: QuantizeOptions,
-    evidence: Evidence,
-    ranges: RangeSource,
-    inputs: Inputs,
-    measured: Measurements,
-    notices: Sequence[str],
-) -> QuantizeReport:
-    """Return the report of a call."""
-    count = calibrated_texts(ranges, inputs)
-    return QuantizeReport(
-        directory=str(output_of(options)),
-        checkpoint=options.model or DEMO_NAME,
-        task=evidence.source.task,
-        calibration_texts=count,
-        heldout_texts=inputs.heldout.texts,
-        float_size_bytes=size_bytes(evidence.float_model),
-        targets=measured.reports,
-        cpu=cpu_name(),
-        cpu_features=cpu_features(),
-        cores=usable_cores(),
-        warnings=(*_sample_warnings(ranges, count), *measured.warnings),
-        notices=tuple(dict.fromkeys([*notices, *measured.notices])),
-    )
-
-
-def check_saturation(
-    sited: SitedSource,
-    batches: Sequence[Batch],
-    calibration: Calibration,
-    plans: Sequence[Plan],
-    options: QuantizeOptions,
-    progress: Progress,
-) -> list[str]:
-    """Report which layers would saturate on a CPU without VNNI, if weights use all 8 bits."""
-    if options.weights_for != "vnni":
-        return []
-    notices = []
-    for plan in plans:
-        if target_named(plan.target.name).adjacent_sum_limit is None:
-            # The target is not for CPUs.
-            continue
-        chosen = calibration.for_recipe(plan.recipe)
-        check = SaturationCheck(
-            plan.specs, chosen.ranges, sited.weights(), chosen.scales, chosen.weight_amax
-        )
-        with progress.stage(f"Checking {plan.target.name} for saturation"):
-            sited.check_saturation(check, batches[:: max(1, len(batches) // 8)])
-        worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in check.overflows[:3])
-        found = (
-            f"in {len(check.overflows)} linear layers, most in {worst}"
-            if check.overflows
-            else "in no linear layer on this data"
-        )
-        notices.append(
-            f"The {plan.target.name} graph is encoded for CPUs with VNNI. On other CPUs int8 sums "
-            f"would saturate {found}. With `weights_for='any'`, weights are exact everywhere."
-        )
-    return notices
-
-
-def calibrated_texts(ranges: RangeSource, inputs: Inputs) -> int:
-    """Return the number of texts that the ranges were taken from."""
-    if ranges.earlier is not None:
-        return int(ranges.earlier.quantization["calibration"]["examples"])
-    return inputs.calibration.texts if ranges.known is None else len(ranges.known)
-
-
-def write_folder(
-    folder: Path,
-    source: ModelSource,
-    calibration: Calibration,
-    manifest: Mapping[str, Any],
-    report: QuantizeReport,
-) -> None:
-    """Write everything but the graphs."""
-    source.config.save_pretrained(folder)
-    if source.generation_config is not None:
-        # `save_pretrained` refuses settings with which transformers only warns when it generates.
-        source.generation_config.to_json_file(folder / GENERATION)
-    source.tokenizer.save_pretrained(folder)
-    if source.head is not None:
-        write_sentence_head(source.head, folder, hidden=source.config.hidden_size)
-    write_ranges(calibration, folder / RANGES)
-    write_json(folder / QUANTIZATION, manifest)
-    write_json(folder / REPORT, json_ready(report))
 
 
 def _write_report(report: QuantizeReport, path: Path) -> None:
@@ -261,23 +78,3 @@ def _check_not_quantized(options: QuantizeOptions) -> None:
             "was made from. To use its ranges again, pass the folder as `ranges_from`.",
             argument="model",
         )
-
-
-def _built_in_notice(options: QuantizeOptions, ranges: RangeSource) -> list[str]:
-    is_built_in = options.calibration_data is None and options.model is not None
-    if ranges.known is not None or not is_built_in:
-        return []
-    return [
-        "Calibrated on built-in English sentences. Pass texts of your own as `calibration_data` "
-        "for ranges that fit them."
-    ]
-
-
-def _sample_warnings(ranges: RangeSource, count: int) -> list[str]:
-    if ranges.known is not None or count >= _FEWEST_CALIBRATED:
-        return []
-    texts = "1 text" if count == 1 else f"{count} texts"
-    return [
-        f"The ranges were taken from {texts} only. Pass at least 100 typical examples as "
-        "`calibration_data`."
-    ]

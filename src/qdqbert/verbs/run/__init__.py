@@ -78,7 +78,7 @@ def run(
             fastest one. One of "amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable".
         target: Graph to run, if the folder has several for one engine. By default the one that was
             made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
-            "openvino", "native", "native-dynamic", "tensorrt", "qordered".
+            "openvino", "native", "native-dynamic", "tensorrt", "qordered", "float".
         threads: Number of threads in all. By default one for each core.
         batch_invariant: Run each row alone and without padding, so that its answer does not depend
             on the other rows. This is slower, except on the native engine, where it never does.

@@ -1,0 +1,210 @@
+"""The target `auto` from a checkpoint to a folder, with times that are given."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbert
+from qdqbert.artifact import open_artifact
+from qdqbert.cli.app import main
+from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.machine import cpu_features
+from qdqbert.verbs.quantize.auto import candidates, run
+from qdqbert.verbs.quantize.auto.halving import Sample
+from qdqbert.verbs.quantize.auto.worker import answers, write_features
+
+ENGINES = ("onnxruntime", "native")
+
+
+class FakeTimer:
+    precision = "float32"
+
+    def __init__(self, time_ms: float) -> None:
+        self.time_ms = time_ms
+
+    def __call__(self, *, single: int, bulk: int) -> Sample:
+        return Sample(single_ms=self.time_ms, bulk_ms=self.time_ms / 2)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Set the time of each candidate by its target and recipe; 100 ms if it is not listed."""
+    given: dict[tuple[str, str], float] = {}
+
+    @contextlib.contextmanager
+    def open_timers(folders, features):
+        assert json.loads(features.read_text())
+        timers = []
+        for each in folders:
+            # Every candidate is a folder that `load` opens.
+            [(name, entry)] = open_artifact(each.folder).targets.items()
+            assert each.engine in entry["engines"]
+            timers.append(FakeTimer(given.get((name, entry["recipe"]["name"]), 100.0)))
+        yield timers
+
+    monkeypatch.setattr(run, "open_timers", open_timers)
+    monkeypatch.setattr(candidates, "is_installed", lambda engine: engine in ENGINES)
+    return given
+
+
+def quantize(made, output: Path, **options):
+    return qdqbert.quantize(
+        made.checkpoint,
+        output,
+        targets=["auto"],
+        **{"calibration_data": made.data, "calibration_samples": 24, **options},
+    )
+
+
+def test_the_fastest_candidate_is_written_alone(quantized, times, tmp_path) -> None:
+    times.update({("onnxruntime", "linear+qk"): 5.0, ("native", "linear"): 8.0})
+    made = quantized("classifier")
+    report = quantize(made, tmp_path / "int8")
+    assert report.meets_limits
+    assert {(each.target, each.recipe) for each in report.candidates} == {
+        ("native", "linear"),
+        ("native-dynamic", "linear"),
+        ("onnxruntime", "linear"),
+        ("onnxruntime", "linear+qk"),
+        ("float", "float"),
+    }
+    chosen, second = report.candidates[:2]
+    assert (chosen.target, chosen.recipe, chosen.verdict) == ("onnxruntime", "linear+qk", "chosen")
+    assert (chosen.single_ms, chosen.texts_per_second) == pytest.approx((5.0, 400.0))
+    assert (second.target, second.verdict, second.relative_time) == ("native", "slower", 1.6)
+    assert "INT8 (linear+qk) on onnxruntime is the fastest of 5 candidates." in report.reason
+    assert [each.target for each in report.targets] == ["onnxruntime"]
+    folder = tmp_path / "int8"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {path.name for path in made.directory.iterdir()}
+    stored = json.loads((folder / "report.json").read_text())
+    assert stored["reason"] == report.reason
+    assert [each["verdict"] for each in stored["candidates"]] == ["chosen", *["slower"] * 4]
+    assert "--target auto" in open_artifact(folder).quantization["command"]
+    # The same graph as without `auto`.
+    qdqbert.quantize(
+        made.checkpoint,
+        tmp_path / "named",
+        targets=["onnxruntime"],
+        recipe="linear+qk",
+        calibration_data=made.data,
+        calibration_samples=24,
+        benchmark=False,
+    )
+    graphs = [tmp_path / name / "model.onnx" for name in ("int8", "named")]
+    assert graphs[0].read_bytes() == graphs[1].read_bytes()
+
+
+def test_loading_uses_the_chosen_engine_on_a_cpu_like_this_one(quantized, times, tmp_path) -> None:
+    times["float", "float"] = 1.0
+    made = quantized("classifier")
+    report = quantize(made, tmp_path / "int8")
+    assert report.reason == "float32 on onnxruntime is faster here than any INT8 graph."
+    artifact = open_artifact(tmp_path / "int8")
+    # The graph runs on both engines, also where only one of them was installed.
+    assert artifact.engines == ("onnxruntime", "openvino")
+    choice = artifact.quantization["choice"]
+    assert choice == {"engine": "onnxruntime", "cpu_features": list(cpu_features())}
+    assert choose_engine(artifact)[0] == "onnxruntime"
+    with qdqbert.load(tmp_path / "int8", engine="onnxruntime") as model:
+        assert model.target == "float"
+        assert model("the cat sat")
+
+
+def test_a_candidate_that_misses_a_limit_is_rejected(quantized, times, tmp_path) -> None:
+    times.update({("native", "linear"): 1.0, ("float", "float"): 2.0})
+    report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=100)
+    assert report.meets_limits
+    first, second = report.candidates[:2]
+    assert (first.target, first.verdict) == ("native", "rejected")
+    assert first.reason.startswith("min_sqnr 100: missed, ")
+    assert (second.target, second.verdict, second.reason) == ("float", "chosen", "")
+    assert "that is close enough to float" in report.reason
+    assert (tmp_path / "int8" / "model.onnx").is_file()
+
+
+def test_layers_stay_in_float_to_meet_a_limit_before_anything_is_timed(
+    quantized, times, tmp_path
+) -> None:
+    times["onnxruntime", "linear"] = 1.0
+    made = quantized("classifier")
+    [before] = [each for each in made.report.targets if each.engine == "onnxruntime"]
+    wanted = before.fidelity.sqnr_db + 4
+    report = quantize(made, tmp_path / "int8", min_sqnr=wanted)
+    [target] = report.targets
+    assert (target.target, target.recipe) == ("onnxruntime", "linear")
+    assert target.units_in_float
+    assert target.limits[0].verdict == "met"
+
+
+def test_nothing_is_written_if_no_candidate_is_close_enough(
+    quantized, times, tmp_path, capsys
+) -> None:
+    made = quantized("classifier")
+    # With so few examples, even no changed prediction leaves 1 % possible.
+    path = tmp_path / "report.json"
+    words = [str(made.checkpoint), "-o", str(tmp_path / "int8"), "--target", "auto"]
+    words += ["--calibration-data", str(made.data), "--calibration-samples", "24"]
+    with pytest.raises(SystemExit) as ended:
+        main(["quantize", *words, "--max-flips", "0.5", "--report", str(path)])
+    assert ended.value.code == 3
+    assert list(tmp_path.iterdir()) == [path]
+    stored = json.loads(path.read_text())
+    assert {each["verdict"] for each in stored["candidates"]} == {"rejected"}
+    assert len(stored["targets"]) == len(stored["candidates"])
+    printed = capsys.readouterr().out
+    assert "no candidate is close enough to float" in printed
+    assert "Rejected: float (float) on onnxruntime, max_flips 0.5: not shown" in printed
+
+
+def test_a_model_far_from_float_is_rejected_without_limits(quantized, times, tmp_path) -> None:
+    times["onnxruntime", "linear"] = 1.0
+    made = quantized("classifier")
+    # Two bits are too few.
+    report = quantize(made, tmp_path / "int8", wprec=2)
+    rejected = [each for each in report.candidates if each.verdict == "rejected"]
+    assert rejected
+    assert rejected[0].reason.startswith("far from float: ")
+    [chosen] = [each for each in report.candidates if each.verdict == "chosen"]
+    assert chosen.target == "float"
+
+
+def test_targets_that_do_not_run_the_model_are_named(quantized, times, tmp_path) -> None:
+    times["onnxruntime", "linear"] = 1.0
+    report = quantize(quantized("classifier"), tmp_path / "int8", aprec=7)
+    assert not any(each.engine == "native" for each in report.candidates)
+    assert any(
+        each.startswith("Target native is no candidate. ") and "7 bits" in each
+        for each in report.notices
+    )
+
+
+def test_a_worker_runs_inputs_through_the_batches_of_load(quantized, tmp_path) -> None:
+    lengths = (3, 9, 5)
+    features = [
+        {
+            "input_ids": np.arange(5, 5 + length, dtype=np.int32),
+            "attention_mask": np.ones(length, np.int32),
+            "token_type_ids": np.zeros(length, np.int32),
+        }
+        for length in lengths
+    ]
+    write_features(features, tmp_path / "features.json")
+    folder = str(quantized("classifier").directory)
+    requests = [
+        {"folder": folder, "engine": "onnxruntime", "features": str(tmp_path / "features.json")},
+        {"single": 4, "bulk": 100},
+        {"single": 1, "bulk": 1},
+    ]
+    loaded, *timed = answers(iter(requests))
+    assert loaded == {"precision": "float32"}
+    assert len(timed) == 2
+    assert all(each["single_ms"] > 0 and each["bulk_ms"] > 0 for each in timed)
