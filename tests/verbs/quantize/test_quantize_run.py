@@ -90,9 +90,30 @@ def test_the_report_names_the_cpu(quantized) -> None:
     assert report.cores == usable_cores()
 
 
+def test_the_report_says_how_it_can_be_made_again(quantized) -> None:
+    made = quantized("classifier")
+    manifest = json.loads((made.directory / "quantization.json").read_text())
+    assert made.report.command == manifest["command"]
+    assert made.report.versions == manifest["versions"]
+
+
 def test_calibration_and_held_out_texts_differ(quantized) -> None:
     report = quantized("sentence").report
     assert (report.calibration_texts, report.heldout_texts) == (24, 24)
+    assert report.calibration_lengths.texts == 24
+
+
+def test_the_noise_of_quantization_is_known_after_every_layer(quantized) -> None:
+    made = quantized("sentence")
+    count = json.loads((made.checkpoint / "config.json").read_text())["num_hidden_layers"]
+    for each in made.report.targets:
+        *states, output, embedding = each.layers
+        # The embeddings, and the layers before the last one, whose state is an output.
+        assert len(states) == count
+        assert (output.name, embedding.name) == ("last_hidden_state", "sentence_embedding")
+        # On other texts than these few, it is a little different.
+        assert embedding.sqnr_db == pytest.approx(each.fidelity.sqnr_db, abs=5)
+        assert all(15 < layer.sqnr_db < 80 for layer in each.layers)
 
 
 def test_the_folder_holds_the_report(quantized) -> None:

@@ -14,7 +14,8 @@ from qdqbert.evidence.limits import MetricDifference, check_limits, metric_diffe
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import write_json
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
-from qdqbert.options import is_onnx_file
+from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Metric, Predictions, Score, Task, TaskOptions
@@ -27,6 +28,7 @@ from qdqbert.verbs.evaluate.subject import (
 )
 from qdqbert.verbs.inference import EncodedExamples, encode_examples, fidelity_of, predict
 from qdqbert.verbs.settings import columns_of, task_options_of
+from qdqbert.verbs.versions import versions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,11 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
             else check_limits(options, comparison.fidelity, comparison.differences)
         ),
         leaked_examples=leaked,
+        cpu=cpu_name(),
+        cpu_features=cpu_features(),
+        cores=usable_cores(),
+        versions=versions(),
+        command=command_line("evaluate", options),
         notices=(
             *models.notices,
             *dataset.notices,

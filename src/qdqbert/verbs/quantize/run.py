@@ -25,12 +25,14 @@ from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.encoding import Batch
 from qdqbert.errors import UserInputError
+from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import QuantizeReport, json_ready
-from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.evidence.saturation import Overflow, SaturationCheck
 from qdqbert.files import write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.options import command_line
 from qdqbert.progress import Progress
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
@@ -45,6 +47,7 @@ from qdqbert.verbs.quantize.ranges import (
     open_earlier,
 )
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
+from qdqbert.verbs.versions import versions
 
 # With fewer calibration examples than this, the report warns.
 _FEWEST_CALIBRATED = 16
@@ -118,7 +121,7 @@ def fill_folder(
     inputs, ranges, examples = ready.inputs, ready.ranges, ready.examples
     plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
     batches = inputs.calibration.batches
-    saturation = check_saturation(sited, batches, calibration, plans, options, progress)
+    overflows = find_overflows(sited, batches, calibration, plans, options, progress)
     with progress.stage("Exporting the graph"):
         graph = sited.graph()
     written = write_graphs(plans, graph, calibration, folder, source.max_length, progress)
@@ -134,11 +137,12 @@ def fill_folder(
         ranges=ranges.kind,
         limits=options,
         units_in_float=units,
+        overflows=overflows,
     )
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
     measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
     notices = [*source.notices, *ranges.notices, *examples.notices, *inputs.notices]
-    notices += [*_built_in_notice(options, ranges), *saturation]
+    notices += [*_built_in_notice(options, ranges), *saturation_notices(overflows)]
     notices += [notice for each in written for notice in each.notices]
     report = make_report(options, evidence, ranges, inputs, measured, notices)
     manifest = quantization_json(
@@ -171,29 +175,36 @@ def make_report(
         checkpoint=options.model or DEMO_NAME,
         task=evidence.source.task,
         calibration_texts=count,
+        calibration_lengths=calibration_lengths(ranges, inputs),
         heldout_texts=inputs.heldout.texts,
+        float_metrics=evidence.baseline.metrics(evidence.baseline.predictions),
         float_size_bytes=size_bytes(evidence.float_model),
         targets=measured.reports,
         cpu=cpu_name(),
         cpu_features=cpu_features(),
         cores=usable_cores(),
+        versions=versions(),
+        command=command_line("quantize", options),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*notices, *measured.notices])),
     )
 
 
-def check_saturation(
+def find_overflows(
     sited: SitedSource,
     batches: Sequence[Batch],
     calibration: Calibration,
     plans: Sequence[Plan],
     options: QuantizeOptions,
     progress: Progress,
-) -> list[str]:
-    """Report which layers would saturate on a CPU without VNNI, if weights use all 8 bits."""
+) -> dict[str, tuple[Overflow, ...]]:
+    """Return which layers would saturate on a CPU without VNNI, by name of the target.
+
+    Targets whose weights are exact on all CPUs, and those for GPUs, are left out.
+    """
     if options.weights_for != "vnni":
-        return []
-    notices = []
+        return {}
+    found: dict[str, tuple[Overflow, ...]] = {}
     for plan in plans:
         if target_named(plan.target.name).adjacent_sum_limit is None:
             # The target is not for CPUs.
@@ -204,15 +215,23 @@ def check_saturation(
         )
         with progress.stage(f"Checking {plan.target.name} for saturation"):
             sited.check_saturation(check, batches[:: max(1, len(batches) // 8)])
-        worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in check.overflows[:3])
-        found = (
-            f"in {len(check.overflows)} linear layers, most in {worst}"
-            if check.overflows
+        found[plan.target.name] = tuple(check.overflows)
+    return found
+
+
+def saturation_notices(overflows: Mapping[str, Sequence[Overflow]]) -> list[str]:
+    """Say for each target where it would saturate on CPUs without VNNI."""
+    notices = []
+    for target, layers in overflows.items():
+        worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in layers[:3])
+        where = (
+            f"in {len(layers)} linear layers, most in {worst}"
+            if layers
             else "in no linear layer on this data"
         )
         notices.append(
-            f"The {plan.target.name} graph is encoded for CPUs with VNNI. On other CPUs int8 sums "
-            f"would saturate {found}. With `weights_for='any'`, weights are exact everywhere."
+            f"The {target} graph is encoded for CPUs with VNNI. On other CPUs int8 sums would "
+            f"saturate {where}. With `weights_for='any'`, weights are exact everywhere."
         )
     return notices
 
@@ -222,6 +241,14 @@ def calibrated_texts(ranges: RangeSource, inputs: Inputs) -> int:
     if ranges.earlier is not None:
         return int(ranges.earlier.quantization["calibration"]["examples"])
     return inputs.calibration.texts if ranges.known is None else len(ranges.known)
+
+
+def calibration_lengths(ranges: RangeSource, inputs: Inputs) -> TextLengths | None:
+    """Return the lengths of the texts of a new calibration."""
+    if ranges.kind != "calibrated":
+        return None
+    encoded = inputs.calibration.features.encoded
+    return text_lengths(encoded.lengths, truncated=encoded.truncated)
 
 
 def write_folder(
