@@ -10,6 +10,7 @@ import qdqbert
 from conftest import WORDS
 from qdqbert.artifact import open_artifact
 from qdqbert.errors import UserInputError
+from qdqbert.reporting.page import quantize_page
 
 LABELS = ("Negative", "Neutral", "Positive")
 # Texts that no calibration has seen.
@@ -83,6 +84,13 @@ def test_without_enough_examples_nothing_is_written_but_the_report(quantized, tm
     assert stored["directory"] is None
     verdicts = {check["verdict"] for each in stored["targets"] for check in each["limits"]}
     assert verdicts == {"not shown"}
+
+
+def test_the_report_is_a_page_if_its_name_says_so(quantized, tmp_path) -> None:
+    path = tmp_path / "missed.HTML"
+    report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=300, report=path)
+    assert path.read_text() == quantize_page(report)
+    assert "SQNR of at least 300 dB is missed" in path.read_text()
 
 
 def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tmp_path) -> None:

@@ -14,6 +14,7 @@ from qdqbert.artifact import (
     QUANTIZATION,
     RANGES,
     REPORT,
+    REPORT_PAGE,
     Artifact,
     is_artifact,
     size_bytes,
@@ -28,12 +29,13 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
-from qdqbert.files import write_json
+from qdqbert.files import write_bytes, write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.options import command_line
 from qdqbert.progress import Progress
+from qdqbert.reporting.page import quantize_page
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
 from qdqbert.verbs.quantize.graphs import with_measurable_graph, write_graphs
@@ -269,11 +271,15 @@ def write_folder(
     write_ranges(calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, manifest)
     write_json(folder / REPORT, json_ready(report))
+    write_bytes(folder / REPORT_PAGE, quantize_page(report).encode())
 
 
 def _write_report(report: QuantizeReport, path: Path) -> None:
     try:
-        write_json(path, json_ready(report))
+        if path.suffix.lower() == ".html":
+            write_bytes(path, quantize_page(report).encode())
+        else:
+            write_json(path, json_ready(report))
     except OSError as error:
         raise UserInputError(
             f"`report={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",
