@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
-
-import jinja2
 
 from qdqbert.evidence.reports import EvaluateReport, QuantizeReport, TargetReport
 from qdqbert.reporting.facts import (
@@ -18,6 +15,7 @@ from qdqbert.reporting.facts import (
     graph_name,
     size_text,
 )
+from qdqbert.reporting.rendering import render
 from qdqbert.reporting.sections import Section, evaluate_sections, quantize_sections
 from qdqbert.reporting.verdict import Verdict, evaluate_verdict, quantize_verdict, span
 
@@ -74,7 +72,7 @@ def quantize_page(report: QuantizeReport) -> str:
         sections=quantize_sections(report),
         command=report.command,
     )
-    return _rendered(page)
+    return render("page.html.jinja", page=page)
 
 
 def evaluate_page(report: EvaluateReport) -> str:
@@ -94,7 +92,7 @@ def evaluate_page(report: EvaluateReport) -> str:
         sections=evaluate_sections(report),
         command=report.command,
     )
-    return _rendered(page)
+    return render("page.html.jinja", page=page)
 
 
 def _evaluation_tile(row: Row) -> Tile:
@@ -102,30 +100,16 @@ def _evaluation_tile(row: Row) -> Tile:
     return Tile(title=row.name, value=row.value, note=f"{reference}{row.difference}")
 
 
-def _rendered(page: Page) -> str:
-    return _templates().get_template("page.html.jinja").render(page=page)
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("qdqbert.reporting"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
 def _quantize_summary(report: QuantizeReport) -> str:
-    graphs = ", ".join(dict.fromkeys(each.target for each in report.targets)) or "no engine here"
-    return (
-        f"The model {report.checkpoint} ({report.task}) was quantized to INT8 for {graphs}. Its "
-        f"ranges were taken from {counted(report.calibration_texts, 'text')}. The numbers below "
-        f"compare INT8 with float on {counted(report.heldout_texts, 'other text')}, on "
-        f"{report.cpu or 'this CPU'}."
+    made = (
+        f"{report.checkpoint} ({report.task}) was quantized to INT8. Its ranges were taken from "
+        f"{counted(report.calibration_texts, 'text')}."
     )
+    if not report.targets:
+        return f"{made} No engine that is installed here runs its graphs."
+    graphs = ", ".join(dict.fromkeys(graph_name(each) for each in report.targets))
+    heldout = counted(report.heldout_texts, "other text")
+    return f"{made} INT8 is compared with float on {heldout}, on {report.cpu}: {graphs}."
 
 
 def _quantize_tiles(report: QuantizeReport) -> tuple[Tile, ...]:
@@ -144,16 +128,16 @@ def _quantize_tiles(report: QuantizeReport) -> tuple[Tile, ...]:
         _, best, graph = max(speedups, key=lambda item: item[0])
         tiles.append(
             Tile(
-                title="speed",
+                title="speed compared with float",
                 value=f"{span([ratio for ratio, _, _ in speedups], '.1f')} x",
                 note=f"float {best.float_ms:.1f} ms, INT8 {best.int8_ms:.1f} ms for {best.batch} x "
-                f"{best.sequence} tokens on {graph_name(graph)}",
+                f"{best.sequence} tokens ({graph_name(graph)})",
             )
         )
     ratio = span([100 * each.size_ratio for each in targets], ".0f")
     sizes = span([each.size_bytes / MEGABYTE for each in targets], ".1f")
     note = f"float {size_text(report.float_size_bytes)}, INT8 {sizes} MB"
-    tiles.append(Tile(title="size", value=f"{ratio} %", note=note))
+    tiles.append(Tile(title="size compared with float", value=f"{ratio} %", note=note))
     return tuple(tiles)
 
 

@@ -80,13 +80,15 @@ def interval_plot(
     x = _scale(ticks, _MARGIN, WIDTH - _MARGIN)
     bottom = _ROW * len(rows)
     root = _svg(bottom + 22, title)
+    # Lines stand only where marks are, so that they do not cross the labels.
+    places = [(tick, "zero" if tick == 0 else "grid") for tick in ticks]
+    places += [] if limit is None else [(limit, "limit")]
     for tick in ticks:
-        _line(root, x(tick), 0, x(tick), bottom, "zero" if tick == 0 else "grid")
         _text(root, x(tick), bottom + 15, f"{tick:g}", "tick", anchor="middle")
-    if limit is not None:
-        _line(root, x(limit), 0, x(limit), bottom, "limit")
     for index, row in enumerate(rows):
         top = _ROW * index
+        for place, style in places:
+            _line(root, x(place), top + 19, x(place), top + 31, style)
         text = f"{row.value:.2f}{unit} ({row.low:.2f} to {row.high:.2f})"
         mark = _group(root, f"{row.label}: {text}")
         _text(mark, _MARGIN, top + 14, _shortened(row.label))

@@ -32,6 +32,7 @@ from qdqbert.reporting.plots import (
     line_plot,
 )
 from qdqbert.reporting.verdict import limit_text
+from qdqbert.targets import target_named
 
 _TERMS = (
     (
@@ -137,7 +138,8 @@ def _quality(report: QuantizeReport) -> Section:
     for name, each in graphs:
         for difference in each.differences:
             named.setdefault(difference.name, []).append((name, difference))
-    figures = [_difference_figure(metric, rows) for metric, rows in named.items()]
+    checks = [check for each in report.targets for check in each.limits]
+    figures = _difference_figures(named, checks)
     flips = [
         _measured(name, each.fidelity.flips_percent, each.fidelity.flips_interval)
         for name, each in graphs
@@ -145,25 +147,46 @@ def _quality(report: QuantizeReport) -> Section:
     ]
     if flips:
         caption = f"{changed_predictions(report.targets[0].fidelity, report.task)}, in percent"
-        figures.append(Figure(caption=caption, svg=interval_plot(flips, title=caption, unit=" %")))
+        figures.append(_interval_figure(caption, flips, " %", _limit_on("max_flips", checks)))
     noise = [
         _measured(name, each.fidelity.sqnr_db, each.fidelity.sqnr_interval) for name, each in graphs
     ]
     caption = "SQNR of the outputs, in dB: more is better"
-    figures.append(Figure(caption=caption, svg=interval_plot(noise, title=caption, unit=" dB")))
+    figures.append(_interval_figure(caption, noise, " dB", _limit_on("min_sqnr", checks)))
     return Section(
         title="Is it as good as the float model?",
         text=f"Both models answered {counted(report.heldout_texts, 'text')} that were not used to "
-        "calibrate. A line around a point is the interval at a confidence of 95 %.",
+        "calibrate. A line around a point is the interval at a confidence of 95 %, and a dashed "
+        "line a limit.",
         figures=tuple(figures),
     )
 
 
-def _difference_figure(metric: str, rows: Sequence[tuple[str, MetricDifference]]) -> Figure:
-    better = "lower" if rows[0][1].is_error else "higher"
-    caption = f"{metric}: INT8 minus float, {better} is better"
-    measured = [_measured(name, each.value, each.interval) for name, each in rows]
-    return Figure(caption=caption, svg=interval_plot(measured, title=caption))
+def _difference_figures(
+    named: Mapping[str, Sequence[tuple[str, MetricDifference]]], checks: Sequence[LimitCheck]
+) -> list[Figure]:
+    """Show each metric's differences, by graph. The limit is on the first metric, the main one."""
+    figures = []
+    limit = _limit_on("max_drop", checks)
+    for metric, rows in named.items():
+        is_error = rows[0][1].is_error
+        caption = f"{metric}: difference, {'lower' if is_error else 'higher'} is better"
+        measured = [_measured(name, each.value, each.interval) for name, each in rows]
+        bound = None if limit is None else limit if is_error else -limit
+        figures.append(_interval_figure(caption, measured, "", bound))
+        limit = None
+    return figures
+
+
+def _interval_figure(
+    caption: str, rows: Sequence[Measured], unit: str, limit: float | None
+) -> Figure:
+    return Figure(caption=caption, svg=interval_plot(rows, title=caption, unit=unit, limit=limit))
+
+
+def _limit_on(option: str, checks: Sequence[LimitCheck]) -> float | None:
+    """Return a limit; `None` if it was not set. It is the same for all graphs."""
+    return next((check.limit for check in checks if check.option == option), None)
 
 
 def _measured(label: str, value: float, interval: Interval) -> Measured:
@@ -276,16 +299,21 @@ def _saturation(targets: Sequence[TargetReport]) -> Section:
     for each in targets:
         native = f"{each.lowering.native_db:.1f} dB"
         here = f"yes ({native})" if each.lowering.saturates else f"no ({native})"
-        others = "no: weights are exact on all CPUs"
-        if each.overflows is not None:
-            others = "\n".join(f"{layer.site}: {layer.percent:.3f} %" for layer in each.overflows)
-        rows.append((graph_name(each), here, others or "no, on these texts"))
+        rows.append((graph_name(each), here, _overflows(each)))
     return Section(
         title="Do its sums saturate?",
         text="CPUs without VNNI add int8 products in 16 bits, which can be too few. The number in "
         "parentheses is the SQNR to exact arithmetic in the worst layer on this CPU.",
         table=Table(header=("graph", "on this CPU", "on CPUs without VNNI"), rows=tuple(rows)),
     )
+
+
+def _overflows(each: TargetReport) -> str:
+    if each.overflows is None:
+        is_for_cpus = target_named(each.target).adjacent_sum_limit is not None
+        return "no: weights are exact on all CPUs" if is_for_cpus else "not for CPUs"
+    found = [f"{layer.site}: {layer.percent:.3f} % of the sums" for layer in each.overflows]
+    return "\n".join(found) or "no, on these texts"
 
 
 def _measurements(report: QuantizeReport) -> Section:
@@ -295,19 +323,16 @@ def _measurements(report: QuantizeReport) -> Section:
 
 
 def _metrics(report: EvaluateReport) -> Section:
-    named: dict[str, list[MetricDifference]] = {}
-    for each in report.differences:
-        named.setdefault(each.name, []).append(each)
-    figures = [
-        _difference_figure(name, [("model", each) for each in differences])
-        for name, differences in named.items()
-    ]
+    named = {each.name: [("model", each)] for each in report.differences}
+    figures = _difference_figures(named, report.limits)
     fidelity = report.fidelity
     if fidelity is not None and fidelity.flips_percent is not None:
         assert fidelity.flips_interval is not None
         caption = f"{changed_predictions(fidelity, report.task)}, in percent"
         row = _measured("model", fidelity.flips_percent, fidelity.flips_interval)
-        figures.append(Figure(caption=caption, svg=interval_plot([row], title=caption, unit=" %")))
+        figures.append(
+            _interval_figure(caption, [row], " %", _limit_on("max_flips", report.limits))
+        )
     columns = 2 if report.reference is None else 4
     header = ("", "model", "reference", "difference or interval (95 %)")[:columns]
     rows = tuple(dataclasses.astuple(row)[:columns] for row in evaluation_rows(report))

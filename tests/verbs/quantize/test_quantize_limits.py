@@ -5,6 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from huggingface_hub import ModelCard
 
 import qdqbert
 from conftest import WORDS
@@ -108,12 +109,16 @@ def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> N
     made = quantized("classifier")
     report = quantize(made, tmp_path / "int8", eval_data=labeled, max_drop=100)
     assert report.heldout_texts == len(LABELED)
+    results = ModelCard.load(tmp_path / "int8" / "README.md").data.eval_results
+    assert {each.metric_type for each in results} == {each.name for each in report.float_metrics}
     for each in report.targets:
         assert [limit.option for limit in each.limits] == ["max_drop"]
         evaluated = qdqbert.evaluate(
             tmp_path / "int8", labeled, reference=made.checkpoint, engine=each.engine
         )
         assert each.differences == evaluated.differences
+        assert each.metrics == evaluated.metrics
+        assert report.float_metrics == evaluated.reference_metrics
 
 
 def test_examples_to_evaluate_on_are_none_of_the_calibrated_ones(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from huggingface_hub import ModelCard
 
 import qdqbert
 from qdqbert import resources
@@ -16,6 +17,7 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.latency import Timing
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import cpu_features, usable_cores
+from qdqbert.reporting.page import quantize_page
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -88,6 +90,15 @@ def test_the_report_names_the_cpu(quantized) -> None:
     report = quantized("sentence").report
     assert report.cpu_features == cpu_features()
     assert report.cores == usable_cores()
+
+
+def test_the_folder_holds_a_page_and_a_model_card(quantized) -> None:
+    made = quantized("sentence")
+    assert (made.directory / "report.html").read_text() == quantize_page(made.report)
+    data = ModelCard.load(made.directory / "README.md").data
+    assert data.pipeline_tag == "feature-extraction"
+    assert {"bert", "sentence-transformers", "onnx"} <= set(data.tags)
+    assert (data.base_model, data.eval_results) == (None, None)
 
 
 def test_the_report_says_how_it_can_be_made_again(quantized) -> None:
@@ -220,6 +231,15 @@ def test_latency_is_measured_at_shapes_that_the_model_takes(for_vnni) -> None:
 def test_ranges_from_few_texts_are_warned_about(for_vnni) -> None:
     _, report = for_vnni
     assert "The ranges were taken from 8 texts only" in report.warnings[0]
+
+
+def test_saturation_is_emulated_where_weights_use_all_8_bits(for_vnni) -> None:
+    _, report = for_vnni
+    for target in report.targets:
+        assert target.overflows is not None
+        [notice] = [each for each in report.notices if f"The {target.target} graph" in each]
+        assert all(layer.site in notice for layer in target.overflows[:3])
+        assert ("in no linear layer" in notice) is (target.overflows == ())
 
 
 def test_weights_use_all_8_bits_only_for_cpus_that_can_add_them(for_vnni, quantized) -> None:

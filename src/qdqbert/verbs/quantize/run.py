@@ -22,6 +22,7 @@ from qdqbert.artifact import (
 )
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import write_ranges
+from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.encoding import Batch
@@ -35,6 +36,7 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.options import command_line
 from qdqbert.progress import Progress
+from qdqbert.reporting.model_card import Origin, model_card
 from qdqbert.reporting.page import quantize_page
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
@@ -159,6 +161,7 @@ def fill_folder(
         stored_calibration=ranges.manifest(options),
     )
     write_folder(folder, source, calibration, manifest, report)
+    write_bytes(folder / CARD, model_card(report, origin_of(source, options)).encode())
     return report
 
 
@@ -272,6 +275,20 @@ def write_folder(
     write_json(folder / QUANTIZATION, manifest)
     write_json(folder / REPORT, json_ready(report))
     write_bytes(folder / REPORT_PAGE, quantize_page(report).encode())
+
+
+def origin_of(source: ModelSource, options: QuantizeOptions) -> Origin:
+    """Return where a model comes from, for its model card."""
+    # The config and the tokenizer of an .onnx file come with the card of the model.
+    folder = options.tokenizer or str(Path(source.name).parent) if options.is_onnx else source.name
+    is_local = options.is_onnx or Path(source.name).exists()
+    return Origin(
+        hub_id=None if is_local else source.name,
+        card=read_card_data(folder),
+        model_type=source.model_type,
+        is_sentence_transformer=source.head is not None,
+        eval_data=options.eval_data,
+    )
 
 
 def _write_report(report: QuantizeReport, path: Path) -> None:
