@@ -28,7 +28,7 @@ def options(**changes) -> QuantizeOptions:
 def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:
     chosen, again, other = (
         choose_examples(
-            TASK, options(calibration_data=data, calibration_samples=24, seed=seed), known=None
+            TASK, options(calibration_data=data, calibration_samples=24, seed=seed), {}, known=None
         )
         for seed in (0, 0, 1)
     )
@@ -41,44 +41,44 @@ def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:
 
 def test_few_held_out_examples_are_replaced_by_built_in_sentences(data) -> None:
     chosen = choose_examples(
-        TASK, options(calibration_data=data, calibration_samples=50), known=None
+        TASK, options(calibration_data=data, calibration_samples=50), {}, known=None
     )
     assert chosen.heldout == tuple(resources.heldout_examples())
     assert "Only 10 examples are not used to calibrate" in chosen.notices[0]
 
 
 def test_data_with_too_few_examples_is_reported(data) -> None:
-    chosen = choose_examples(TASK, options(calibration_data=data), known=None)
+    chosen = choose_examples(TASK, options(calibration_data=data), {}, known=None)
     assert len(chosen.calibration) == 60
     assert "Calibrated on 60 examples, as the data has no more." in chosen.notices
 
 
 def test_examples_that_stored_ranges_were_taken_from_are_left_out(data) -> None:
     first = choose_examples(
-        TASK, options(calibration_data=data, calibration_samples=24), known=None
+        TASK, options(calibration_data=data, calibration_samples=24), {}, known=None
     )
     known = {fingerprint(example) for example in first.calibration}
-    chosen = choose_examples(TASK, options(calibration_data=data), known=known)
+    chosen = choose_examples(TASK, options(calibration_data=data), {}, known=known)
     assert chosen.calibration == ()
     assert set(chosen.heldout) == set(first.heldout)
 
 
 def test_built_in_sentences_replace_missing_data() -> None:
-    chosen = choose_examples(TASK, options(), known=None)
+    chosen = choose_examples(TASK, options(), {}, known=None)
     assert set(chosen.calibration) <= set(resources.calibration_examples())
     assert chosen.heldout == tuple(resources.heldout_examples())
-    with_ranges = choose_examples(TASK, options(), known=())
+    with_ranges = choose_examples(TASK, options(), {}, known=())
     assert "Fidelity is measured on built-in sentences" in with_ranges.notices[0]
 
 
 def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
     task = TASKS["token-classification"]
     with pytest.raises(UserInputError, match="`calibration_data` is missing") as caught:
-        choose_examples(task, options(), known=None)
+        choose_examples(task, options(), {}, known=None)
     assert caught.value.argument == "calibration_data"
     one = write_file("one.conll", "the O\ncat B-ANIMAL\n")
     with pytest.raises(UserInputError, match=r"All 1 examples .* are used to calibrate"):
-        choose_examples(task, options(calibration_data=one), known=None)
+        choose_examples(task, options(calibration_data=one), {}, known=None)
     (example,) = task.read(str(one), columns=Columns(), max_examples=None).examples
     with pytest.raises(UserInputError, match="contains only examples that the ranges"):
-        choose_examples(task, options(calibration_data=one), known={fingerprint(example)})
+        choose_examples(task, options(calibration_data=one), {}, known={fingerprint(example)})

@@ -20,7 +20,7 @@ def test_targets_with_equal_specs_share_references(prepared) -> None:
 
     evidence = SimpleNamespace(
         calibration=Calibration(without_smoothing=Calibration()),
-        heldout=SimpleNamespace(batches=bert.batches),
+        baseline=SimpleNamespace(encoded=SimpleNamespace(batches=bert.batches)),
         sited=SimpleNamespace(references=references),
     )
     known: list[tuple[Plan, list[Reference]]] = []
