@@ -6,6 +6,8 @@ DIR/config.json, tokenizer...   as transformers writes them; generation_config.j
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
 DIR/report.json                 what was measured
+DIR/report.html                 the same, for people
+DIR/README.md                   the model card
 
 Reading a folder imports neither torch nor transformers nor onnx.
 """
@@ -34,6 +36,7 @@ MODEL = "model.onnx"
 RANGES = "ranges.safetensors"
 QUANTIZATION = "quantization.json"
 REPORT = "report.json"
+REPORT_PAGE = "report.html"
 TRAINING = "training.json"
 GENERATION = "generation_config.json"
 

@@ -8,6 +8,7 @@ from qdqbert.errors import MissingExtraError
 
 QUANTIZE = (
     "huggingface_hub",
+    "jinja2",
     "onnx",
     "onnx_ir",
     "onnxscript",

@@ -29,6 +29,13 @@ TRAINED = TrainReport(
     after=(),
     notices=("Check the data.",),
 )
+MACHINE = {
+    "cpu": "Example CPU",
+    "cpu_features": ("avx2",),
+    "cores": 2,
+    "versions": {"python": "3.11.0"},
+    "command": "qdqbert",
+}
 EVALUATED = EvaluateReport(
     model="model",
     task="text-classification",
@@ -43,6 +50,7 @@ EVALUATED = EvaluateReport(
     fidelity=None,
     limits=(),
     leaked_examples=0,
+    **MACHINE,
     notices=(),
 )
 QUANTIZED = QuantizeReport(
@@ -50,12 +58,12 @@ QUANTIZED = QuantizeReport(
     checkpoint="model",
     task="text-classification",
     calibration_texts=1,
+    calibration_lengths=None,
     heldout_texts=8,
+    float_metrics=(),
     float_size_bytes=2_000_000,
     targets=(),
-    cpu="Example CPU",
-    cpu_features=("avx2",),
-    cores=2,
+    **MACHINE,
     warnings=("Pass more `calibration_data`.",),
     notices=("Pass `overwrite=True`.",),
 )

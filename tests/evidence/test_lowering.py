@@ -11,7 +11,7 @@ import pytest
 
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence import lowering
-from qdqbert.evidence.lowering import LoweringCheck, Reference
+from qdqbert.evidence.lowering import LoweringCheck, Reference, layer_fidelity
 from qdqbert.graph.edit import tidy
 from qdqbert.targets.lowering import lower
 
@@ -164,6 +164,31 @@ def test_batches_of_different_lengths_are_compared_without_padding() -> None:
         assert kept.tolist() == values.ravel()[mask.ravel() == 1].tolist()
         # Classes of a text are not positions, even if there are as many.
         assert lowering._text_only("logits", values, reference).tolist() == values.ravel().tolist()
+
+
+def test_fidelity_of_layers_is_that_of_all_batches_together_without_padding() -> None:
+    random = np.random.default_rng(0)
+    references, floats, signal, noise = [], [], 0.0, 0.0
+    for mask in (np.array([[1, 1, 1], [1, 0, 0]]), np.array([[1, 1, 1, 1, 0]])):
+        exact = random.normal(size=(*mask.shape, 4)).astype(np.float32)
+        rounded = np.round(exact * 8) / 8
+        logits = exact[:, 0]
+        for made, state in ((floats, exact), (references, rounded)):
+            made.append(
+                Reference(
+                    inputs={"attention_mask": mask},
+                    states={"layer": state},
+                    outputs={"logits": logits},
+                    noisy={},
+                )
+            )
+        kept = mask.astype(bool)
+        signal += float((exact[kept].astype(np.float64) ** 2).sum())
+        noise += float(((rounded - exact)[kept].astype(np.float64) ** 2).sum())
+    layer, output = layer_fidelity(references, floats)
+    assert (layer.name, output.name) == ("layer", "logits")
+    assert layer.sqnr_db == pytest.approx(10 * math.log10(signal / noise), rel=1e-6)
+    assert output.sqnr_db == math.inf
 
 
 def test_more_arithmetic_in_int8_lowers_the_required_sqnr() -> None:

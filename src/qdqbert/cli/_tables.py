@@ -10,9 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from qdqbert.reporting.facts import (
+    comparison_rows,
+    counted,
+    evaluation_rows,
+    graph_name,
+    interval_text,
+    size_text,
+)
+
 if TYPE_CHECKING:
-    from qdqbert.evidence.fidelity import Fidelity
-    from qdqbert.evidence.intervals import Interval
     from qdqbert.evidence.limits import LimitCheck
     from qdqbert.evidence.reports import (
         AnalyzeReport,
@@ -20,14 +27,11 @@ if TYPE_CHECKING:
         Cost,
         EvaluateReport,
         QuantizeReport,
-        TargetReport,
         TensorRTReport,
         TrainReport,
     )
     from qdqbert.verbs.doctor.report import DoctorReport
     from qdqbert.verbs.run.report import RunReport
-
-_MEGABYTE = 1e6
 
 # Titles are printed above the tables: a title of a table is wrapped to the table's width.
 
@@ -36,19 +40,13 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
     """Show fidelity, speed and size of INT8 next to float, with one column for each engine."""
     title = f"{report.checkpoint}, {report.task}: INT8 compared with float"
     if not report.targets:
-        size = f"{report.float_size_bytes / _MEGABYTE:.1f} MB"
+        size = size_text(report.float_size_bytes)
         return Text(f"{title}\nNothing was measured. Size in float: {size}.")
     table = Table()
     table.add_column("")
-    rows: dict[str, list[str]] = {}
-    for index, each in enumerate(report.targets):
-        header = each.engine if each.target == each.engine else f"{each.target} on {each.engine}"
-        table.add_column(header, justify="right")
-        for name, value in _cells(report, each).items():
-            row = rows.setdefault(name, [])
-            row += [""] * (index - len(row))
-            row.append(value)
-    for name, values in rows.items():
+    for each in report.targets:
+        table.add_column(graph_name(each), justify="right")
+    for name, values in comparison_rows(report).items():
         table.add_row(name, *values)
     limits = [
         Text.assemble(f"{each.target} on {each.engine}: ", _limit_line(check))
@@ -100,48 +98,22 @@ def evaluate_table(report: EvaluateReport) -> RenderableType:
     title = f"{report.model}{target} on {report.engine}{compared}"
     table = Table()
     table.add_column(report.task)
-    table.add_column(_counted(report.examples, "example"), justify="right")
+    table.add_column(counted(report.examples, "example"), justify="right")
     if report.reference is not None:
         table.add_column("reference", justify="right")
         table.add_column("difference (95 %)", justify="right")
-    theirs = {metric.name: f"{metric.value:.2f}" for metric in report.reference_metrics}
-    differences = {
-        each.name: f"{each.value:+.2f} {_interval(each.interval, '+.2f')}"
-        for each in report.differences
-    }
-    for metric in report.metrics:
-        others = [each.get(metric.name, "") for each in (theirs, differences)]
-        table.add_row(metric.name, f"{metric.value:.2f}", *(others if report.reference else []))
-    if report.fidelity is not None:
-        fidelity = report.fidelity
-        if fidelity.cosine_mean is not None:
-            table.add_row(
-                "cosine to reference, mean / worst",
-                f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}",
-            )
-        sqnr = _interval(fidelity.sqnr_interval, ".1f")
-        table.add_row("SQNR to reference", f"{fidelity.sqnr_db:.1f} dB", "", sqnr)
-        if fidelity.flips_percent is not None and fidelity.flips_interval is not None:
-            table.add_row(
-                _changed_predictions(fidelity, report.task),
-                f"{fidelity.flips_percent:.2f} %",
-                "",
-                _interval(fidelity.flips_interval, ".2f"),
-            )
+    for row in evaluation_rows(report):
+        others = [row.reference, row.difference] if report.reference is not None else []
+        table.add_row(row.name, row.value, *others)
     limits = [_limit_line(each) for each in report.limits]
     return Group(Text(title, style="italic"), table, *limits)
-
-
-def _interval(interval: Interval, digits: str) -> str:
-    """Return both ends of an interval: "(0.19 to 1.33)"."""
-    return f"({interval.low:{digits}} to {interval.high:{digits}})"
 
 
 def _limit_line(check: LimitCheck) -> Text:
     """Return the verdict about a limit: "--max-flips 1: met, 0.57 (0.19 to 1.33)"."""
     flag = f"--{check.option.replace('_', '-')} {check.limit:g}"
     style = {"met": "green", "missed": "bold red", "not shown": "red"}[check.verdict]
-    measured = f"{check.value:.4g} {_interval(check.interval, '.4g')}"
+    measured = f"{check.value:.4g} {interval_text(check.interval, '.4g')}"
     return Text(f"{flag}: {check.verdict}, {measured}", style=style)
 
 
@@ -149,7 +121,7 @@ def analyze_table(report: AnalyzeReport) -> RenderableType:
     """Show what each unit costs, the most costly one first."""
     title = (
         f"{report.model}, {report.task}: recipe {report.recipe} for {report.target}, "
-        f"{_counted(report.examples, 'example')}"
+        f"{counted(report.examples, 'example')}"
     )
     table = Table()
     table.add_column("quantized")
@@ -176,10 +148,10 @@ def _cost(cost: Cost, metric: str | None) -> str:
 def train_table(report: TrainReport) -> RenderableType:
     """Show the metrics before and after training."""
     kind = f"QAT with {report.quantizers} quantizers" if report.quantizers else "float training"
-    steps = _counted(report.steps, "step")
+    steps = counted(report.steps, "step")
     title = f"{report.checkpoint}, {report.task}: {kind}, {steps}"
     if not report.after:
-        trained = _counted(report.training_examples, "example")
+        trained = counted(report.training_examples, "example")
         return Text(f"{title}\nTrained on {trained}. Pass `--eval-data` to see metrics.")
     table = Table()
     table.add_column("")
@@ -193,7 +165,7 @@ def train_table(report: TrainReport) -> RenderableType:
 
 def benchmark_table(report: BenchmarkReport) -> RenderableType:
     """Show latencies and their ratios to the first model's."""
-    threads = "" if report.threads is None else f", {_counted(report.threads, 'thread')}"
+    threads = "" if report.threads is None else f", {counted(report.threads, 'thread')}"
     title = f"Median latency{threads}"
     table = Table()
     for column in ("model", "engine", "float type"):
@@ -223,7 +195,7 @@ def tensorrt_table(report: TensorRTReport) -> RenderableType:
     command = Text(" \\\n  ".join(words), overflow="ignore", no_wrap=True)
     if report.size_bytes is None:
         return command
-    size = f"{report.size_bytes / _MEGABYTE:.1f} MB"
+    size = size_text(report.size_bytes)
     title = f"{report.engine}: {size}, TensorRT {report.tensorrt}, {report.gpu}"
     table = Table()
     for column in ("batch x tokens", "median ms", "best ms"):
@@ -249,14 +221,14 @@ def run_table(report: RunReport) -> RenderableType:
     )
     resumed = []
     if report.resumed_rows:
-        resumed.append(Text(f"Continued after {_counted(report.resumed_rows, 'row')}."))
+        resumed.append(Text(f"Continued after {counted(report.resumed_rows, 'row')}."))
     return Group(Text(title, style="italic"), table, *resumed)
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:
     """Show the machine, the engines, and what is missing."""
     machine = Table(show_header=False)
-    machine.add_row("CPU", f"{report.cpu}, {_counted(report.cores, 'core')}")
+    machine.add_row("CPU", f"{report.cpu}, {counted(report.cores, 'core')}")
     for name, meaning in report.cpu_features.items():
         machine.add_row(name, meaning)
     for name in report.gpus:
@@ -269,55 +241,3 @@ def doctor_table(report: DoctorReport) -> RenderableType:
         purpose = ", ".join((each.purpose, *each.details))
         parts.add_row(each.name, each.version or f"missing: {each.install}", purpose)
     return Group(Text(report.verdict, style="bold"), machine, parts)
-
-
-def _cells(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
-    fidelity, lowering = each.fidelity, each.lowering
-    cells = {"recipe": each.recipe}
-    if each.units_in_float:
-        cells["left in float to meet the limits"] = "\n".join(each.units_in_float)
-    for difference in each.differences:
-        cells[f"{difference.name}, difference (95 %)"] = (
-            f"{difference.value:+.2f} {_interval(difference.interval, '+.2f')}"
-        )
-    if fidelity.flips_percent is not None:
-        name = _changed_predictions(fidelity, report.task)
-        cells[name] = f"{fidelity.flips_percent:.2f} %"
-    if fidelity.cosine_mean is not None:
-        cells["cosine to float, mean / worst"] = (
-            f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
-        )
-    cells["SQNR to float"] = f"{fidelity.sqnr_db:.1f} dB"
-    cells["SQNR to PyTorch's INT8, worst layer"] = (
-        f"{lowering.worst_layer_db:.1f} dB{'' if lowering.is_exact else ' (too low!)'}"
-    )
-    invariance = each.batch_invariance
-    cells[f"result depends on the batch, {_counted(invariance.texts, 'text')}"] = (
-        "never"
-        if invariance.is_exact
-        else f"{invariance.differing}, by up to {invariance.largest_difference:.1g}"
-    )
-    for latency in each.latency:
-        cells[f"latency {latency.batch} x {latency.sequence}, float -> INT8"] = (
-            f"{latency.float_ms:.1f} -> {latency.int8_ms:.1f} ms ({latency.speedup:.2f} x)"
-        )
-    cells["size, float -> INT8"] = (
-        f"{report.float_size_bytes / _MEGABYTE:.1f} -> {each.size_bytes / _MEGABYTE:.1f} MB "
-        f"({each.size_ratio:.2f})"
-    )
-    return cells
-
-
-def _changed_predictions(fidelity: Fidelity, task: str) -> str:
-    """Return the name of the row, with the number of decisions and what they are about."""
-    # Imports torch, which takes longer than printing the help.
-    from qdqbert.tasks import TASKS
-
-    return f"changed predictions, {_counted(fidelity.decisions or 0, TASKS[task].decided)}"
-
-
-def _counted(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 example", "2 examples"."""
-    from qdqbert.tasks.lines import plural
-
-    return f"{count:,} {noun if count == 1 else plural(noun)}"

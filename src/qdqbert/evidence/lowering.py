@@ -41,6 +41,20 @@ _SPANS = OUTPUTS["question-answering"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerFidelity:
+    """How close the states of a quantized model are to float after one layer.
+
+    Attributes:
+        name: Name of the value that the layer computes.
+        sqnr_db: SQNR of this value, float being the signal, dB. The model is given texts only, so
+            the noise of all layers before is in it.
+    """
+
+    name: str
+    sqnr_db: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoweringCheck:
     """Agreement of a graph on an engine with the fake-quantized PyTorch model.
 
@@ -245,6 +259,29 @@ def _run(
         for each in hooks:
             each.remove()
     return states, to_numpy(outputs, body.output_names)
+
+
+def layer_fidelity(
+    references: Sequence[Reference], floats: Sequence[Reference]
+) -> tuple[LayerFidelity, ...]:
+    """Return how close a quantized model is to float after each layer.
+
+    Args:
+        references: Results of the fake-quantized model.
+        floats: Results of the float model for the same batches.
+
+    Returns:
+        The embeddings, the encoder layers but the last one, then each output, in this order.
+    """
+    powers: dict[str, NDArray[np.float64]] = {}
+    for quantized, exact in zip(references, floats, strict=True):
+        computed = {**quantized.states, **quantized.outputs}
+        for name, values in {**exact.states, **exact.outputs}.items():
+            pair = (_text_only(name, each, exact) for each in (values, computed[name]))
+            powers[name] = powers.get(name, np.zeros(2)) + signal_and_noise(*pair)
+    return tuple(
+        LayerFidelity(name=name, sqnr_db=to_decibels(*sums)) for name, sums in powers.items()
+    )
 
 
 def check_lowering(

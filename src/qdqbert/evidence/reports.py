@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing
+from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
-from qdqbert.evidence.lowering import LoweringCheck
+from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
+from qdqbert.evidence.saturation import Overflow
 from qdqbert.files import json_values
 from qdqbert.tasks.task import Metric
 
@@ -45,9 +48,13 @@ class TargetReport:
         units_in_float: Linear layers and sites that were left in float to meet the limits.
         model: Path of the graph in the folder.
         fidelity: How close it is to the float model, on held-out texts.
-        differences: Its metrics minus those of the float model, if the texts have labels.
+        metrics: Its metrics, if the texts have labels.
+        differences: These metrics minus those of the float model.
         limits: What was measured for each limit of the call.
+        layers: How close PyTorch's fake quantization of it is to the float model, layer by layer.
         lowering: How close it is to PyTorch's fake quantization, layer by layer.
+        overflows: Linear layers whose int8 sums would saturate on CPUs without VNNI, worst first.
+            `None` if this was not emulated, as the weights are exact on all CPUs.
         batch_invariance: Whether results depend on the other texts of a batch.
         size_bytes: Size of the graph.
         size_ratio: Size divided by that of the float graph.
@@ -60,9 +67,12 @@ class TargetReport:
     units_in_float: tuple[str, ...]
     model: str
     fidelity: Fidelity
+    metrics: tuple[Metric, ...]
     differences: tuple[MetricDifference, ...]
     limits: tuple[LimitCheck, ...]
+    layers: tuple[LayerFidelity, ...]
     lowering: LoweringCheck
+    overflows: tuple[Overflow, ...] | None
     batch_invariance: BatchInvariance
     size_bytes: int
     size_ratio: float
@@ -108,13 +118,18 @@ class QuantizeReport:
         checkpoint: The model that was quantized.
         task: Its task.
         calibration_texts: Number of texts that ranges were taken from.
+        calibration_lengths: Their lengths; `None` if the ranges are those of an earlier
+            calibration.
         heldout_texts: Number of other texts, on which fidelity was measured.
+        float_metrics: Metrics of the float model, if the texts have labels.
         float_size_bytes: Size of the float graph.
         targets: One report for each target and engine. With the target `auto`, that of the
             candidate that was chosen, or those of all if none was.
         cpu: Name of the CPU that everything was measured on.
         cpu_features: Its features that matter for INT8, under Linux' names.
         cores: Number of its cores that were used.
+        versions: Versions of Python and of the packages that determine numbers, by name.
+        command: Command line that is equivalent to the call.
         warnings: Results that make the model doubtful or useless.
         notices: Other messages for the user.
         candidates: What the target `auto` chose from, the fastest one first.
@@ -125,12 +140,16 @@ class QuantizeReport:
     checkpoint: str
     task: str
     calibration_texts: int
+    calibration_lengths: TextLengths | None
     heldout_texts: int
+    float_metrics: tuple[Metric, ...]
     float_size_bytes: int
     targets: tuple[TargetReport, ...]
     cpu: str
     cpu_features: tuple[str, ...]
     cores: int
+    versions: Mapping[str, str]
+    command: str
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
     candidates: tuple[CandidateReport, ...] = ()
@@ -166,6 +185,11 @@ class EvaluateReport:
         fidelity: How close the model is to the reference, on the same examples.
         limits: What was measured for each limit of the call.
         leaked_examples: Number of examples that the model was calibrated on.
+        cpu: Name of the CPU.
+        cpu_features: Its features that matter for INT8, under Linux' names.
+        cores: Number of its cores that were used.
+        versions: Versions of Python and of the packages that determine numbers, by name.
+        command: Command line that is equivalent to the call.
         notices: Messages for the user.
     """
 
@@ -182,6 +206,11 @@ class EvaluateReport:
     fidelity: Fidelity | None
     limits: tuple[LimitCheck, ...]
     leaked_examples: int
+    cpu: str
+    cpu_features: tuple[str, ...]
+    cores: int
+    versions: Mapping[str, str]
+    command: str
     notices: tuple[str, ...]
 
     @property

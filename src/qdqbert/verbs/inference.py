@@ -162,12 +162,16 @@ class Baseline:
         features = self.encoded.features
         return fidelity_of(self.task, self.predictions, predictions, features, self.options)
 
+    def metrics(self, predictions: Predictions) -> tuple[Metric, ...]:
+        """Return the metrics of a model, the main one first; none without labels."""
+        if not self.is_labeled:
+            return ()
+        features = self.encoded.features
+        return tuple(self.task.metrics(predictions, features, self.id2label, self.options))
+
     def metric(self, predictions: Predictions) -> Metric | None:
         """Return the main metric of a model; `None` without labels."""
-        if not self.is_labeled:
-            return None
-        features = self.encoded.features
-        return self.task.metrics(predictions, features, self.id2label, self.options)[0]
+        return next(iter(self.metrics(predictions)), None)
 
     def compare(self, predictions: Predictions) -> tuple[Fidelity, tuple[MetricDifference, ...]]:
         """Return how close a model is, and its metrics minus those of float if there are labels."""

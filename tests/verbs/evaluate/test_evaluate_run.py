@@ -12,7 +12,7 @@ from scipy import stats
 
 import qdqbert
 from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
-from qdqbert.verbs.evaluate import run as evaluate_run
+from qdqbert.reporting.page import evaluate_page
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
 PAIRS = """sentence1,sentence2,score
@@ -213,18 +213,11 @@ def test_the_files_of_a_task_are_written(save_tiny, write_file, tmp_path) -> Non
     assert caught.value.argument == "output"
 
 
-def test_an_output_for_a_task_without_files_is_refused_before_the_model_runs(
-    checkpoints, write_file, tmp_path, monkeypatch
-) -> None:
-    runs: list[object] = []
-    monkeypatch.setattr(evaluate_run, "predict", lambda *args: runs.append(args))
-    with pytest.raises(UserInputError, match=r"`output=.*no files to write") as caught:
-        qdqbert.evaluate(
-            checkpoints("classifier"), write_file("dev.csv", CLASSES), output=tmp_path / "files"
-        )
-    assert caught.value.argument == "output"
-    assert runs == []
-    assert not (tmp_path / "files").exists()
+def test_the_report_is_a_page_in_the_output(checkpoints, write_file, tmp_path) -> None:
+    data = write_file("dev.csv", CLASSES)
+    report = qdqbert.evaluate(checkpoints("classifier"), data, output=tmp_path / "files")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["report.html"]
+    assert (tmp_path / "files" / "report.html").read_text() == evaluate_page(report)
 
 
 @pytest.mark.parametrize("option", [{"engine": "onnxruntime"}, {"target": "portable"}])

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import onnx
 import pytest
+from huggingface_hub import ModelCard
 
 import qdqbert
 from conftest import WORDS
 from qdqbert.artifact import open_artifact
 from qdqbert.errors import UserInputError
+from qdqbert.reporting.page import quantize_page
 
 LABELS = ("Negative", "Neutral", "Positive")
 # Texts that no calibration has seen.
@@ -85,6 +87,13 @@ def test_without_enough_examples_nothing_is_written_but_the_report(quantized, tm
     assert verdicts == {"not shown"}
 
 
+def test_the_report_is_a_page_if_its_name_says_so(quantized, tmp_path) -> None:
+    path = tmp_path / "missed.HTML"
+    report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=300, report=path)
+    assert path.read_text() == quantize_page(report)
+    assert "SQNR of at least 300 dB is missed" in path.read_text()
+
+
 def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tmp_path) -> None:
     made = quantized("classifier")
     report = quantize(made, tmp_path / "int8", min_sqnr=100, targets=["native", "onnxruntime"])
@@ -100,12 +109,16 @@ def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> N
     made = quantized("classifier")
     report = quantize(made, tmp_path / "int8", eval_data=labeled, max_drop=100)
     assert report.heldout_texts == len(LABELED)
+    results = ModelCard.load(tmp_path / "int8" / "README.md").data.eval_results
+    assert {each.metric_type for each in results} == {each.name for each in report.float_metrics}
     for each in report.targets:
         assert [limit.option for limit in each.limits] == ["max_drop"]
         evaluated = qdqbert.evaluate(
             tmp_path / "int8", labeled, reference=made.checkpoint, engine=each.engine
         )
         assert each.differences == evaluated.differences
+        assert each.metrics == evaluated.metrics
+        assert report.float_metrics == evaluated.reference_metrics
 
 
 def test_examples_to_evaluate_on_are_none_of_the_calibrated_ones(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from huggingface_hub import ModelCard
 
 import qdqbert
 from qdqbert import resources
@@ -16,6 +17,7 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.latency import Timing
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import cpu_features, usable_cores
+from qdqbert.reporting.page import quantize_page
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -90,9 +92,39 @@ def test_the_report_names_the_cpu(quantized) -> None:
     assert report.cores == usable_cores()
 
 
+def test_the_folder_holds_a_page_and_a_model_card(quantized) -> None:
+    made = quantized("sentence")
+    assert (made.directory / "report.html").read_text() == quantize_page(made.report)
+    data = ModelCard.load(made.directory / "README.md").data
+    assert data.pipeline_tag == "feature-extraction"
+    assert {"bert", "sentence-transformers", "onnx"} <= set(data.tags)
+    assert (data.base_model, data.eval_results) == (None, None)
+
+
+def test_the_report_says_how_it_can_be_made_again(quantized) -> None:
+    made = quantized("classifier")
+    manifest = json.loads((made.directory / "quantization.json").read_text())
+    assert made.report.command == manifest["command"]
+    assert made.report.versions == manifest["versions"]
+
+
 def test_calibration_and_held_out_texts_differ(quantized) -> None:
     report = quantized("sentence").report
     assert (report.calibration_texts, report.heldout_texts) == (24, 24)
+    assert report.calibration_lengths.texts == 24
+
+
+def test_the_noise_of_quantization_is_known_after_every_layer(quantized) -> None:
+    made = quantized("sentence")
+    count = json.loads((made.checkpoint / "config.json").read_text())["num_hidden_layers"]
+    for each in made.report.targets:
+        *states, output, embedding = each.layers
+        # The embeddings, and the layers before the last one, whose state is an output.
+        assert len(states) == count
+        assert (output.name, embedding.name) == ("last_hidden_state", "sentence_embedding")
+        # On other texts than these few, it is a little different.
+        assert embedding.sqnr_db == pytest.approx(each.fidelity.sqnr_db, abs=5)
+        assert all(15 < layer.sqnr_db < 80 for layer in each.layers)
 
 
 def test_the_folder_holds_the_report(quantized) -> None:
@@ -199,6 +231,15 @@ def test_latency_is_measured_at_shapes_that_the_model_takes(for_vnni) -> None:
 def test_ranges_from_few_texts_are_warned_about(for_vnni) -> None:
     _, report = for_vnni
     assert "The ranges were taken from 8 texts only" in report.warnings[0]
+
+
+def test_saturation_is_emulated_where_weights_use_all_8_bits(for_vnni) -> None:
+    _, report = for_vnni
+    for target in report.targets:
+        assert target.overflows is not None
+        [notice] = [each for each in report.notices if f"The {target.target} graph" in each]
+        assert all(layer.site in notice for layer in target.overflows[:3])
+        assert ("in no linear layer" in notice) is (target.overflows == ())
 
 
 def test_weights_use_all_8_bits_only_for_cpus_that_can_add_them(for_vnni, quantized) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import is_artifact
+from qdqbert.artifact import REPORT_PAGE, is_artifact
 from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
 from qdqbert.evidence.reports import EvaluateReport
-from qdqbert.files import write_json
+from qdqbert.files import write_bytes, write_json
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
-from qdqbert.options import is_onnx_file
+from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
+from qdqbert.reporting.page import evaluate_page
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Metric, Predictions, Score, Task, TaskOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
@@ -27,6 +29,7 @@ from qdqbert.verbs.evaluate.subject import (
 )
 from qdqbert.verbs.inference import EncodedExamples, encode_examples, fidelity_of, predict
 from qdqbert.verbs.settings import columns_of, task_options_of
+from qdqbert.verbs.versions import versions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,9 +100,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         comparison = _compare(
             models.reference, dataset.examples, results, options, task_options, progress
         )
-    if options.output is not None:
-        _write_files(subject.task, results, task_options, Path(options.output))
-    return EvaluateReport(
+    report = EvaluateReport(
         model=options.model,
         task=subject.task.name,
         engine=subject.engine,
@@ -117,6 +118,11 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
             else check_limits(options, comparison.fidelity, comparison.differences)
         ),
         leaked_examples=leaked,
+        cpu=cpu_name(),
+        cpu_features=cpu_features(),
+        cores=usable_cores(),
+        versions=versions(),
+        command=command_line("evaluate", options),
         notices=(
             *models.notices,
             *dataset.notices,
@@ -124,6 +130,9 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
             *_leak_notices(leaked, dataset),
         ),
     )
+    if options.output is not None:
+        _write_files(report, subject.task, results, task_options, Path(options.output))
+    return report
 
 
 def load_models(options: EvaluateOptions, progress: Progress) -> Models:
@@ -135,7 +144,6 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
     _check_pooling(options)
     with progress.stage(f"Loading {Path(options.model).name}"):
         subject = load_subject(options.model, request_of_model(options))
-    _check_output(subject.task, options)
     notices = [*subject.notices]
     if subject.is_proxy:
         notices.append(
@@ -225,14 +233,6 @@ def _check_names(options: EvaluateOptions, subject: Subject, reference: Subject)
             )
 
 
-def _check_output(task: Task, options: EvaluateOptions) -> None:
-    if options.output is not None and task.files is None:
-        raise UserInputError(
-            f"`output={options.output!r}`: task {task.name!r} has no files to write. Leave it out.",
-            argument="output",
-        )
-
-
 def _encode(
     subject: Subject,
     examples: Sequence[Any],
@@ -285,13 +285,26 @@ def _compare(
     )
 
 
-def _write_files(task: Task, results: Results, task_options: TaskOptions, output: Path) -> None:
-    assert task.files is not None, "checked when the model was loaded"
-    files = task.files(results.predictions, results.encoded.features, task_options)
+def _write_files(
+    report: EvaluateReport,
+    task: Task,
+    results: Results,
+    task_options: TaskOptions,
+    output: Path,
+) -> None:
+    """Write the report and the files of the task.
+
+    Raises:
+        UserInputError: The folder cannot be written.
+    """
+    files: Mapping[str, Any] = {}
+    if task.files is not None:
+        files = task.files(results.predictions, results.encoded.features, task_options)
     try:
         output.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_json(output / name, content)
+        write_bytes(output / REPORT_PAGE, evaluate_page(report).encode())
     except OSError as error:
         raise UserInputError(
             f"`output={str(output)!r}` cannot be written: {error.strerror}. Pass another folder.",

@@ -114,7 +114,8 @@ def quantize(
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
             each graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
-        report: File for the report as JSON, which is also written if a limit is not met.
+        report: File for the report, which is also written if a limit is not met. HTML if its name
+            ends in .html, JSON otherwise.
         recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
         recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
             stores some.
@@ -171,7 +172,8 @@ def quantize(
 
     Returns:
         What was written and measured: fidelity to the float model on held-out examples, agreement
-        with PyTorch's fake quantization, size and latency. The same is in `report.json`.
+        with PyTorch's fake quantization, size and latency. The same is in `report.json`
+        and, for people, in `report.html`.
 
     Raises:
         UserInputError: An argument or a file cannot be used.

@@ -14,20 +14,26 @@ from qdqbert.artifact import (
     QUANTIZATION,
     RANGES,
     REPORT,
+    REPORT_PAGE,
     Artifact,
     size_bytes,
 )
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import write_ranges
+from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
+from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import QuantizeReport, json_ready
-from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.files import write_json
+from qdqbert.evidence.saturation import Overflow, SaturationCheck
+from qdqbert.files import write_bytes, write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.options import command_line
 from qdqbert.progress import Progress
+from qdqbert.reporting.model_card import Origin, model_card
+from qdqbert.reporting.page import quantize_page
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
@@ -37,10 +43,9 @@ from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
 from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import Inputs, Ready, prepare
-from qdqbert.verbs.quantize.ranges import (
-    RangeSource,
-)
+from qdqbert.verbs.quantize.ranges import RangeSource
 from qdqbert.verbs.quantize.source import ModelSource
+from qdqbert.verbs.versions import versions
 
 # With fewer calibration examples than this, the report warns.
 _FEWEST_CALIBRATED = 16
@@ -72,20 +77,22 @@ def fill_folder(
     ready = prepare(options, targets, earlier, scratch, progress)
     sited, calibration = ready.sited, ready.calibration
     plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
-    saturation = check_saturation(ready, plans, options, progress)
+    overflows = find_overflows(ready, plans, options, progress)
     with progress.stage("Exporting the graph"):
         graph = sited.graph()
     longest = ready.source.max_length
     written = write_graphs(plans, graph, calibration, folder, longest, progress)
     left = {str(plan.target.name): found for plan, found in zip(plans, units, strict=True)}
-    evidence = make_evidence(options, ready, graph, scratch, units_in_float=left)
+    evidence = make_evidence(
+        options, ready, graph, scratch, units_in_float=left, overflows=overflows
+    )
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
     measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
-    notices = [*saturation, *(notice for each in written for notice in each.notices)]
+    notices = [notice for each in written for notice in each.notices]
     report = make_report(options, ready, evidence, measured, notices)
     manifest = make_manifest(options, ready, written, ready.ranges.weights_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
-    write_report(folder, report)
+    write_report(folder, report, origin_of(ready.source, options))
     return report
 
 
@@ -96,6 +103,7 @@ def make_evidence(
     scratch: Path,
     *,
     units_in_float: Mapping[str, Sequence[Unit]],
+    overflows: Mapping[str, tuple[Overflow, ...]],
 ) -> Evidence:
     """Write the float graph, and return what graphs are compared with.
 
@@ -105,6 +113,7 @@ def make_evidence(
         graph: Its float graph with a node at every site.
         scratch: Folder for the float graph.
         units_in_float: See `Evidence`.
+        overflows: See `Evidence`.
     """
     float_model = scratch / MODEL
     save_graph(float_graph(graph), float_model, temporary=True)
@@ -118,6 +127,7 @@ def make_evidence(
         ranges=ready.ranges.kind,
         limits=options,
         units_in_float=units_in_float,
+        overflows=overflows,
     )
 
 
@@ -154,30 +164,42 @@ def make_report(
     source, ranges, inputs = ready.source, ready.ranges, ready.inputs
     count = calibrated_texts(ranges, inputs)
     first = [*source.notices, *ranges.notices, *ready.examples.notices, *inputs.notices]
-    first += _built_in_notice(options, ranges)
+    # The target `auto` measures only some of its candidates.
+    measured_targets = {each.target for each in measured.reports}
+    overflows = {
+        target: found for target, found in evidence.overflows.items() if target in measured_targets
+    }
+    first += [*_built_in_notice(options, ranges), *saturation_notices(overflows)]
     return QuantizeReport(
         directory=str(output_of(options)),
         checkpoint=options.model or DEMO_NAME,
         task=source.task,
         calibration_texts=count,
+        calibration_lengths=calibration_lengths(ranges, inputs),
         heldout_texts=inputs.heldout.texts,
+        float_metrics=evidence.baseline.metrics(evidence.baseline.predictions),
         float_size_bytes=size_bytes(evidence.float_model),
         targets=measured.reports,
         cpu=cpu_name(),
         cpu_features=cpu_features(),
         cores=usable_cores(),
+        versions=versions(),
+        command=command_line("quantize", options),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*first, *notices, *measured.notices])),
     )
 
 
-def check_saturation(
+def find_overflows(
     ready: Ready, plans: Sequence[Plan], options: QuantizeOptions, progress: Progress
-) -> list[str]:
-    """Report which layers would saturate on a CPU without VNNI, if weights use all 8 bits."""
+) -> dict[str, tuple[Overflow, ...]]:
+    """Return which layers would saturate on a CPU without VNNI, by name of the target.
+
+    Targets whose weights are exact on all CPUs, and those for GPUs, are left out.
+    """
     if options.weights_for != "vnni":
-        return []
-    notices = []
+        return {}
+    found: dict[str, tuple[Overflow, ...]] = {}
     batches = ready.inputs.calibration.batches
     for plan in plans:
         if target_named(plan.target.name).adjacent_sum_limit is None:
@@ -189,15 +211,23 @@ def check_saturation(
         )
         with progress.stage(f"Checking {plan.target.name} for saturation"):
             ready.sited.check_saturation(check, batches[:: max(1, len(batches) // 8)])
-        worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in check.overflows[:3])
-        found = (
-            f"in {len(check.overflows)} linear layers, most in {worst}"
-            if check.overflows
+        found[plan.target.name] = tuple(check.overflows)
+    return found
+
+
+def saturation_notices(overflows: Mapping[str, Sequence[Overflow]]) -> list[str]:
+    """Say for each target where it would saturate on CPUs without VNNI."""
+    notices = []
+    for target, layers in overflows.items():
+        worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in layers[:3])
+        where = (
+            f"in {len(layers)} linear layers, most in {worst}"
+            if layers
             else "in no linear layer on this data"
         )
         notices.append(
-            f"The {plan.target.name} graph is encoded for CPUs with VNNI. On other CPUs int8 sums "
-            f"would saturate {found}. With `weights_for='any'`, weights are exact everywhere."
+            f"The {target} graph is encoded for CPUs with VNNI. On other CPUs int8 sums would "
+            f"saturate {where}. With `weights_for='any'`, weights are exact everywhere."
         )
     return notices
 
@@ -207,6 +237,14 @@ def calibrated_texts(ranges: RangeSource, inputs: Inputs) -> int:
     if ranges.earlier is not None:
         return int(ranges.earlier.quantization["calibration"]["examples"])
     return inputs.calibration.texts if ranges.known is None else len(ranges.known)
+
+
+def calibration_lengths(ranges: RangeSource, inputs: Inputs) -> TextLengths | None:
+    """Return the lengths of the texts of a new calibration."""
+    if ranges.kind != "calibrated":
+        return None
+    encoded = inputs.calibration.features.encoded
+    return text_lengths(encoded.lengths, truncated=encoded.truncated)
 
 
 def write_folder(
@@ -227,9 +265,25 @@ def write_folder(
     write_json(folder / QUANTIZATION, manifest)
 
 
-def write_report(folder: Path, report: QuantizeReport) -> None:
-    """Write the report of a call to its folder."""
+def write_report(folder: Path, report: QuantizeReport, origin: Origin) -> None:
+    """Write the report of a call to its folder, as JSON, as a page, and as a model card."""
     write_json(folder / REPORT, json_ready(report))
+    write_bytes(folder / REPORT_PAGE, quantize_page(report).encode())
+    write_bytes(folder / CARD, model_card(report, origin).encode())
+
+
+def origin_of(source: ModelSource, options: QuantizeOptions) -> Origin:
+    """Return where a model comes from, for its model card."""
+    # The config and the tokenizer of an .onnx file come with the card of the model.
+    folder = options.tokenizer or str(Path(source.name).parent) if options.is_onnx else source.name
+    is_local = options.is_onnx or Path(source.name).exists()
+    return Origin(
+        hub_id=None if is_local else source.name,
+        card=read_card_data(folder),
+        model_type=source.model_type,
+        is_sentence_transformer=source.head is not None,
+        eval_data=options.eval_data,
+    )
 
 
 def _built_in_notice(options: QuantizeOptions, ranges: RangeSource) -> list[str]:

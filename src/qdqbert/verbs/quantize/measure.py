@@ -9,12 +9,13 @@ from pathlib import Path
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import ENGINE_NAMES, EngineName
-from qdqbert.encoding import first_rows
+from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.limits import check_limits
-from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering
+from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
 from qdqbert.evidence.reports import LatencyReport, TargetReport
+from qdqbert.evidence.saturation import Overflow
 from qdqbert.graph.export import choices_of
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress
@@ -60,6 +61,8 @@ class Evidence:
         ranges: Where the ranges come from.
         limits: Limits of the call.
         units_in_float: Units that were left in float to meet the limits, by name of the target.
+        overflows: Linear layers that would saturate without VNNI, by name of the target, for the
+            targets where this can happen.
     """
 
     source: ModelSource
@@ -71,6 +74,7 @@ class Evidence:
     ranges: RangeKind
     limits: LimitOptions
     units_in_float: Mapping[str, Sequence[Unit]]
+    overflows: Mapping[str, tuple[Overflow, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,12 +108,14 @@ def measure(
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
     timings = _time(timed, evidence, progress) if benchmark and timed else []
     known: list[tuple[Plan, list[Reference]]] = []
+    floats: list[Reference] = []
     baseline, reports = evidence.baseline, []
     warnings: list[str] = []
     for each, engine in jobs:
         target = each.plan.target.name
         title = f"Checking {target} on {engine}"
         with progress.stage(title, len(baseline.encoded.batches)) as advance:
+            floats = floats or _float_references(each.plan, evidence)
             references = _references(each.plan, evidence, known)
             runner = open_runner(engine, each.path, low_memory=True)
             predictions = predict(baseline.task, runner, baseline.encoded, advance)
@@ -131,8 +137,10 @@ def measure(
                 units_in_float=tuple(unit.name for unit in evidence.units_in_float.get(target, ())),
                 model=each.name,
                 fidelity=fidelity,
+                metrics=baseline.metrics(predictions),
                 differences=differences,
                 limits=check_limits(evidence.limits, fidelity, differences),
+                layers=layer_fidelity(references, floats),
                 lowering=check_lowering(
                     each.model,
                     each.path,
@@ -140,6 +148,7 @@ def measure(
                     engine,
                     agreement_db=each.plan.target.agreement_db,
                 ),
+                overflows=evidence.overflows.get(target),
                 batch_invariance=invariance,
                 size_bytes=each.size_bytes,
                 size_ratio=each.size_bytes / size_bytes(evidence.float_model),
@@ -241,12 +250,23 @@ def _references(
             and ranges(plan.recipe) is ranges(other.recipe)
         ):
             return found
-    batches = evidence.baseline.encoded.batches
-    chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    few = [first_rows(batch, tokens=_CHECKED_TOKENS) for batch in chosen]
-    made = evidence.sited.references(plan, ranges(plan.recipe), few)
+    made = evidence.sited.references(plan, ranges(plan.recipe), _checked_batches(evidence))
     known.append((plan, made))
     return made
+
+
+def _float_references(plan: Plan, evidence: Evidence) -> list[Reference]:
+    """Compute what the references of a plan would be if nothing was quantized."""
+    ranges = evidence.calibration.for_recipe(plan.recipe)
+    in_float = dataclasses.replace(plan, specs=dict.fromkeys(plan.specs))
+    return evidence.sited.references(in_float, ranges, _checked_batches(evidence))
+
+
+def _checked_batches(evidence: Evidence) -> list[Batch]:
+    """Return the batches of different lengths that layers are compared on."""
+    batches = evidence.baseline.encoded.batches
+    chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
+    return [first_rows(batch, tokens=_CHECKED_TOKENS) for batch in chosen]
 
 
 def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") -> list[str]:

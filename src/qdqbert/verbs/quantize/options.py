@@ -105,7 +105,8 @@ class QuantizeOptions(
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
             each graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
-        report: File for the report as JSON, which is also written if a limit is not met.
+        report: File for the report, which is also written if a limit is not met. HTML if its name
+            ends in .html, JSON otherwise.
     """
 
     model: str | None = None

@@ -9,8 +9,9 @@ from pathlib import Path
 from qdqbert.artifact import is_artifact, writing
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.reports import QuantizeReport, json_ready
-from qdqbert.files import write_json
+from qdqbert.files import write_bytes, write_json
 from qdqbert.progress import Progress
+from qdqbert.reporting.page import quantize_page
 from qdqbert.verbs.quantize.auto.run import fill_with_fastest
 from qdqbert.verbs.quantize.folder import fill_folder, output_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -63,7 +64,10 @@ class _LimitsMissedError(Exception):
 
 def _write_report(report: QuantizeReport, path: Path) -> None:
     try:
-        write_json(path, json_ready(report))
+        if path.suffix.lower() == ".html":
+            write_bytes(path, quantize_page(report).encode())
+        else:
+            write_json(path, json_ready(report))
     except OSError as error:
         raise UserInputError(
             f"`report={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",

@@ -30,10 +30,11 @@ from qdqbert.verbs.quantize.auto.halving import Standing, rank, turns
 from qdqbert.verbs.quantize.auto.timing import TimedFolder, open_timers
 from qdqbert.verbs.quantize.auto.worker import write_features
 from qdqbert.verbs.quantize.folder import (
-    check_saturation,
+    find_overflows,
     make_evidence,
     make_manifest,
     make_report,
+    origin_of,
     write_folder,
     write_report,
 )
@@ -118,12 +119,11 @@ def fill_with_fastest(
     digest = ready.ranges.weights_sha256(graph)
     candidates = _write_candidates(options, ready, plans, units, graph, digest, scratch, progress)
     timed = _time(candidates, ready, options, scratch, progress)
-    evidence = make_evidence(options, ready, graph, scratch, units_in_float={})
+    overflows = find_overflows(ready, plans, options, progress)
+    evidence = make_evidence(options, ready, graph, scratch, units_in_float={}, overflows=overflows)
     choice = choose(timed, evidence, options, progress)
     reports = candidate_reports(timed, choice)
-    report = make_report(
-        options, ready, evidence, choice.measured, _notices(ready, choice, options, progress)
-    )
+    report = make_report(options, ready, evidence, choice.measured, _notices(ready, choice))
     report = dataclasses.replace(report, candidates=reports, reason=reason_of(reports))
     if choice.chosen is not None:
         chosen = choice.chosen.candidate
@@ -133,7 +133,7 @@ def fill_with_fastest(
             options, ready, [chosen.written], digest, _choice_json(chosen.engine)
         )
         write_json(folder / QUANTIZATION, manifest)
-        write_report(folder, report)
+        write_report(folder, report, origin_of(ready.source, options))
     return report
 
 
@@ -285,9 +285,7 @@ def _measure(candidate: Candidate, evidence: Evidence, progress: Progress) -> Me
     return measure([alone], mine, benchmark=False, progress=progress)
 
 
-def _notices(
-    ready: Ready, choice: Choice, options: QuantizeOptions, progress: Progress
-) -> list[str]:
+def _notices(ready: Ready, choice: Choice) -> list[str]:
     notices = [
         f"Engine {engine} is not installed, so it is no candidate. Install it with: "
         f"pip install 'qdqbert[{engine}]'"
@@ -297,9 +295,7 @@ def _notices(
         f"Target {name} is no candidate. {reason}" for name, reason in ready.refused.items()
     ]
     if choice.chosen is not None:
-        written = choice.chosen.candidate.written
-        notices += written.notices
-        notices += check_saturation(ready, [written.plan], options, progress)
+        notices += choice.chosen.candidate.written.notices
     return notices
 
 

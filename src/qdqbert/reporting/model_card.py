@@ -1,0 +1,129 @@
+"""The model card of a quantized model: metadata for the hub, and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from qdqbert.evidence.reports import QuantizeReport
+from qdqbert.reporting.facts import comparison_rows, counted, graph_name
+from qdqbert.reporting.rendering import render
+from qdqbert.reporting.verdict import quantize_verdict
+
+# The hub's names of tasks, where they are not transformers' names.
+_PIPELINE_TAGS: Mapping[str, str] = {
+    "feature-extraction": "feature-extraction",
+    "fill-mask": "fill-mask",
+    "multiple-choice": "multiple-choice",
+    # The hub has no name for it.
+    "next-sentence-prediction": "text-classification",
+    "question-answering": "question-answering",
+    "reranking": "text-ranking",
+    "text-classification": "text-classification",
+    "text-generation": "text-generation",
+    "token-classification": "token-classification",
+}
+# What a source's card says that is also true of the quantized model.
+_INHERITED = ("language", "license", "license_name", "license_link")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a quantized model comes from.
+
+    Attributes:
+        hub_id: Name of the float model on the hub; `None` if it was read from a file or folder.
+        card: Metadata of its model card.
+        model_type: transformers' name of its family; `None` if it is not known.
+        is_sentence_transformer: Whether sentence-transformers reads its folder.
+        eval_data: Data that the metrics are computed on, if there are some.
+    """
+
+    hub_id: str | None
+    card: Mapping[str, Any]
+    model_type: str | None
+    is_sentence_transformer: bool
+    eval_data: str | None
+
+
+def model_card(report: QuantizeReport, origin: Origin) -> str:
+    """Return the model card of a folder that `quantize` wrote.
+
+    It names no folder of this machine.
+
+    Args:
+        report: What was measured. It has a directory.
+        origin: Where the model comes from.
+    """
+    assert report.directory is not None
+    name = Path(report.directory).name
+    return render(
+        "model_card.md.jinja",
+        metadata=_metadata(report, origin, name).to_yaml(),
+        name=name,
+        source=origin.hub_id or Path(report.checkpoint).name,
+        hub_id=origin.hub_id,
+        report=report,
+        verdict=quantize_verdict(report),
+        graphs=[graph_name(each) for each in report.targets],
+        rows=comparison_rows(report),
+        calibrated=counted(report.calibration_texts, "text"),
+        heldout=counted(report.heldout_texts, "text"),
+    )
+
+
+def _metadata(report: QuantizeReport, origin: Origin, name: str) -> ModelCardData:
+    results = _results(report, origin)
+    inherited: dict[str, Any] = {key: origin.card[key] for key in _INHERITED if key in origin.card}
+    relation: dict[str, Any] = {} if origin.hub_id is None else {"base_model_relation": "quantized"}
+    return ModelCardData(
+        base_model=origin.hub_id or origin.card.get("base_model"),
+        library_name="qdqbert",
+        pipeline_tag=_PIPELINE_TAGS[report.task],
+        tags=_tags(report, origin),
+        # The hub's library reads a card's metrics only together with the name.
+        model_name=name if results else None,
+        eval_results=results or None,
+        ignore_metadata_errors=True,
+        **inherited,
+        **relation,
+    )
+
+
+def _tags(report: QuantizeReport, origin: Origin) -> list[str]:
+    tags = ["qdqbert", "int8", "quantized"]
+    if any(each.model.endswith(".onnx") for each in report.targets):
+        tags.append("onnx")
+    if origin.model_type is not None:
+        tags.append(origin.model_type)
+    if origin.is_sentence_transformer:
+        tags.append("sentence-transformers")
+    return tags
+
+
+def _results(report: QuantizeReport, origin: Origin) -> list[EvalResult]:
+    """Return the metrics of each graph, as the hub's `model-index` has them."""
+    if origin.eval_data is None:
+        return []
+    is_hub = origin.eval_data.startswith("hub:")
+    data, _, split = origin.eval_data.removeprefix("hub:").partition("@" if is_hub else "\0")
+    dataset = data if is_hub else Path(data).stem
+    return [
+        EvalResult(
+            task_type=_PIPELINE_TAGS[report.task],
+            dataset_type=dataset,
+            dataset_name=dataset,
+            dataset_split=split or None,
+            metric_type=metric.name,
+            metric_name=f"{metric.name} ({graph_name(each)})",
+            metric_value=round(metric.value, 4),
+        )
+        for each in report.targets
+        for metric in each.metrics
+        if math.isfinite(metric.value)
+    ]

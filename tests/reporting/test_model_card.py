@@ -1,0 +1,87 @@
+"""The model card: metadata as the hub's library reads it, and no private names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from huggingface_hub import ModelCard
+
+from qdqbert.reporting.model_card import Origin, model_card
+from qdqbert.tasks import TASKS
+
+LOCAL = Origin(
+    hub_id=None, card={}, model_type="bert", is_sentence_transformer=False, eval_data=None
+)
+
+
+def test_metadata_of_the_source_are_inherited(quantize_report) -> None:
+    card = {"language": ["en"], "license": "mit", "tags": ["other"], "base_model": "them/base"}
+    origin = dataclasses.replace(LOCAL, hub_id="them/tuned", card=card)
+    data = ModelCard(model_card(quantize_report, origin)).data.to_dict()
+    assert data == {
+        "base_model": "them/tuned",
+        "base_model_relation": "quantized",
+        "language": ["en"],
+        "library_name": "qdqbert",
+        "license": "mit",
+        "pipeline_tag": "text-classification",
+        "tags": ["qdqbert", "int8", "quantized", "onnx", "bert"],
+    }
+
+
+def test_a_local_model_has_the_base_that_its_card_names(quantize_report) -> None:
+    origin = dataclasses.replace(LOCAL, card={"base_model": "them/base"})
+    data = ModelCard(model_card(quantize_report, origin)).data.to_dict()
+    assert data["base_model"] == "them/base"
+    assert "base_model_relation" not in data
+    assert "base_model" not in ModelCard(model_card(quantize_report, LOCAL)).data.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("eval_data", "dataset"),
+    [
+        ("/home/me/dev@2.csv", {"name": "dev@2", "type": "dev@2"}),
+        (
+            "hub:them/reviews@test",
+            {"name": "them/reviews", "type": "them/reviews", "split": "test"},
+        ),
+    ],
+)
+def test_metrics_are_in_the_model_index(quantize_report, eval_data, dataset) -> None:
+    text = model_card(quantize_report, dataclasses.replace(LOCAL, eval_data=eval_data))
+    (result,) = ModelCard(text).data.eval_results
+    assert (result.metric_type, result.metric_value) == ("accuracy", 90.5)
+    assert result.metric_name == "accuracy (portable on onnxruntime)"
+    found = {
+        "name": result.dataset_name,
+        "type": result.dataset_type,
+        **({} if result.dataset_split is None else {"split": result.dataset_split}),
+    }
+    assert found == dataset
+
+
+def test_the_card_names_no_folder_of_this_machine(quantize_report) -> None:
+    report = dataclasses.replace(
+        quantize_report, directory="/home/me/out/int8", checkpoint="/home/me/models/tuned"
+    )
+    text = model_card(report, dataclasses.replace(LOCAL, eval_data="/home/me/dev.csv"))
+    assert "/home/me" not in text
+    assert "`tuned` in INT8" in text
+    assert "qdqbert.load('int8')" in text
+
+
+def test_hostile_names_are_code(quantize_report) -> None:
+    name = "a`](x)\n---\nlicense: mit\n|<b>'\"\\"
+    report = dataclasses.replace(quantize_report, directory=name, checkpoint=name)
+    card = ModelCard(model_card(report, dataclasses.replace(LOCAL, eval_data="dev.csv")))
+    assert card.data.license is None
+    assert card.data.model_name == name
+    assert "\nlicense" not in card.text
+    assert "`a'](x) --- license: mit /<b>'\"\\` in INT8" in card.text
+
+
+def test_every_task_has_a_name_on_the_hub(quantize_report) -> None:
+    for task in TASKS:
+        report = dataclasses.replace(quantize_report, task=task)
+        assert ModelCard(model_card(report, LOCAL)).data.pipeline_tag
