@@ -26,7 +26,7 @@ from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
 from qdqbert.engines.native.kernels.forward import build_module
 from qdqbert.engines.native.kernels.linear import emit_linears
-from qdqbert.engines.native.records import CODES
+from qdqbert.engines.native.records import CODES, ROUND_TRIP
 
 # The largest weight code for which sums of two adjacent products fit in 16 bits.
 SAFE_CODE = 64
@@ -112,7 +112,9 @@ def kernels_of(name: str, features: Features) -> Kernels:
     isa = INSTRUCTION_SETS[name]
     module = build_module(isa, features)
     for activation in ACTIVATIONS:
-        emit_linears(module, isa, activation, dynamic=features.dynamic)
+        emit_linears(
+            module, isa, activation, dynamic=features.dynamic, rounds_adds=features.rounds_adds
+        )
     return Kernels(module, name)
 
 
@@ -121,17 +123,17 @@ def bytes_of_row(array: NDArray[Any]) -> int:
     return int(array.strides[0])
 
 
-def codes_record(
-    multiplier: NDArray[np.float32], zero_point: int, *, offset: float = 0.0, top: int = 0
+def codes_record(multiplier: NDArray[np.float32], zero_point: int) -> NDArray[np.int64]:
+    return CODES.make({"multiplier": multiplier, "shift": ROUNDING + zero_point})
+
+
+def round_trip_record(
+    multiplier: NDArray[np.float32], step: NDArray[np.float32], codes: tuple[int, int, int]
 ) -> NDArray[np.int64]:
-    return CODES.make(
-        {
-            "multiplier": multiplier,
-            "shift": ROUNDING + zero_point,
-            "offset": offset,
-            "top": top,
-        }
-    )
+    """Return a record of fake quantization with a zero point, a lowest and a highest code."""
+    shift, low, high = (ROUNDING + each for each in codes)
+    arrays = {"multiplier": multiplier, "step": step}
+    return ROUND_TRIP.make({**arrays, "shift": shift, "low": low, "high": high, "is_kept": 0})
 
 
 def check_codes(

@@ -12,7 +12,6 @@ from unittest import mock
 import numpy as np
 
 import encoder_reference
-from qdqbert.engines.native import packed
 from qdqbert.engines.native.model import (
     Activation,
     Attention,
@@ -27,6 +26,7 @@ from qdqbert.engines.native.model import (
     RelativePositions,
     Residual,
     Rotary,
+    RoundTrip,
     Table,
 )
 
@@ -66,6 +66,8 @@ class Shape:
     # Which of queries and keys are multiplied by relative positions.
     relative_keys: bool = False
     relative_queries: bool = False
+    # Which inputs of attention's products and of residual adds are fake-quantized.
+    rounds: tuple[str, ...] = ()
     # Channels of the embeddings, if they are projected.
     narrow: int | None = None
     seed: int = 0
@@ -98,6 +100,12 @@ DISENTANGLED = Shape(
     smoothed=True,
 )
 """Two layers with the parts of DeBERTa."""
+
+ROUNDED = (
+    *("query_codes", "key_codes", "value_codes", "probability_codes"),
+    *("local_codes", "residual_codes"),
+)
+"""All of `Shape.rounds`."""
 
 HIDDEN_STATES = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
 
@@ -284,6 +292,31 @@ def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Lay
     )
 
 
+def _with_rounding(layer: Layer, shape: Shape) -> Layer:
+    """Return a layer whose products and adds have fake-quantized inputs, as `shape` says."""
+    rng = np.random.default_rng(shape.seed)
+    by = rng.uniform(0.5, 2, shape.hidden).astype(np.float32)
+    signed = {"scale": 0.04, "zero_point": 0, "low": -128, "high": 127}
+    roundings = {
+        **dict.fromkeys(("query_codes", "key_codes"), RoundTrip(**signed)),
+        "value_codes": RoundTrip(scale=0.03, zero_point=133, low=0, high=255),
+        "probability_codes": RoundTrip(scale=1 / 255, zero_point=0, low=0, high=255),
+        "local_codes": RoundTrip(scale=0.05, zero_point=-9, low=-128, high=127),
+        "residual_codes": RoundTrip(**signed, pre_quant_scale=by),
+    }
+
+    def changed(part: Any) -> Any:
+        names = {field.name for field in dataclasses.fields(part)} & set(shape.rounds)
+        return dataclasses.replace(part, **{name: roundings[name] for name in names})
+
+    return dataclasses.replace(
+        layer,
+        attention=changed(layer.attention),
+        attention_residual=changed(layer.attention_residual),
+        residual=changed(layer.residual),
+    )
+
+
 def random_model(shape: Shape, heads: tuple[Head, ...] = (HIDDEN_STATES,)) -> EncoderModel:
     """Return a random model whose linear layers are in int8."""
     return dataclasses.replace(_random_encoder(shape), heads=heads)
@@ -300,7 +333,9 @@ def _random_encoder(shape: Shape) -> EncoderModel:
             x = encoder_reference.embed(model.embeddings, ids, types)
             for layer in model.layers:
                 x = encoder_reference.run_layer(x, layer)
-    layers = tuple(_with_codes(layer, inputs, shape) for layer in model.layers)
+    layers = tuple(
+        _with_rounding(_with_codes(layer, inputs, shape), shape) for layer in model.layers
+    )
     return dataclasses.replace(model, layers=layers)
 
 
@@ -315,34 +350,3 @@ def random_batch(lengths: tuple[int, ...], *, seed: int = 0, left: bool = False)
     ids[mask == 1] = rng.integers(2, VOCABULARY, mask.sum())
     types[mask == 1] = rng.integers(0, 2, mask.sum())
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-
-
-def _native_scales(model: EncoderModel) -> Any:
-    """Return a function like `encoder_reference.quantize`, with the engine's dynamic scales."""
-    quantize = encoder_reference.quantize
-    offsets = {
-        id(layer.down.codes): packed._OFFSETS[layer.activation]
-        for layer in model.layers
-        if layer.activation in packed._OFFSETS and layer.gate is None
-    }
-
-    def native(x: Any, codes: Codes, *, per_tensor: bool) -> tuple[Any, Any, Any]:
-        if not codes.dynamic:
-            return quantize(x, codes, per_tensor=per_tensor)
-        offset = offsets.get(id(codes))
-        if offset is None:
-            offset, zero_point, top = 0.0, 128.0, 127
-        else:
-            zero_point, top = 0.0, 255
-        shifted = (x + offset) * codes.multiplier
-        scale = np.abs(shifted).max(axis=-1, keepdims=True) / top
-        found = np.clip(np.rint(shifted / scale) + zero_point, 0, 255)
-        return found, zero_point + offset * codes.multiplier / scale, scale
-
-    return native
-
-
-def run_encoder(model: EncoderModel, inputs: dict[str, Any]) -> Any:
-    """Compute the outputs in float64, with the dynamic scales of the native engine."""
-    with mock.patch("encoder_reference.quantize", _native_scales(model)):
-        return encoder_reference.run_encoder(model, inputs)

@@ -54,9 +54,9 @@ class Target:
         recipe: Default recipe: the one that measured best on this target.
         required_groups: Groups of sites that a recipe has to place.
         refused_groups: Groups of sites that a recipe must not place.
-        quantizes: Which activations and weights of encoder layers it runs in int8: any that a
-            recipe places, those of all linear layers and no others, or nothing, whatever the
-            recipe. Nothing includes embedding tables.
+        quantizes: Which activations and weights of encoder layers it quantizes: any that a recipe
+            places, any as long as those of all linear layers are among them, or nothing, whatever
+            the recipe. Nothing includes embedding tables.
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
@@ -83,7 +83,7 @@ class Target:
     recipe: str
     required_groups: tuple[SiteGroup, ...] = ()
     refused_groups: tuple[SiteGroup, ...] = ()
-    quantizes: Literal["any_sites", "linear_layers", "nothing"] = "any_sites"
+    quantizes: Literal["any_sites", "all_linear_layers", "nothing"] = "any_sites"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
     adjacent_sum_limit: int | None = None
@@ -212,8 +212,8 @@ def _check_specs(
     misfit = _misfit(target, sites, specs)
     if misfit is not None:
         raise UserInputError(
-            f"Target {target.name!r} runs all linear layers in int8 and everything else in float, "
-            f"and {misfit}. Pass `recipe={target.recipe!r}` without patterns, or other `targets`.",
+            f"Target {target.name!r} runs all linear layers in int8, and {misfit}. Pass "
+            f"`recipe={target.recipe!r}` without patterns, or other `targets`.",
             argument="targets",
         )
 
@@ -222,13 +222,13 @@ def _misfit(
     target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
 ) -> str | None:
     """Return what a target cannot run, in words; `None` if it can run the specs."""
-    if target.quantizes != "linear_layers":
+    if target.quantizes != "all_linear_layers":
         return None
     for site in sites:
         spec, is_linear = specs[site.name], is_linear_input(site.name) or is_weight(site.name)
-        if site.group == "layer" and (spec is not None) != is_linear:
-            return f"{site.name!r} is {'float' if spec is None else 'quantized'}"
-        if spec is not None and is_linear_input(site.name) and spec.bits != 8:
+        if site.group == "layer" and is_linear and spec is None:
+            return f"{site.name!r} is in float"
+        if spec is not None and not is_weight(site.name) and spec.bits != 8:
             return f"{site.name!r} has {spec.bits} bits"
     return None
 

@@ -75,6 +75,15 @@ def modern_kernels(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session", params=USABLE)
+def rounding_kernels(request: pytest.FixtureRequest) -> Any:
+    """Kernels of models that fake-quantize inputs of products and adds."""
+    from native_kernels import kernels_of
+
+    features = Features(activation="gelu", rounds_attention=True, rounds_adds=True)
+    return kernels_of(request.param, features)
+
+
+@pytest.fixture(scope="session", params=USABLE)
 def windowed_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels for dynamic scales of models with sliding windows."""
     from native_kernels import kernels_of

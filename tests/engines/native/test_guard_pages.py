@@ -13,7 +13,7 @@ import pytest
 
 import native_guard
 from native_guard import digest
-from native_models import DISENTANGLED, LIMIT, MODERN, Shape, random_batch, random_model
+from native_models import DISENTANGLED, LIMIT, MODERN, ROUNDED, Shape, random_batch, random_model
 from qdqbert.engines.native.model import Head, HeadOutput
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
@@ -28,6 +28,7 @@ SHAPES = {
     "bert": Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24),
     "modern": MODERN,
     "disentangled": DISENTANGLED,
+    "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
 }
 
 

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from encoder_reference import run_encoder
 from native_models import (
     DISENTANGLED,
     LIMIT,
     MODERN,
+    ROUNDED,
     VOCABULARY,
     Shape,
     random_batch,
     random_model,
-    run_encoder,
 )
 from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.packed import pack_model
@@ -70,7 +71,15 @@ PARTS = {
     "relative keys": Shape(layers=1, relative_keys=True, heads=2, head=64, dynamic=True),
     "relative queries in a window": Shape(layers=1, relative_queries=True, window=11, seed=1),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
+    "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
+    "rounded queries and states": Shape(
+        layers=1, rounds=("query_codes", "residual_codes"), rotary=True, norms_first=True
+    ),
+    "rounded products with positions": dataclasses.replace(
+        DISENTANGLED, layers=1, rounds=ROUNDED, dynamic=True
+    ),
 }
+ROUNDING = Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED, window=9)
 # Two layers whose hidden states are no multiple of the kernels' vectors.
 DEEP = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True)
 
@@ -108,8 +117,9 @@ def test_a_layer_computes_what_numpy_does(save, kernel, name) -> None:
     assert found.shape == (*mask.shape, shape.hidden)
     assert found.dtype == np.float32
     assert not found[~mask].any()
-    # The same codes, apart from rounding ties and the error of GELU.
-    assert sqnr_db(expected[mask], found[mask]) >= 55
+    # The same codes, apart from rounding ties and the error of GELU. Where what is added is rounded
+    # once more, these move values across the edge of a step.
+    assert sqnr_db(expected[mask], found[mask]) >= (40 if "local_codes" in shape.rounds else 54)
 
 
 def test_two_layers_that_normalize_first_compute_what_numpy_does(save) -> None:
@@ -138,6 +148,7 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
         (MODERN, 2, False),
         (MODERN, 3, True),
         (DISENTANGLED, 2, False),
+        (ROUNDING, 2, False),
     ],
 )
 def test_a_text_has_the_same_bits_in_any_company(save, kernel, shape, threads, dynamic) -> None:

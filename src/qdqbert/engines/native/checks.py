@@ -175,6 +175,8 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
             if not is_optional and (layer.get(part) is not None) != (part in wanted):
                 raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
             yield from _optional_norm(layer, part, f"{name}.{part}", settings.integer("hidden"))
+        for part, channels in _rounded(width, hidden).items():
+            yield from _rounding(layer, part, f"{name}.{part}", channels)
         for part, rows in tables.items():
             yield f"{name}.{part}", np.float32, (heads, rows // PANEL, size, PANEL)
         if layer.get("window") is not None:
@@ -233,13 +235,33 @@ def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterato
     settings.equal("depth", depth)
     settings.equal("columns", columns)
     settings.integer("zero_point", 0, 255)
-    settings.integer("top", 0, 255)
-    settings.number("offset")
     yield f"{name}.weights", np.int8, (columns // PANEL, depth // 4, PANEL, 4)
     yield f"{name}.start", np.int32, (columns,)
     yield f"{name}.factor", np.float32, (columns,)
     yield f"{name}.bias", np.float32, (columns,)
     yield f"{name}.multiplier", np.float32, (depth,)
+
+
+def _rounded(width: int, hidden: int) -> dict[str, int]:
+    """Return what may be fake-quantized in a layer, and the number of its channels."""
+    of_heads = dict.fromkeys(("query_rounding", "key_rounding", "value_rounding"), width)
+    of_states = {
+        f"{add}{part}_rounding": hidden
+        for add in ("attention_", "")
+        for part in ("local", "states")
+    }
+    return {**of_heads, "probability_rounding": PANEL, **of_states}
+
+
+def _rounding(settings: _Settings, part: str, name: str, channels: int) -> Iterator[Expected]:
+    if settings.get(part) is None:
+        return
+    rounding = settings.child(part)
+    low = rounding.integer("low", -255, 255)
+    high = rounding.integer("high", low, 255)
+    rounding.integer("zero_point", low, high)
+    yield f"{name}.multiplier", np.float32, (channels,)
+    yield f"{name}.step", np.float32, (channels,)
 
 
 def _float_linear(settings: _Settings, name: str, width: int) -> Iterator[Expected]:

@@ -19,6 +19,8 @@ class Features:
         relative_keys: Whether queries are multiplied by a table of relative positions.
         relative_queries: Whether keys are multiplied by a table of relative positions.
         positions: Whether there is a table of positions.
+        rounds_attention: Whether inputs of attention's products are fake-quantized.
+        rounds_adds: Whether inputs of residual adds are fake-quantized.
     """
 
     activation: str
@@ -30,6 +32,8 @@ class Features:
     relative_keys: bool = False
     relative_queries: bool = False
     positions: bool = True
+    rounds_attention: bool = False
+    rounds_adds: bool = False
 
     @property
     def relative(self) -> bool:

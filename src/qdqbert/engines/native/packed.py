@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.kernels.dot import PANEL, pack
-from qdqbert.engines.native.kernels.norm import SIGNED_TOP
 from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.model import (
     Codes,
@@ -26,13 +25,12 @@ from qdqbert.engines.native.model import (
     Norm,
     RelativePositions,
     Rotary,
+    RoundTrip,
     Table,
 )
 from qdqbert.errors import GraphError
 
 Array = NDArray[Any]
-# Activation functions are at least minus this.
-_OFFSETS = {"gelu": 0.17, "gelu_tanh": 0.1701, "relu": 0.0, "silu": 0.2785}
 _WIDTH = 64
 """Channels are padded to a multiple of this: the depth of AMX's tiles."""
 
@@ -160,6 +158,7 @@ class _Packer:
                 for part, linear in projections.items()
             },
             "shares_codes": _same_codes(tuple(projections.values())),
+            **self._roundings(name, layer),
             "output": output,
             "window": attention.window,
             "rotation": self._rotation(attention.rotary),
@@ -173,12 +172,38 @@ class _Packer:
                 )
             },
             "up": self._up(f"{name}.up", layer),
-            # Products with a gate have both signs.
-            "down": self._linear(
-                f"{name}.down",
-                layer.down,
-                offset=_OFFSETS.get(layer.activation) if layer.gate is None else None,
-            ),
+            "down": self._linear(f"{name}.down", layer.down),
+        }
+
+    def _roundings(self, name: str, layer: Layer) -> dict[str, Any]:
+        """Add what is fake-quantized in a layer."""
+        attention = layer.attention
+        residuals = {"attention_": layer.attention_residual, "": layer.residual}
+        found = {
+            "query_rounding": (attention.query_codes, self._width),
+            "key_rounding": (attention.key_codes, self._width),
+            "value_rounding": (attention.value_codes, self._width),
+            "probability_rounding": (attention.probability_codes, PANEL),
+        }
+        for start, residual in residuals.items():
+            found[f"{start}local_rounding"] = (residual.local_codes, padded(self._hidden))
+            found[f"{start}states_rounding"] = (residual.residual_codes, padded(self._hidden))
+        return {part: self._rounding(f"{name}.{part}", *each) for part, each in found.items()}
+
+    def _rounding(self, name: str, rounding: RoundTrip | None, width: int) -> dict[str, Any] | None:
+        if rounding is None:
+            return None
+        by = rounding.pre_quant_scale
+        by = np.ones(width, np.float32) if by is None else _wide(by, width)
+        scale = np.float64(rounding.scale)
+        self._arrays[f"{name}.multiplier"] = (by / scale).astype(np.float32)
+        # Channels that are padding stay zero.
+        step = np.divide(scale, by, where=by != 0, out=np.zeros(width))
+        self._arrays[f"{name}.step"] = step.astype(np.float32)
+        return {
+            "zero_point": rounding.zero_point,
+            "low": rounding.low,
+            "high": rounding.high,
         }
 
     def _up(self, name: str, layer: Layer) -> dict[str, Any]:
@@ -253,7 +278,6 @@ class _Packer:
         columns: NDArray[np.intp] | None = None,
         channels: NDArray[np.intp] | None = None,
         count: int | None = None,
-        offset: float | None = None,
     ) -> dict[str, Any]:
         """Add the arrays of a linear layer, and return its settings.
 
@@ -263,8 +287,6 @@ class _Packer:
             columns: Where its columns go; in order by default.
             channels: Where its input channels go; in order by default.
             count: Number of columns with padding.
-            offset: What makes all inputs positive, if there is such a number. It matters if the
-                scale is dynamic.
         """
         rows, depth = linear.weight.shape
         columns = np.arange(rows) if columns is None else columns
@@ -279,27 +301,20 @@ class _Packer:
         sums = weight.astype(np.int32).sum(axis=1, dtype=np.int32)
         codes = linear.codes
         scale = linear.weight_scale * np.float32(codes.scale)
-        bias, zero_point, top = linear.bias, codes.zero_point, 0
+        # Kernels correct it for the zero point of each row if that is dynamic.
+        zero_point = 128 if codes.dynamic else codes.zero_point
         multiplier = np.broadcast_to(codes.multiplier, depth)
-        if codes.dynamic and offset is None:
-            zero_point, top = 128, SIGNED_TOP
-        elif codes.dynamic:
-            zero_point, top = 0, 255
-            # Codes stand for `(x + offset) * multiplier`.
-            bias = bias - scale * np.float32(offset) * (linear.weight @ multiplier)
         self._arrays |= {
             f"{name}.weights": pack(weight, deep),
             f"{name}.start": (-zero_point * sums).astype(np.int32),
             f"{name}.factor": _placed(scale, columns, count),
-            f"{name}.bias": _placed(bias, columns, count),
+            f"{name}.bias": _placed(linear.bias, columns, count),
             f"{name}.multiplier": _placed(multiplier, channels, deep),
         }
         return {
             "depth": deep,
             "columns": count,
             "zero_point": zero_point,
-            "top": top,
-            "offset": 0.0 if offset is None or not codes.dynamic else offset,
         }
 
     def _norm(self, name: str, norm: Norm) -> dict[str, Any]:
@@ -353,7 +368,6 @@ def _check(model: EncoderModel) -> None:
         if layer.gate is not None and not _same_codes((layer.up, layer.gate)):
             raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
         linears = (attention.query, attention.key, attention.value, attention.output)
-        residuals = (layer.attention_residual, layer.residual)
         if any(each.codes is None for each in (*linears, layer.up, layer.down)):
             raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
         first = model.layers[0].up.codes
@@ -364,21 +378,6 @@ def _check(model: EncoderModel) -> None:
             raise GraphError(
                 "The native engine needs either static or dynamic scales in all linear layers; "
                 f"layer {index} has both."
-            )
-        if any(
-            each is not None
-            for each in (
-                attention.query_codes,
-                attention.key_codes,
-                attention.probability_codes,
-                attention.value_codes,
-                *(residual.local_codes for residual in residuals),
-                *(residual.residual_codes for residual in residuals),
-            )
-        ):
-            raise GraphError(
-                f"The native engine quantizes linear layers only; layer {index} has quantizers at "
-                "its attention matmuls or residual adds. Use the recipe 'linear'."
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from qdqbert.engines.native.records import (
     LINEAR,
     MODEL,
     NORM,
+    ROUND_TRIP,
     THREAD,
 )
 from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
@@ -194,8 +195,44 @@ class Program:
                 "rotation": 0
                 if layer["rotation"] is None
                 else self._arrays[f"rotations.{layer['rotation']}"],
+                **self._roundings(name, layer),
             }
         )
+
+    def _roundings(self, name: str, layer: Mapping[str, Any]) -> dict[str, Array | int]:
+        """Return the fields of a layer's record about what is fake-quantized."""
+
+        def record(part: str, channels: int) -> Array:
+            return self._round_trip(f"{name}.{part}_rounding", layer[f"{part}_rounding"], channels)
+
+        heads = [
+            0 if layer[f"{part}_rounding"] is None else record(part, self.width).ctypes.data
+            for part in ("query", "key", "value")
+        ]
+        adds = {
+            f"{start}add": self._keep(
+                np.concatenate(
+                    [record(f"{start}{part}", self.hidden) for part in ("local", "states")]
+                )
+            )
+            for start in ("attention_", "")
+        }
+        return {
+            "roundings": self._keep(np.array(heads, np.int64)),
+            "probability_rounding": record("probability", PANEL),
+            **adds,
+        }
+
+    def _round_trip(self, name: str, settings: Mapping[str, Any] | None, channels: int) -> Array:
+        """Return a record of fake quantization, which keeps values if there are no settings."""
+        if settings is None:
+            nothing = self._keep(zeros(channels, np.float32))
+            arrays, codes = {"multiplier": nothing, "step": nothing}, (0, 0, 0)
+        else:
+            arrays = {part: self._arrays[f"{name}.{part}"] for part in ("multiplier", "step")}
+            codes = (settings["zero_point"], settings["low"], settings["high"])
+        limits = dict(zip(("shift", "low", "high"), map(shift_of, codes), strict=True))
+        return self._keep(ROUND_TRIP.make({**arrays, **limits, "is_kept": int(settings is None)}))
 
     def _linear(self, name: str, settings: Mapping[str, Any]) -> Array:
         return self._keep(
@@ -218,8 +255,6 @@ class Program:
                 {
                     "multiplier": self._arrays[f"{name}.multiplier"],
                     "shift": shift_of(settings["zero_point"]),
-                    "offset": settings["offset"],
-                    "top": settings["top"],
                 }
             )
         )
@@ -265,7 +300,14 @@ def _features(settings: Mapping[str, Any]) -> Features:
         relative_keys=relative["keys"],
         relative_queries=relative["queries"],
         positions=settings["embeddings"]["has_positions"],
+        rounds_attention=_rounds(settings, ("query", "key", "value", "probability")),
+        rounds_adds=_rounds(settings, ("attention_local", "attention_states", "local", "states")),
     )
+
+
+def _rounds(settings: Mapping[str, Any], parts: Sequence[str]) -> bool:
+    """Return whether a layer fake-quantizes one of some parts."""
+    return any(layer[f"{part}_rounding"] for layer in settings["layers"] for part in parts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,7 +349,7 @@ class Scratch:
             "inner": zeros(
                 (BLOCK + SPARE_ROWS, bytes_of_codes(max(program.inner, program.width))), np.uint8
             ),
-            "row_scale": zeros((3, code_rows), np.float32),
+            "row_scales": zeros((3, code_rows, 2), np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
             ),

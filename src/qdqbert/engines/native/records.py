@@ -52,7 +52,7 @@ LINEAR = Record(
     panel=I64,  # bytes from one panel to the next
     panels=I64,
     steps=I64,  # depth / 4
-    start=PTR,  # int32 per column: -zero_point * sum of the weights
+    start=PTR,  # int32 per column: -zero_point * sum of the weights; zero point 128 if dynamic
     factor=PTR,  # float32 per column: scale of the weights, times that of the codes if it is static
     bias=PTR,  # float32 per column
 )
@@ -60,11 +60,22 @@ LINEAR = Record(
 
 CODES = Record(
     multiplier=PTR,  # float32 per channel
-    shift=F32,  # ROUNDING + zero point
-    offset=F32,  # added before the multiplication if scales are dynamic
-    top=F32,  # code of the largest value, minus the zero point, if scales are dynamic
+    shift=F32,  # ROUNDING + zero point, if it is static
 )
 """How float32 becomes codes."""
+
+ROW_SCALE = 8
+"""Bytes of the dynamic scale of a row of codes, and of `zero_point / 128 - 1`, both float32."""
+
+ROUND_TRIP = Record(
+    multiplier=PTR,  # float32 per channel
+    step=PTR,  # float32 per channel
+    shift=F32,  # ROUNDING + zero point
+    low=F32,  # ROUNDING + lowest code
+    high=F32,  # ROUNDING + highest code
+    is_kept=I64,  # 1 to leave values as they are
+)
+"""Fake quantization of values that stay in float32."""
 
 NORM = Record(
     weight=PTR,
@@ -93,6 +104,12 @@ LAYER = Record(
     relative_keys=PTR,  # float32, panels of a table for each head; null if there is none
     relative_queries=PTR,  # the same for the table that keys are multiplied by
     rotation=PTR,  # float32 (limit, 2, head_size / 2): cosines and sines; null if there is none
+    roundings=PTR,  # addresses of ROUND_TRIP records of query, key and value; null for none
+    probability_rounding=PTR,  # ROUND_TRIP of one channel, if the model has roundings
+    # Two ROUND_TRIP records, of what is added and of the states, for each residual add; null if
+    # neither is rounded.
+    attention_add=PTR,
+    add=PTR,
 )
 """An encoder layer."""
 
@@ -160,7 +177,7 @@ THREAD = Record(
     # u8 (3 * code_rows, hidden) with a line between rows: of query, key and value if they differ
     codes=PTR,
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
-    row_scale=PTR,  # float32 (3, code_rows): dynamic scales of codes
+    row_scales=PTR,  # float32 (3, code_rows, 2): see `ROW_SCALE`
     normed=PTR,  # float32 (hidden,), if layers normalize first
     inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate
     queries=PTR,  # split float32 (queries, head_size)

@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import ACTIVATIONS_OF_NUMPY as ACTIVATIONS
-from native_kernels import SAFE_CODE, bytes_of_row, check_codes, codes_record, few
+from native_kernels import (
+    SAFE_CODE,
+    bytes_of_row,
+    check_codes,
+    codes_record,
+    few,
+    round_trip_record,
+)
 from qdqbert.engines.native.kernels.dot import PANEL, dot, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
+from qdqbert.engines.native.kernels.round_trip import round_trip
 from qdqbert.engines.native.records import LINEAR
 
 # The error of activation functions for small inputs; see `test_functions`.
@@ -64,7 +72,7 @@ def run(
     rows: int,
     extra: Any = 0,
     *,
-    row_scale: Any = 0,
+    row_scales: Any = 0,
     first_row: int = 0,
     first_panel: int = 0,
 ) -> None:
@@ -83,7 +91,7 @@ def run(
         rows,
         out[:rows, :columns],
         bytes_of_row(out),
-        row_scale,
+        row_scales,
         extra,
     )
 
@@ -172,24 +180,26 @@ def test_a_row_has_the_same_bits_alone(kernels, rows, first_row, first_panel, se
     assert not alone[:, columns:].any()
 
 
-def scales_of(rows: int, seed: int) -> Any:
-    return np.random.default_rng(seed).uniform(0.1, 2, rows).astype(np.float32)
-
-
 @few
 @sizes
-def test_each_row_may_have_a_scale(dynamic_kernels, rows, panels, depth, seed) -> None:
+def test_each_row_may_have_a_scale_and_a_zero_point(
+    dynamic_kernels, rows, panels, depth, seed
+) -> None:
     case = make_case(rows, panels, depth, seed)
-    scales = scales_of(rows, seed)
-    bias = case.arrays[-1]
-    expected = (case.values - bias) * scales[:, None] + bias
+    rng = np.random.default_rng(seed)
+    scales, zero_points = rng.uniform(0.1, 2, rows), rng.integers(0, 256, rows)
+    parameters = np.stack([scales, zero_points / 128 - 1], axis=1).astype(np.float32)
+    _, start, factor, bias = case.arrays
+    # `start` is that of zero point 128.
+    moved = np.outer(zero_points / 128 - 1, start.astype(np.float64) * factor)
+    expected = (case.values - bias + moved) * parameters[:, :1].astype(np.float64) + bias
     out = np.full((rows + 1, panels * PANEL + 5), np.nan, np.float32)
-    run(dynamic_kernels, "linear_float", case, out, rows, row_scale=scales)
+    run(dynamic_kernels, "linear_float", case, out, rows, row_scales=parameters)
     np.testing.assert_allclose(out[:rows, :-5], expected, rtol=2e-6, atol=2e-6)
     assert np.isnan(out[rows:]).all()
     assert np.isnan(out[:, -5:]).all()
     residual = np.ones((rows, panels * PANEL), np.float32)
-    run(dynamic_kernels, "linear_add", case, residual, rows, row_scale=scales)
+    run(dynamic_kernels, "linear_add", case, residual, rows, row_scales=parameters)
     np.testing.assert_allclose(residual, expected + 1, rtol=2e-6, atol=2e-6)
 
 
@@ -197,6 +207,29 @@ def test_each_row_may_have_a_scale(dynamic_kernels, rows, panels, depth, seed) -
 def test_values_may_have_an_activation_function(dynamic_kernels, name) -> None:
     case = make_case(9, 3, 128, 0)
     out = np.zeros((9, 3 * PANEL), np.float32)
-    ones = np.ones(9, np.float32)
-    run(dynamic_kernels, f"linear_{name}", case, out, 9, row_scale=ones)
+    parameters = np.tile(np.float32([1, 0]), (9, 1))
+    run(dynamic_kernels, f"linear_{name}", case, out, 9, row_scales=parameters)
     np.testing.assert_allclose(out, ACTIVATIONS[name](case.values), atol=_TOLERANCE)
+
+
+@few
+@sizes
+def test_values_may_be_rounded_before_they_are_added(
+    rounding_kernels, rows, panels, depth, seed
+) -> None:
+    case = make_case(rows, panels, depth, seed)
+    columns, rng = panels * PANEL, np.random.default_rng(seed)
+    states = rng.standard_normal((rows, columns)).astype(np.float32)
+    codes, expected = ((3, -128, 127), (0, -128, 127)), []
+    steps = rng.uniform(0.01, 0.02, (2, columns)).astype(np.float32)
+    arrays = [(1 / step, step) for step in steps]
+    records = [round_trip_record(*each, own) for each, own in zip(arrays, codes, strict=True)]
+    for value, each, own in zip((case.values, states), arrays, codes, strict=True):
+        expected.append(round_trip(value, *each, *own))
+    out = states.copy()
+    extra = np.concatenate(records)
+    run(rounding_kernels, "linear_add_rounded", case, out, rows, extra)
+    # A value next to the edge of a step may be on its other side.
+    wrong = np.abs(out - sum(expected)) > 1e-5
+    assert wrong.mean() <= 0.002
+    assert np.abs(out - sum(expected))[wrong].max(initial=0) <= 1.01 * steps.max()

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few
-from qdqbert.engines.native.kernels.norm import SIGNED_TOP, codes, dynamic_codes, layer_norm
+from qdqbert.engines.native.kernels.norm import codes, dynamic_codes, layer_norm
 from qdqbert.engines.native.packed import padded
 from qdqbert.engines.native.records import NORM
 
@@ -99,39 +99,42 @@ def test_values_in_the_middle_are_rounded_to_even_codes(kernels, zero_point) -> 
 @given(
     rows=st.integers(1, 5),
     channels=st.integers(1, 4).map(lambda each: 64 * each),
-    top=st.sampled_from((SIGNED_TOP, 255)),
+    mean=st.sampled_from((0.0, 1.0, 5.0, -5.0)),
     size=st.sampled_from((1e-3, 1.0, 1e4)),
     seed=st.integers(0, 2**32),
 )
-def test_rows_get_their_own_scales(dynamic_kernels, rows, channels, top, size, seed) -> None:
+def test_rows_get_scales_and_zero_points_of_their_own(
+    dynamic_kernels, rows, channels, mean, size, seed
+) -> None:
     rng = np.random.default_rng(seed)
-    x = (size * rng.standard_normal((rows, channels))).astype(np.float32)
-    offset, zero_point = 0.0, 128
-    if top == 255:
-        offset, zero_point, x = 0.25, 0, np.abs(x) - np.float32(0.25)
-    x[0, :3] = 0, x[0].max(), x[0].min()
+    x = (size * (mean + rng.standard_normal((rows, channels)))).astype(np.float32)
     multiplier = rng.uniform(0.5, 2, channels).astype(np.float32)
     out = np.full((rows + 1, channels), 77, np.uint8)
-    scales = np.full(rows + 1, 9, np.float32)
-    record = codes_record(multiplier, zero_point, offset=offset, top=top)
-    source, target = (x, bytes_of_row(x), channels), (out[:rows], channels, scales[:rows])
+    parameters = np.full((rows + 1, 2), 9, np.float32)
+    record = codes_record(multiplier, 0)
+    source, target = (x, bytes_of_row(x), channels), (out[:rows], channels, parameters[:rows])
     dynamic_kernels("quantize_rows", record, *source, rows, *target)
-    expected, scale = dynamic_codes(x, multiplier, offset, top)
-    np.testing.assert_allclose(scales[:rows], scale, rtol=1e-6)
-    values = (x.astype(np.float64) + offset) * multiplier / scale[:, None]
-    check_codes(out[:rows], values, zero_point)
-    assert np.abs(out[:rows].astype(int) - expected).max() <= 1
+    _, scales, zero_points = dynamic_codes(x, multiplier)
+    found = 128 * (parameters[:rows, 1].astype(np.float64) + 1)
+    np.testing.assert_allclose(parameters[:rows, 0], scales, rtol=1e-6)
+    # Zero points may be rounded in another direction.
+    assert np.abs(found - zero_points).max() <= 1
+    np.testing.assert_array_equal(found, np.rint(found))
+    values = x.astype(np.float64) * multiplier / scales[:, None]
+    for row in range(rows):
+        check_codes(out[row], values[row], int(found[row]))
     assert (out[rows] == 77).all()
-    assert scales[rows] == 9
+    assert (parameters[rows] == 9).all()
 
 
 def test_a_row_of_zeros_has_the_code_of_zero(dynamic_kernels) -> None:
-    out, scales = np.zeros((1, 64), np.uint8), np.zeros(1, np.float32)
-    record = codes_record(np.ones(64, np.float32), 128, top=SIGNED_TOP)
+    out, parameters = np.full((1, 64), 7, np.uint8), np.zeros((1, 2), np.float32)
+    record = codes_record(np.ones(64, np.float32), 0)
     x = np.zeros((1, 64), np.float32)
-    dynamic_kernels("quantize_rows", record, x, 256, 64, 1, out, 64, scales)
-    assert (out == 128).all()
-    assert 0 < scales[0] < 1e-30
+    dynamic_kernels("quantize_rows", record, x, 256, 64, 1, out, 64, parameters)
+    assert (out == 0).all()
+    assert 0 < parameters[0, 0] < 1e-30
+    assert parameters[0, 1] == -1
 
 
 @pytest.mark.parametrize("width", [64, 50])
@@ -144,19 +147,19 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     x, weight, bias = (each.astype(np.float32) for each in (x, weight, bias))
     multiplier = rng.uniform(0.5, 2, 64).astype(np.float32)
     before = x.copy()
-    out, scales = np.zeros((5, 64), np.uint8), np.zeros(5, np.float32)
+    out, parameters = np.zeros((5, 64), np.uint8), np.zeros((5, 2), np.float32)
     norm = NORM.make({"weight": weight, "bias": bias, "epsilon": 1e-5, "width": width})
     modern_kernels(
         "quantize_normed",
         norm if is_normed else 0,
-        codes_record(multiplier, 128, top=SIGNED_TOP),
+        codes_record(multiplier, 0),
         x,
         x.strides[0],
         64,
         5,
         out,
         64,
-        scales,
+        parameters,
         np.zeros(64, np.float32),
     )
     np.testing.assert_array_equal(x, before)
@@ -164,6 +167,6 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     if is_normed:
         values = np.zeros_like(x)
         values[:, :width] = layer_norm(x[:, :width], weight[:width], bias[:width], 1e-5)
-    expected, scale = dynamic_codes(values, multiplier, 0.0, SIGNED_TOP)
-    np.testing.assert_allclose(scales, scale, rtol=1e-5)
+    expected, scales, _ = dynamic_codes(values, multiplier)
+    np.testing.assert_allclose(parameters[:, 0], scales, rtol=1e-5)
     assert np.abs(out.astype(int) - expected).max() <= 1

@@ -26,6 +26,7 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.kernels.product import WIDEST
 from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
+from qdqbert.engines.native.kernels.round_trip import rounding
 from qdqbert.engines.native.kernels.split import DEPTH, split_pairs, store_split
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 
@@ -82,7 +83,7 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
         _emit_pack(module)
     if features.relative:
         emit_add_positions(module, features)
-    _emit_softmax(module, isa, windowed=features.windowed)
+    _emit_softmax(module, isa, features)
     _emit_context(module, isa.lanes, dynamic=features.dynamic)
     with module.function(
         "attention",
@@ -304,8 +305,10 @@ def _multiplier(f: Function, isa: InstructionSet, zeros: Value) -> Callable[...,
     return multiply
 
 
-def _emit_softmax(module: Module, isa: InstructionSet, *, windowed: bool) -> None:
+def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `softmax`: rows of scores to weights, and the inverse of their sum.
+
+    If weights are fake-quantized, they are divided by their sum before, and the inverse is 1.
 
     A few rows are computed together, so that their steps do not wait for each other. Weights are
     split for AMX. The arguments are `MODEL`, `LAYER` and `THREAD` records, the head, the first
@@ -338,7 +341,7 @@ def _emit_softmax(module: Module, isa: InstructionSet, *, windowed: bool) -> Non
             # Keys are counted from the first one.
             query, place = f.query + row - f.first, scores + row * stride
             end = is_causal.select(query + 1, f.length)
-            if windowed:
+            if features.windowed:
                 window = LAYER.read(f, f.layer, "window")
                 _mask_before(f, lanes, place, query - window)
                 end = end.minimum(query + window + 1)
@@ -346,15 +349,25 @@ def _emit_softmax(module: Module, isa: InstructionSet, *, windowed: bool) -> Non
 
         def block(row: Value, height: int) -> None:
             places = [scores + (row + each) * stride for each in range(height)]
-            sums = _weigh(f, isa, places)
-            for each, total in enumerate(sums):
-                f.store(1.0 / total, inverses + (row + each) * 4)
+            found = [1.0 / total for total in _weigh(f, isa, places, features.rounds_attention)]
+            if features.rounds_attention:
+                _round_weights(f, isa, places, found)
+                found = [f.constant(F32, 1.0)] * height
+            for each, inverse in enumerate(found):
+                f.store(inverse, inverses + (row + each) * 4)
 
         in_blocks(f, f.rows, _ROWS_OF_SOFTMAX, block)
 
 
-def _weigh(f: Function, isa: InstructionSet, rows: list[Value]) -> list[Value]:
-    """Replace rows of scores with weights, and return their sums."""
+def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -> list[Value]:
+    """Replace rows of scores with weights, and return their sums.
+
+    Args:
+        f: The function.
+        isa: The instruction set.
+        rows: Where each row starts.
+        in_full: Whether weights are float32 for AMX too, not split.
+    """
     lanes = isa.lanes
     floats = vector(F32, lanes)
     largest = [f.variable(f.constant(floats, _MASKED)) for _ in rows]
@@ -369,13 +382,36 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value]) -> list[Value]:
             place = row + key * 4
             scores = [f.load(floats, place + 4 * lanes * each) for each in range(count)]
             weights = [exp2(f, score - top) for score in scores]
+            if isa.amx and not in_full:
+                store_split(f, weights[0], weights[1], place)
+            else:
+                for each, weight in enumerate(weights):
+                    f.store(weight, place + 4 * lanes * each)
+            for weight in weights:
+                total.set(total.get() + weight)
+    return [f.sum_of(each.get()) for each in totals]
+
+
+def _round_weights(
+    f: Function, isa: InstructionSet, rows: list[Value], inverses: list[Value]
+) -> None:
+    """Multiply rows of weights by the inverse of their sum, and fake-quantize them."""
+    lanes = isa.lanes
+    floats = vector(F32, lanes)
+    record = LAYER.read(f, f.layer, "probability_rounding")
+    rounded = rounding(f, record, f.constant(I64, 0), floats)
+    count = DEPTH // lanes if isa.amx else 1
+    with f.loop(0, f.padded, count * lanes) as key:
+        for row, inverse in zip(rows, inverses, strict=True):
+            place = row + key * 4
+            weights = [
+                rounded(f.load(floats, place + 4 * lanes * each) * f.splat(inverse, lanes))
+                for each in range(count)
+            ]
             if isa.amx:
                 store_split(f, weights[0], weights[1], place)
             else:
                 f.store(weights[0], place)
-            for weight in weights:
-                total.set(total.get() + weight)
-    return [f.sum_of(each.get()) for each in totals]
 
 
 def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value, query: Value) -> None:

@@ -23,7 +23,7 @@ from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.projections import project_all
-from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
+from qdqbert.engines.native.records import JOB, LAYER, MODEL, ROW_SCALE, THREAD
 
 
 def emit_columns(module: Module, isa: InstructionSet, features: Features) -> None:
@@ -63,23 +63,26 @@ def _feed_forward(f: Function, features: Features) -> None:
     x, context = (JOB.read(f, f.job, name) for name in ("x", "context"))
     first_sums, inner_values = (JOB.read(f, f.job, name) for name in ("sums", "inner"))
     second_sums = first_sums + rows * hidden * 4
-    codes, inner_codes, scale = (
-        THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scale")
+    codes, inner_codes, scales = (
+        THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
     )
 
     def linear(kernel: str, name: str, part: str, *places: Value, element: int = 4) -> None:
         _linear(f, kernel, record[name], record["down_codes"], part, *places, element=element)
 
-    def add_and_normalize(sums: Value, norm: str) -> None:
+    def add_and_normalize(sums: Value, add: str, norm: str) -> None:
         f.call("wait", f.job)
-        f.call("add_rows", x, sums, rows * hidden)
+        if features.rounds_adds:
+            f.call("add_rounded_rows", record[add], x, sums, hidden, rows)
+        else:
+            f.call("add_rows", x, sums, rows * hidden)
         if not features.norms_first:
             f.call("layer_norm", record[norm], x, hidden * 4, rows)
 
     def quantize(name: str, x: Value, channels: Value, out: Value) -> None:
         out_stride = bytes_of_codes(channels)
         f.call(
-            "quantize_rows", record[name], x, channels * 4, channels, rows, out, out_stride, scale
+            "quantize_rows", record[name], x, channels * 4, channels, rows, out, out_stride, scales
         )
 
     codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
@@ -88,8 +91,8 @@ def _feed_forward(f: Function, features: Features) -> None:
         quantize("context_codes", context, width, inner_codes)
         context, context_stride = inner_codes, bytes_of_codes(width)
     linear("linear_float", "output", "hidden", context, context_stride, first_sums, hidden * 4)
-    add_and_normalize(first_sums, "attention_norm")
-    states = (x, hidden * 4, hidden, rows, codes, codes_stride, scale)
+    add_and_normalize(first_sums, "attention_add", "attention_norm")
+    states = (x, hidden * 4, hidden, rows, codes, codes_stride, scales)
     quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
     if features.gated:
         linear("linear_float", "up", "inner", codes, codes_stride, inner_values, inner * 8)
@@ -107,7 +110,7 @@ def _feed_forward(f: Function, features: Features) -> None:
         linear(kernel, "up", "inner", codes, codes_stride, inner_values, inner_stride, element=1)
         f.call("wait", f.job)
     linear("linear_float", "down", "hidden", inner_values, inner_stride, second_sums, hidden * 4)
-    add_and_normalize(second_sums, "norm")
+    add_and_normalize(second_sums, "add", "norm")
 
 
 def _linear(
@@ -125,23 +128,23 @@ def _linear(
 ) -> None:
     """Write a linear layer for all rows and the columns of this thread."""
     first, panels = (THREAD.read(f, f.thread, f"{each}_{part}") for each in ("first", "own"))
-    rows, scale = (THREAD.read(f, f.thread, name) for name in ("last_row", "row_scale"))
+    rows, scales = (THREAD.read(f, f.thread, name) for name in ("last_row", "row_scales"))
     place = out + first * (PANEL * element)
     sources = (source, source_stride, rows)
-    f.call(kernel, linear, first, panels, *sources, place, out_stride, scale, extra)
+    f.call(kernel, linear, first, panels, *sources, place, out_stride, scales, extra)
 
 
 def _quantize_gated(f: Function, codes: Value, x: Value, rows: Value) -> None:
     """Write the codes of all products with a gate, which each thread needs for its columns."""
     inner = MODEL.read(f, f.model, "inner")
-    floats, out, scale = (
-        THREAD.read(f, f.thread, name) for name in ("inner_float", "inner", "row_scale")
+    floats, out, scales = (
+        THREAD.read(f, f.thread, name) for name in ("inner_float", "inner", "row_scales")
     )
     with f.loop(0, rows, INNER_BLOCK) as row:
         count = (rows - row).minimum(INNER_BLOCK)
         f.call("gate_rows", x + row * inner * 8, inner * 8, count, inner, floats, inner * 4)
         stride = bytes_of_codes(inner)
-        places = (out + row * stride, stride, scale + row * 4)
+        places = (out + row * stride, stride, scales + row * ROW_SCALE)
         f.call("quantize_rows", codes, floats, inner * 4, inner, count, *places)
 
 

@@ -28,9 +28,10 @@ from qdqbert.engines.native.kernels.norm import emit_norms, quantize_input
 from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.rotation import emit_rotation
+from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
-from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, THREAD
+from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
 
 BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
@@ -44,7 +45,10 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     activation, dynamic = features.activation, features.dynamic
     module = Module('"prefer-vector-width"="512"')
     emit_dots(module, isa)
-    emit_linears(module, isa, activation, dynamic=dynamic)
+    rounds_adds = features.rounds_adds
+    emit_linears(module, isa, activation, dynamic=dynamic, rounds_adds=rounds_adds)
+    if rounds_adds or features.rounds_attention:
+        emit_round_trips(module, isa.lanes)
     emit_norms(module, isa, features)
     emit_product(module, isa)
     if isa.amx:
@@ -164,21 +168,26 @@ def _emit_rest(module: Module, features: Features) -> None:
         )
         record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
-        codes, inner_codes, scale = (
-            THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scale")
+        codes, inner_codes, scales = (
+            THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
         )
         stride = hidden * 4
         codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
         context, context_stride = f.context, width
         if dynamic:
             context, context_stride = inner_codes, bytes_of_codes(width)
-            out = (f.rows, context, context_stride, scale)
+            out = (f.rows, context, context_stride, scales)
             f.call("quantize_rows", record["context_codes"], f.context, width * 4, width, *out)
-        output = record["output"]
-        _linear(f, "linear_add", output, context, context_stride, f.rows, x, stride, scale)
+        output, down = record["output"], record["down"]
+        add, attention_add, last_add = "linear_add", output, down
+        if features.rounds_adds:
+            add = "linear_add_rounded"
+            attention_add, last_add = record["attention_add"], record["add"]
+        target = (x, stride, scales)
+        _linear(f, add, output, context, context_stride, f.rows, *target, extra=attention_add)
         if not features.norms_first:
             f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
-        states = (x, stride, hidden, f.rows, codes, codes_stride, scale)
+        states = (x, stride, hidden, f.rows, codes, codes_stride, scales)
         quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
         up, down_codes = record["up"], record["down_codes"]
         if dynamic or features.gated:
@@ -187,20 +196,20 @@ def _emit_rest(module: Module, features: Features) -> None:
             with f.loop(0, f.rows, INNER_BLOCK) as row:
                 count = (f.rows - row).minimum(INNER_BLOCK)
                 floats = THREAD.read(f, f.thread, "inner_float")
-                scales = scale + row * 4
+                places = scales + row * ROW_SCALE
                 source = codes + row * codes_stride
-                _linear(f, kernel, up, source, codes_stride, count, floats, columns * 4, scales)
+                _linear(f, kernel, up, source, codes_stride, count, floats, columns * 4, places)
                 if features.gated:
-                    place = (floats, columns * 4)
-                    f.call("gate_rows", *place, count, inner, *place)
-                out = (count, inner_codes + row * inner_stride, inner_stride, scales)
+                    values = (floats, columns * 4)
+                    f.call("gate_rows", *values, count, inner, *values)
+                out = (count, inner_codes + row * inner_stride, inner_stride, places)
                 f.call("quantize_rows", down_codes, floats, columns * 4, inner, *out)
         else:
             kernel = f"linear_codes_{features.activation}"
-            target = (inner_codes, inner_stride, scale)
+            target = (inner_codes, inner_stride, scales)
             _linear(f, kernel, up, codes, codes_stride, f.rows, *target, extra=down_codes)
-        down = record["down"]
-        _linear(f, "linear_add", down, inner_codes, inner_stride, f.rows, x, stride, scale)
+        target = (x, stride, scales)
+        _linear(f, add, down, inner_codes, inner_stride, f.rows, *target, extra=last_add)
         if not features.norms_first:
             f.call("layer_norm", record["norm"], x, stride, f.rows)
 
@@ -214,7 +223,7 @@ def _linear(
     rows: Value,
     out: Value,
     out_stride: Value,
-    row_scale: Value,
+    row_scales: Value,
     *,
     extra: Value | None = None,
 ) -> None:
@@ -230,6 +239,6 @@ def _linear(
         rows,
         out,
         out_stride,
-        row_scale,
+        row_scales,
         linear if extra is None else extra,
     )

@@ -2,10 +2,13 @@
 
     value = (codes @ weights + start) * factor + bias
 
-With dynamic scales, the sum is multiplied by the scale of its row, too.
+With dynamic scales, each row has a scale and a zero point of its own:
 
-`linear_float` stores the values, `linear_add` adds them to a residual, and `linear_codes_gelu` and
-its like apply an activation function and store the codes of the next linear layer.
+    value = (codes @ weights + start * zero_point / 128) * scale * factor + bias
+
+`linear_float` stores the values, `linear_add` adds them to a residual, `linear_add_rounded` does so
+after fake quantization of both, and `linear_codes_gelu` and its like apply an activation function
+and store the codes of the next linear layer.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot, dot_name
-from qdqbert.engines.native.records import CODES, LINEAR
+from qdqbert.engines.native.kernels.round_trip import rounded_sum
+from qdqbert.engines.native.records import CODES, LINEAR, ROW_SCALE
 
 _AMX_ROWS = 32
 _AMX_PANELS = 2
@@ -45,7 +49,12 @@ def linear(
 
 
 def emit_linears(
-    module: Module, isa: InstructionSet, activation: str, *, dynamic: bool = False
+    module: Module,
+    isa: InstructionSet,
+    activation: str,
+    *,
+    dynamic: bool = False,
+    rounds_adds: bool = False,
 ) -> None:
     """Write all kernels of linear layers.
 
@@ -53,10 +62,13 @@ def emit_linears(
         module: The module.
         isa: The instruction set.
         activation: Name of the activation function before the last linear layer.
-        dynamic: Whether each row of codes has its own scale.
+        dynamic: Whether each row of codes has its own scale and zero point.
+        rounds_adds: Whether inputs of residual adds are fake-quantized.
     """
     _emit(module, isa, "linear_float", _store, element=4, dynamic=dynamic)
     _emit(module, isa, "linear_add", _add, element=4, dynamic=dynamic)
+    if rounds_adds:
+        _emit(module, isa, "linear_add_rounded", _add_rounded, element=4, dynamic=dynamic)
     if dynamic:
         # The scale of a row depends on all of its values.
         name, finish = f"linear_{activation}", _store_activation(activation)
@@ -86,6 +98,17 @@ def _add(f: Function, column: Value, floats: Type) -> Write:
     def write(places: list[Value], values: Value) -> None:
         residual = f.join([f.load(floats, place) for place in places])
         _store_parts(f, places, residual + values)
+
+    return write
+
+
+def _add_rounded(f: Function, column: Value, floats: Type) -> Write:
+    """Add to a residual, after fake quantization of both by the records in `f.extra`."""
+    add = rounded_sum(f, f.extra, column, floats)
+
+    def write(places: list[Value], values: Value) -> None:
+        residual = f.join([f.load(floats, place) for place in places])
+        _store_parts(f, places, add(values, residual))
 
     return write
 
@@ -132,8 +155,8 @@ def _emit(
 
     Its arguments are a `LINEAR` record, the first panel of columns and their number, the first row
     of codes and the bytes from one row to the next, the number of rows, the first row of the result
-    and the bytes from one row to the next, the scale of each row if scales are dynamic, and what
-    `finish` needs. The result starts with the first panel's columns.
+    and the bytes from one row to the next, scales and zero points of the rows if they are dynamic,
+    and what `finish` needs. The result starts with the first panel's columns.
     """
     finish_name = f"{name}_finish"
     # AMX's tiles start at zero.
@@ -148,7 +171,7 @@ def _emit(
         rows=I64,
         out=PTR,
         out_stride=I64,
-        row_scale=PTR,
+        row_scales=PTR,
         extra=PTR,
     ) as f:
         if isa.amx:
@@ -269,7 +292,7 @@ def _finish(
         PANEL * width,
         out,
         f.out_stride,
-        f.row_scale + row * 4,
+        f.row_scales + row * ROW_SCALE,
         f.extra,
     )
 
@@ -292,7 +315,7 @@ def _emit_finish(
         columns=I64,
         out=PTR,
         out_stride=I64,
-        row_scale=PTR,
+        row_scales=PTR,
         extra=PTR,
     ) as f:
         factors = LINEAR.read(f, f.linear, "factor") + f.column * 4
@@ -304,7 +327,8 @@ def _emit_finish(
             column = panel * PANEL
             factor = f.load(floats, factors + column * 4)
             bias = f.load(floats, biases + column * 4)
-            start = f.load(vector(I32, floats.lanes), first + column * 4) if adds_start else None
+            start = f.load(vector(I32, floats.lanes), first + column * 4)
+            shift = start.cast("sitofp", floats)
             write = finish(f, f.column + column, floats)
 
             def rows(row: Value, height: int) -> None:
@@ -313,12 +337,17 @@ def _emit_finish(
                 integers = vector(I32, floats.lanes)
                 places = [sums + f.sum_stride * each for each in range(height)]
                 totals = f.join([f.load(integers, place) for place in places])
-                if start is not None:
+                if adds_start:
                     totals = totals + f.join([start] * height)
                 totals = totals.cast("sitofp", vector(F32, totals.type.lanes))
                 if dynamic:
-                    scales = [f.load(F32, f.row_scale + (row + each) * 4) for each in range(height)]
-                    totals = totals * f.join([f.splat(each, floats.lanes) for each in scales])
+                    scales, corrections = (
+                        [_row_number(f, row + each, number, floats) for each in range(height)]
+                        for number in range(2)
+                    )
+                    # The sums are those of zero point 128.
+                    totals = f.fma(f.join(corrections), f.join([shift] * height), totals)
+                    totals = totals * f.join(scales)
                 values = f.fma(
                     totals,
                     f.join([factor] * height),
@@ -329,3 +358,8 @@ def _emit_finish(
             in_blocks(f, f.rows, _FINISHED_ROWS, rows)
 
         in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
+
+
+def _row_number(f: Function, row: Value, number: int, floats: Type) -> Value:
+    """Return the dynamic scale of a row, or what its zero point corrects, in all lanes."""
+    return f.splat(f.load(F32, f.row_scales + (row * ROW_SCALE + 4 * number)), floats.lanes)

@@ -6,15 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.functions import unsigned_codes
+from qdqbert.engines.native.functions import ROUNDING, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
-from qdqbert.engines.native.records import CODES, NORM, THREAD
+from qdqbert.engines.native.records import CODES, NORM, ROW_SCALE, THREAD
 
-SIGNED_TOP = 127
-"""`CODES.top` of values of both signs."""
-
-# Scale of rows of zeros.
+# Range of rows of zeros.
 _SMALLEST = 1e-30
 
 
@@ -41,17 +38,18 @@ def codes(
 
 
 def dynamic_codes(
-    x: NDArray[np.float32], multiplier: NDArray[np.float32], offset: float, top: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return the codes of rows, and a scale for each of them.
+    x: NDArray[np.float32], multiplier: NDArray[np.float32]
+) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the codes of rows, and the scale and zero point of each of them.
 
-    `top` is `SIGNED_TOP`, or 255 if no value plus the offset is negative.
+    Source: ONNX DynamicQuantizeLinear.
     """
-    shifted = (x.astype(np.float64) + offset) * multiplier
-    scale = np.maximum(np.abs(shifted).max(axis=1), _SMALLEST) / top
-    zero_point = 128 if top == SIGNED_TOP else 0
-    rounded = np.rint(shifted / scale[:, None]) + zero_point
-    return np.asarray(np.clip(rounded, 0, 255), np.uint8), np.asarray(scale, np.float32)
+    values = x.astype(np.float64) * multiplier
+    low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
+    scale = np.maximum(high - low, _SMALLEST) / 255
+    zero_point = np.rint(-low / scale)
+    rounded = np.rint(values / scale[:, None]) + zero_point[:, None]
+    return np.asarray(np.clip(rounded, 0, 255), np.uint8), scale, zero_point
 
 
 def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
@@ -111,16 +109,16 @@ def _emit_quantize_normed(module: Module, lanes: int) -> None:
         rows=I64,
         out=PTR,
         out_stride=I64,
-        row_scale=PTR,
+        row_scales=PTR,
         normed=PTR,
     ) as f:
         is_normed = f.emit(I64, f"ptrtoint ptr {f.norm.text} to i64").differs(0)
         with f.when(is_normed ^ 1):
-            rows = (f.x, f.stride, f.channels, f.rows, f.out, f.out_stride, f.row_scale)
+            rows = (f.x, f.stride, f.channels, f.rows, f.out, f.out_stride, f.row_scales)
             f.call("quantize_rows", f.extra, *rows)
         with f.when(is_normed), f.loop(0, f.rows) as row:
             _normalize(f, lanes, f.x + row * f.stride, f.channels, f.normed)
-            out, scale = f.out + row * f.out_stride, f.row_scale + row * 4
+            out, scale = f.out + row * f.out_stride, f.row_scales + row * ROW_SCALE
             f.call("quantize_rows", f.extra, f.normed, 0, f.channels, 1, out, f.out_stride, scale)
 
 
@@ -158,7 +156,7 @@ def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
 
     Its arguments are a `CODES` record, the first row of float32, the bytes from one row to the
     next, the number of channels, the number of rows, the first row of codes and the bytes from one
-    row to the next, and where the scales go if they are dynamic.
+    row to the next, and where the scales and zero points go if they are dynamic.
     """
     floats = vector(F32, lanes)
     with module.function(
@@ -170,29 +168,41 @@ def _emit_quantize_rows(module: Module, lanes: int, *, dynamic: bool) -> None:
         rows=I64,
         out=PTR,
         out_stride=I64,
-        row_scale=PTR,
+        row_scales=PTR,
     ) as f:
         shift = f.splat(CODES.read(f, f.extra, "shift"), lanes)
         multiplier = CODES.read(f, f.extra, "multiplier")
-        offset = f.splat(CODES.read(f, f.extra, "offset"), lanes)
-
-        def values(x: Value, channel: Value) -> Value:
-            found = f.load(floats, x + channel * 4)
-            return found + offset if dynamic else found
-
         with f.loop(0, f.rows) as row:
             x, out = f.x + row * f.stride, f.out + row * f.out_stride
-            scale = f.constant(floats, 1.0)
+            inverse = f.constant(floats, 1.0)
             if dynamic:
-                largest = f.variable(f.constant(floats, _SMALLEST))
-                with f.loop(0, f.channels, lanes) as channel:
-                    found = values(x, channel) * f.load(floats, multiplier + channel * 4)
-                    magnitude = f.intrinsic(f"llvm.fabs.{floats.suffix}", floats, found)
-                    largest.set(magnitude.maximum(largest.get()))
-                amax, top = f.maximum_of(largest.get()), CODES.read(f, f.extra, "top")
-                f.store(amax / top, f.row_scale + row * 4)
-                scale = f.splat(top / amax, lanes)
+                place = f.row_scales + row * ROW_SCALE
+                inverse, shift = _row_parameters(f, lanes, x, multiplier, place)
             with f.loop(0, f.channels, lanes) as channel:
-                factor = f.load(floats, multiplier + channel * 4) * scale
-                codes = unsigned_codes(f, values(x, channel), factor, shift)
+                factor = f.load(floats, multiplier + channel * 4) * inverse
+                codes = unsigned_codes(f, f.load(floats, x + channel * 4), factor, shift)
                 f.store_bytes(codes, out + channel)
+
+
+def _row_parameters(
+    f: Function, lanes: int, x: Value, multiplier: Value, place: Value
+) -> tuple[Value, Value]:
+    """Write scale and zero point of a row to `place`.
+
+    Returns:
+        The inverse of the scale, and `ROUNDING + zero_point`, in all lanes.
+    """
+    floats = vector(F32, lanes)
+    # Zero is always in the range. The largest of the negated values is minus the least one.
+    ends = [f.variable(f.constant(floats, 0.0)) for _ in range(2)]
+    with f.loop(0, f.channels, lanes) as channel:
+        found = f.load(floats, x + channel * 4) * f.load(floats, multiplier + channel * 4)
+        for end, values in zip(ends, (found, found * -1.0), strict=True):
+            end.set(values.maximum(end.get()))
+    high, minus_low = (f.maximum_of(end.get()) for end in ends)
+    covered = (high + minus_low).maximum(_SMALLEST)
+    inverse = 255.0 / covered
+    shift = minus_low * inverse + ROUNDING
+    f.store(covered * (1 / 255), place)
+    f.store((shift - ROUNDING) * (1 / 128) - 1.0, place + 4)
+    return f.splat(inverse, lanes), f.splat(shift, lanes)

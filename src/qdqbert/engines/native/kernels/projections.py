@@ -6,7 +6,7 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
-from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, THREAD
+from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
 
 # Queries and keys, not values.
 _ROTATED = 2
@@ -23,15 +23,15 @@ def emit_projections(module: Module, features: Features) -> None:
     with module.function("quantize_states", model=PTR, layer=PTR, thread=PTR, x=PTR, rows=I64) as f:
         hidden = MODEL.read(f, f.model, "hidden")
         inputs = LAYER.read(f, f.layer, "projection_codes")
-        codes, scale = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scale"))
+        codes, scales = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scales"))
         copy, last = _copies(f)
         with f.loop(0, last + 1) as index:
             own = inputs + index * CODES.size
             stride = bytes_of_codes(hidden)
             place = codes + index * copy * stride
-            scales = scale + index * copy * 4
+            own_scales = scales + index * copy * ROW_SCALE
             norm = LAYER.read(f, f.layer, "attention_input_norm")
-            rows = (f.x, hidden * 4, hidden, f.rows, place, stride, scales)
+            rows = (f.x, hidden * 4, hidden, f.rows, place, stride, own_scales)
             quantize_input(f, features, norm, own, *rows)
     with module.function(
         "project",
@@ -49,7 +49,7 @@ def emit_projections(module: Module, features: Features) -> None:
         stride=I64,
     ) as f:
         hidden, size = (MODEL.read(f, f.model, name) for name in ("hidden", "head_size"))
-        codes, scale = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scale"))
+        codes, scales = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scales"))
         linears, stride = LAYER.read(f, f.layer, "projections"), bytes_of_codes(hidden)
         copy, last = _copies(f)
         for number, out in enumerate((f.queries, f.keys, f.values)):
@@ -64,13 +64,17 @@ def emit_projections(module: Module, features: Features) -> None:
                 f.rows,
                 out,
                 f.stride,
-                scale + row * 4,
+                scales + row * ROW_SCALE,
                 f.layer,
             )
             if features.rotary and number < _ROTATED:
                 table = LAYER.read(f, f.layer, "rotation")
                 heads = (out, f.stride, f.rows, f.heads, size)
                 f.call("rotate_rows", *heads, f.positions, table)
+            if features.rounds_attention:
+                record = f.load(PTR, LAYER.read(f, f.layer, "roundings") + 8 * number)
+                columns = f.heads * size
+                f.call("round_rows", record, f.head * size, out, f.stride, columns, f.rows)
 
 
 def _copies(f: Function) -> tuple[Value, Value]:

@@ -1,0 +1,102 @@
+"""Fake quantization of values that stay in float32: inputs of attention's products, of adds.
+
+    code = clip(rint(x * multiplier) + zero_point, low, high)
+    value = (code - zero_point) * step
+
+These products and adds are computed in float32. Their inputs are what a graph with Q/DQ pairs
+computes from them, so that a model that was trained with these quantizers keeps its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Type, Value, vector
+from qdqbert.engines.native.records import ROUND_TRIP
+
+
+def round_trip(
+    x: NDArray[np.float32],
+    multiplier: NDArray[np.float32],
+    step: NDArray[np.float32],
+    zero_point: int,
+    low: int,
+    high: int,
+) -> NDArray[np.float64]:
+    """Compute the values: x `(rows, channels)`, multiplier and step `(channels,)`."""
+    codes = np.rint(x.astype(np.float64) * multiplier) + zero_point
+    return np.asarray((np.clip(codes, low, high) - zero_point) * step, np.float64)
+
+
+def emit_round_trips(module: Module, lanes: int) -> None:
+    """Write `round_rows` and `add_rounded_rows`.
+
+    `round_rows` rounds rows in place. Its arguments are a `ROUND_TRIP` record or null, which leaves
+    the rows as they are, the first channel, the first row at this channel and the bytes from one
+    row to the next, and the numbers of channels and rows.
+
+    `add_rounded_rows` replaces rows with the sum of both, rounded. Its arguments are the
+    `ROUND_TRIP` records of what is added and of the rows, the rows, what is added, and the numbers
+    of channels and rows, which follow each other.
+    """
+    floats = vector(F32, lanes)
+    with module.function(
+        "round_rows", record=PTR, first=I64, x=PTR, stride=I64, channels=I64, rows=I64
+    ) as f:
+        is_there = f.emit(I64, f"ptrtoint ptr {f.record.text} to i64").differs(0)
+        with f.when(is_there), f.loop(0, f.channels, lanes) as channel:
+            rounded = rounding(f, f.record, f.first + channel, floats)
+            with f.loop(0, f.rows) as row:
+                place = f.x + (row * f.stride + channel * 4)
+                f.store(rounded(f.load(floats, place)), place)
+    with (
+        module.function(
+            "add_rounded_rows", records=PTR, x=PTR, other=PTR, channels=I64, rows=I64
+        ) as f,
+        f.loop(0, f.channels, lanes) as channel,
+    ):
+        add = rounded_sum(f, f.records, channel, floats)
+        with f.loop(0, f.rows) as row:
+            offset = (row * f.channels + channel) * 4
+            place = f.x + offset
+            f.store(add(f.load(floats, f.other + offset), f.load(floats, place)), place)
+
+
+def rounding(f: Function, record: Value, channel: Value, floats: Type) -> Callable[[Value], Value]:
+    """Return what writes the fake quantization of a vector, or of some rows of it in one.
+
+    Args:
+        f: The function.
+        record: A `ROUND_TRIP` record.
+        channel: The channel of the first lane.
+        floats: Type of the vector.
+    """
+    multiplier, step = (
+        f.load(floats, ROUND_TRIP.read(f, record, name) + channel * 4)
+        for name in ("multiplier", "step")
+    )
+    limits = [ROUND_TRIP.read(f, record, name) for name in ("shift", "low", "high")]
+    is_kept = ROUND_TRIP.read(f, record, "is_kept").differs(0)
+
+    def write(x: Value) -> Value:
+        rows = x.type.lanes // floats.lanes
+        shift, low, high = (f.splat(each, x.type.lanes) for each in limits)
+        # The zero point and the limits are added to the constant that rounds; see
+        # `functions.unsigned_codes`.
+        code = f.fma(x, f.join([multiplier] * rows), shift).maximum(low).minimum(high)
+        return is_kept.select(x, (code - shift) * f.join([step] * rows))
+
+    return write
+
+
+def rounded_sum(
+    f: Function, records: Value, channel: Value, floats: Type
+) -> Callable[[Value, Value], Value]:
+    """Return what writes the sum of what is added and the states, each rounded."""
+    added, states = (
+        rounding(f, records + index * ROUND_TRIP.size, channel, floats) for index in range(2)
+    )
+    return lambda value, state: states(state) + added(value)
