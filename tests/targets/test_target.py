@@ -100,7 +100,8 @@ def test_recipes_that_a_target_cannot_run_are_refused_before_anything_is_done() 
     }
     assert runnable.pop("qordered") == ["qordered"]
     assert runnable.pop("tensorrt") == [name for name in RECIPES if name != "qordered"]
-    assert runnable.pop("native") == runnable.pop("native-dynamic") == ["linear"]
+    with_linear = [name for name in RECIPES if name not in ("ffn", "qordered")]
+    assert runnable.pop("native") == runnable.pop("native-dynamic") == with_linear
     assert all(names == list(RECIPES) for names in runnable.values())
     for target, recipe, others in (
         ("tensorrt", "qordered", "ffn, linear, linear"),
@@ -116,8 +117,8 @@ def test_recipes_that_a_target_cannot_run_are_refused_before_anything_is_done() 
 @pytest.mark.parametrize(
     ("options", "misfit"),
     [
-        ({"quant_disable_keyword": ("query",)}, "self.query._input_quantizer' is float"),
-        ({"quant_disable": True}, "_quantizer' is float"),
+        ({"quant_disable_keyword": ("query",)}, "self.query._input_quantizer' is in float"),
+        ({"quant_disable": True}, "_quantizer' is in float"),
         ({"aprec": 7}, "_input_quantizer' has 7 bits"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -131,12 +132,13 @@ def test_a_target_for_linear_layers_runs_all_of_them_in_int8(prepared, options, 
 
 def test_a_target_for_linear_layers_refuses_other_stored_quantizers(prepared) -> None:
     each = prepared("bert")
-    stored = dict(each.plan("portable", "full").specs)
-    with pytest.raises(UserInputError, match=r"matmul_q_input_quantizer' is quantized"):
+    stored = dict(each.plan("portable", "ffn").specs)
+    with pytest.raises(UserInputError, match=r"query._input_quantizer' is in float"):
         make_plan(NATIVE, each.sited.sites, embeddings="int8", stored=stored)
-    stored = dict(each.plan("portable", "linear").specs)
-    made = make_plan(NATIVE, each.sited.sites, embeddings="float", stored=stored)
-    assert len(made.activations) == 6 * len(each.layers)
+    for recipe, count in (("linear", 6), ("full", 14)):
+        stored = dict(each.plan("portable", recipe).specs)
+        made = make_plan(NATIVE, each.sited.sites, embeddings="float", stored=stored)
+        assert len(made.activations) == count * len(each.layers)
 
 
 def test_the_recipe_that_placed_stored_quantizers_decides_too() -> None:

@@ -62,9 +62,12 @@ def test_engines_that_are_not_installed_are_left_out(machine) -> None:
 
 def test_a_recipe_that_was_asked_for_is_that_of_all_candidates(machine) -> None:
     found = candidate_targets(options(recipe="full"))
-    # The native engine does not run it.
-    assert [each.name for each in found] == ["openvino", "onnxruntime", "float", "float"]
+    quantized = ["native", "native-dynamic", "openvino", "onnxruntime"]
+    assert [each.name for each in found] == [*quantized, "float", "float"]
     assert {each.recipe for each in found} == {"full", "float"}
+    # The native engine does not run it.
+    found = candidate_targets(options(recipe="ffn"))
+    assert [each.name for each in found] == ["openvino", "onnxruntime", "float", "float"]
 
 
 @pytest.mark.parametrize(("weights_for", "is_full"), [("any", False), ("vnni", True)])
