@@ -384,6 +384,7 @@ class Scratch:
                 **dict.fromkeys(("first_head", "last_head"), 0),
                 "parts": self._parts,
                 "part_count": 0,
+                "passes": 0,
                 "code_rows": code_rows,
                 "first_hidden": hidden.start,
                 "own_hidden": len(hidden),
@@ -412,15 +413,15 @@ class Job:
         record: The `JOB` record.
     """
 
-    def __init__(self, program: Program, give_way: int) -> None:
+    def __init__(self, program: Program, sleep: int) -> None:
         """Allocate nothing yet.
 
         Args:
             program: The model.
-            give_way: Address of a function that lets another thread run.
+            sleep: Address of `team.sleep_address`.
         """
         self._program = program
-        self._give_way = give_way
+        self._sleep = sleep
         self._capacity = 0
         self._texts: Texts | None = None
         self._buffers: dict[str, Array] = {}
@@ -481,7 +482,7 @@ class Job:
                 **self._buffers,
                 "texts": 0,
                 "threads": 1,
-                "give_way": self._give_way,
+                "sleep": self._sleep,
             }
         )
         self._capacity = tokens

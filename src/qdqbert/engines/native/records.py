@@ -155,7 +155,7 @@ JOB = Record(
     inner=PTR,
     barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
-    give_way=PTR,  # function without arguments that lets another thread run
+    sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Texts that are run together. Buffers have 32 rows more than tokens."""
 
@@ -188,6 +188,7 @@ THREAD = Record(
     key_positions=PTR,  # float32 (limit, relative_panels * 16), if there is such a table
     inverse=PTR,  # float32 (queries,): 1 / sum of the weights
     sums=PTR,  # float32 (queries, head_size): weighted sums of values
+    passes=I64,  # forward passes that this thread has completed
 )
 """What one thread computes, and its buffers.
 
@@ -214,6 +215,6 @@ MAILBOX = Record(
     job=PTR,  # null ends the worker
     thread=PTR,
     by_columns=I64,  # whether to run `forward_columns` instead of `forward`
-    give_way=PTR,  # function without arguments that lets another thread run
+    sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Work for a thread."""

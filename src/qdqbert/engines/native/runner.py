@@ -46,7 +46,7 @@ class Stream:
 
     def __init__(self, program: Program, threads: int) -> None:
         self.team = Team(program.functions, program.model, threads)
-        self.job = Job(program, self.team.give_way)
+        self.job = Job(program, self.team.sleep)
         self.scratch = [Scratch(program, each, threads) for each in range(threads)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.memory import zeros
-from qdqbert.engines.native.records import MAILBOX
+from qdqbert.engines.native.records import MAILBOX, THREAD
 
 # About 100 us: a caller that asks again soon finds its workers awake.
 _PATIENCE = 2500
@@ -21,13 +21,17 @@ _PATIENCE = 2500
 _JOB, _THREAD, _BY_COLUMNS = (
     list(MAILBOX.fields).index(name) for name in ("job", "thread", "by_columns")
 )
-_WAS_ASLEEP = list(MAILBOX.fields).index("was_asleep")
+_POSTED, _WAS_ASLEEP = (list(MAILBOX.fields).index(name) for name in ("posted", "was_asleep"))
+_PASSES = list(THREAD.fields).index("passes")
 
 
-def give_way_address() -> int:
-    """Return the address of a function that lets another thread run."""
+def sleep_address() -> int:
+    """Return the address of a C function that sleeps for some microseconds.
+
+    On Windows it only lets another thread run.
+    """
     library: Any = ctypes.CDLL(None) if os.name == "posix" else ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
-    function = library.sched_yield if os.name == "posix" else library.SwitchToThread
+    function = library.usleep if os.name == "posix" else library.SwitchToThread
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
@@ -48,7 +52,7 @@ class Team:
             threads: Number of threads with the caller.
         """
         self.threads = threads
-        self.give_way = give_way_address()
+        self.sleep = sleep_address()
         self._functions = functions
         self._model = model
         self._start()
@@ -82,20 +86,35 @@ class Team:
             # A fork copies no threads but the one that calls it.
             self._finalizer.detach()
             self._start()
-        workers = range(len(records) - 1)
-        for worker, record in zip(workers, records[1:], strict=True):
-            mailbox = self._mailboxes[worker]
-            mailbox[_JOB] = jobs[worker + 1].ctypes.data
-            mailbox[_THREAD], mailbox[_BY_COLUMNS] = record.ctypes.data, int(by_columns)
-            _post(self._functions, mailbox, self._awake[worker])
+        forward = self._functions["forward_columns" if by_columns else "forward"]
+        workers = list(zip(self._mailboxes, self._awake, jobs[1:], records[1:], strict=False))
+        posted = [int(mailbox[_POSTED]) for mailbox, *_ in workers]
+        passes = int(records[0][_PASSES])
+
+        def run_rest() -> None:
+            """Do what has not been done yet."""
+            for before, (mailbox, awake, job, record) in zip(posted, workers, strict=True):
+                if mailbox[_POSTED] == before:
+                    mailbox[_JOB] = job.ctypes.data
+                    mailbox[_THREAD], mailbox[_BY_COLUMNS] = record.ctypes.data, int(by_columns)
+                    _post(self._functions, mailbox, awake)
+                elif mailbox[_WAS_ASLEEP]:
+                    # Once too often does no harm.
+                    awake.release()
+            if records[0][_PASSES] == passes:
+                forward(self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
+
         try:
-            self._functions["forward_columns" if by_columns else "forward"](
-                self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data
-            )
+            run_rest()
+        except BaseException:
+            # Ctrl+C can come between any two lines. Threads that share texts wait for each other,
+            # so that all of them have to run to the end.
+            run_rest()
+            raise
         finally:
-            # After Ctrl+C too: workers may not use buffers of the next job.
-            for worker in workers:
-                self._functions["finish"](self._mailboxes[worker].ctypes.data)
+            # Workers may not use buffers of the next job.
+            for mailbox, *_ in workers:
+                self._functions["finish"](mailbox.ctypes.data)
 
     def close(self) -> None:
         """End the workers."""
@@ -114,7 +133,7 @@ class Team:
                 "job": 0,
                 "thread": 0,
                 "by_columns": 0,
-                "give_way": self.give_way,
+                "sleep": self.sleep,
             }
         )
         awake = threading.Semaphore(0)

@@ -53,6 +53,7 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
             f.call("feed_forward_columns", f.model, layer, f.job, f.thread)
         if isa.amx:
             f.call("amx_end")
+        THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
 
 def _feed_forward(f: Function, features: Features) -> None:

@@ -94,6 +94,7 @@ def _forward(f: Function, isa: InstructionSet) -> None:
             f.call("run_rows", f.model, layer, f.job, f.thread)
     if isa.amx:
         f.call("amx_end")
+    THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
 
 def _emit_texts(module: Module, *, dynamic: bool) -> None:

@@ -11,8 +11,11 @@ from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import I32, I64, PTR, VOID, Function, Module, Value
 from qdqbert.engines.native.records import JOB, MAILBOX
 
-# Rounds of waiting before a thread lets others run; a round takes about 40 ns.
+# Rounds of waiting before a thread sleeps; a round takes about 40 ns.
 _PATIENCE = 4096
+# Microseconds. If another process has interrupted the thread that is waited for, that thread can go
+# on with the core of this one. A thread that only yields keeps its core.
+_SLEEP = 50
 
 
 def emit_barrier(module: Module, isa: InstructionSet) -> None:
@@ -29,7 +32,7 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
                 _store(f, 0, count)
                 _store(f, before + 1, present)
             with f.when(is_last ^ 1):
-                _wait_for(f, isa, present, before, JOB.read(f, f.job, "give_way"))
+                _wait_for(f, isa, present, before, JOB.read(f, f.job, "sleep"))
 
 
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
@@ -48,11 +51,11 @@ def emit_mailbox(module: Module, isa: InstructionSet) -> None:
         _serve(f, isa)
     with module.function("finish", mailbox=PTR) as f:
         posted = _load(f, _field(f, "posted"))
-        give_way = MAILBOX.read(f, f.mailbox, "give_way")
+        sleep = MAILBOX.read(f, f.mailbox, "sleep")
         with f.repeat_while() as end:
             done = _load(f, _field(f, "done"))
             end.leave_if(done.equals(posted))
-            _wait_for(f, isa, _field(f, "done"), done, give_way)
+            _wait_for(f, isa, _field(f, "done"), done, sleep)
 
 
 def _serve(f: Function, isa: InstructionSet) -> None:
@@ -82,15 +85,15 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         _store(f, done + 1, _field(f, "done"))
 
 
-def _wait_for(f: Function, isa: InstructionSet, place: Value, old: Value, give_way: Value) -> None:
-    """Wait until a number changes; let other threads run if that takes long."""
+def _wait_for(f: Function, isa: InstructionSet, place: Value, old: Value, sleep: Value) -> None:
+    """Wait until a number changes; sleep if that takes long."""
     tries = f.variable(f.constant(I64, 0))
     with f.repeat_while() as end:
         end.leave_if(_load(f, place).differs(old))
         _pause(f, isa)
         tries.set(tries.get() + 1)
         with f.when(tries.get() > _PATIENCE):
-            f.emit(I32, f"call i32 {give_way.text}()")
+            f.emit(I32, f"call i32 {sleep.text}(i32 {_SLEEP})")
 
 
 def _field(f: Function, name: str) -> Value:
