@@ -73,7 +73,6 @@ def test_a_correct_graph_is_exact(bert, references, check_lowered) -> None:
 def test_packed_weights_are_exact_and_a_wrong_one_is_found(bert, references, check_lowered) -> None:
     model = lowered(bert, "native")
     check = check_lowered(model, references, "native")
-    # Attention is int8 in this engine, too, and not in PyTorch.
     assert check.worst_layer_db >= 40
     assert check.native_db >= 40
     assert check.is_exact

@@ -42,7 +42,7 @@ class Stored:
         folder: The checkpoint.
         calibration: Ranges of its quantizers.
         weights: Weights of its linear layers, float64, by name of the layer.
-        report: Report of `quantize`, for two targets.
+        report: Report of `quantize`, for three targets.
         output: Folder that `quantize` wrote.
     """
 
@@ -132,7 +132,7 @@ def made(request, tmp_path_factory, trained, data) -> Stored:
     model = load_model(str(folder)).model
     sited = sited_model(model)
     output = tmp_path_factory.mktemp("quantized") / "out"
-    report = quantize(folder, output, data, targets=("onnxruntime", "portable"))
+    report = quantize(folder, output, data, targets=("onnxruntime", "portable", "native"))
     weights = {
         name.rpartition(".")[0]: model.get_parameter(name.replace("._weight_quantizer", ".weight"))
         for name in sited.quantizers
@@ -155,7 +155,7 @@ def scaled_weight(made: Stored, linear: str) -> np.ndarray:
 
 @EACH
 def test_the_graph_computes_what_was_trained(made) -> None:
-    assert {target.target for target in made.report.targets} == {"onnxruntime", "portable"}
+    assert {target.target for target in made.report.targets} == {"onnxruntime", "portable", "native"}
     for target in made.report.targets:
         assert target.lowering.is_exact
         assert target.recipe == "stored"
