@@ -44,6 +44,7 @@ LAYERS = (
     "progress",
     "artifact",
     "inference",
+    "serving",
     "resources",
     "integrations",
     "reporting",

@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.run import run as run
     from qdqbert.verbs.run.report import RunReport as RunReport
+    from qdqbert.verbs.serve import serve as serve
+    from qdqbert.verbs.serve.report import ServeReport as ServeReport
     from qdqbert.verbs.train import train as train
 
 _MODULES = {
@@ -128,6 +130,8 @@ _MODULES = {
     "Reranker": "qdqbert.inference.reranking",
     "run": "qdqbert.verbs.run",
     "RunReport": "qdqbert.verbs.run.report",
+    "serve": "qdqbert.verbs.serve",
+    "ServeReport": "qdqbert.verbs.serve.report",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",

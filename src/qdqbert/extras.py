@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 from qdqbert.errors import MissingExtraError
 
@@ -28,9 +29,23 @@ def require_quantize(what: str) -> None:
     Raises:
         MissingExtraError: A module of the extra is not installed.
     """
-    missing = [name for name in QUANTIZE if importlib.util.find_spec(name) is None]
+    require(what, "quantize", QUANTIZE)
+
+
+def require(what: str, extra: str, modules: Sequence[str]) -> None:
+    """Refuse what needs an extra if a part of the extra is not installed.
+
+    Args:
+        what: What needs it, for the message.
+        extra: Name of the extra.
+        modules: Modules that it installs.
+
+    Raises:
+        MissingExtraError: A module of the extra is not installed.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f"{what} needs packages that are not installed: {', '.join(missing)}. Install them "
-            "with: pip install 'qdqbert[quantize]'"
+            f"with: pip install 'qdqbert[{extra}]'"
         )

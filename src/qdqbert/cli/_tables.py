@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from qdqbert.verbs.doctor.report import DoctorReport
     from qdqbert.verbs.run.report import RunReport
+    from qdqbert.verbs.serve.report import ServeReport
 
 # Titles are printed above the tables: a title of a table is wrapped to the table's width.
 
@@ -223,6 +224,14 @@ def run_table(report: RunReport) -> RenderableType:
     if report.resumed_rows:
         resumed.append(Text(f"Continued after {counted(report.resumed_rows, 'row')}."))
     return Group(Text(title, style="italic"), table, *resumed)
+
+
+def serve_table(report: ServeReport) -> RenderableType:
+    """Show what a server did."""
+    return Text(
+        f"Answered {counted(report.requests, 'request')} with {counted(report.inputs, 'input')} "
+        f"({report.tokens:,} tokens) in {report.seconds:.0f} s."
+    )
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:

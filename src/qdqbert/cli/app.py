@@ -18,6 +18,7 @@ from qdqbert.cli import (
     evaluate,
     quantize,
     run,
+    serve,
     train,
 )
 from qdqbert.cli._command import add_command
@@ -31,6 +32,7 @@ _COMMANDS = (
     benchmark.COMMAND,
     build_tensorrt.COMMAND,
     run.COMMAND,
+    serve.COMMAND,
     doctor.COMMAND,
 )
 

@@ -1,0 +1,1 @@
+"""An HTTP server for models on one machine: requests run together in batches."""

@@ -1,0 +1,249 @@
+"""Run the inputs of many requests together on one model.
+
+A request that finds the model idle runs at once. Requests that arrive while it runs wait, and form
+the next batches together. So the batches grow with the load, and no timer delays a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from qdqbert.engines.runner import Outputs
+from qdqbert.errors import UserInputError
+from qdqbert.inference.batches import Feature
+from qdqbert.inference.model import Model
+from qdqbert.inference.scheduler import Encoded, Job
+
+# While the texts of one thread run, the other one tokenizes and makes answers.
+_THREADS = 2
+# Characters of the texts that a thread takes together: several thousand tokens.
+_CHARACTERS = 32_768
+
+
+class OverloadedError(Exception):
+    """The queue is full.
+
+    Attributes:
+        retry_after: Seconds until the queue is likely to have room.
+    """
+
+    def __init__(self, retry_after: int) -> None:
+        """Keep the number of seconds."""
+        super().__init__("The server has too many requests.")
+        self.retry_after = retry_after
+
+
+class TooLongError(UserInputError):
+    """An input is longer than the model's limit, and must not be cut."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The answer to an input.
+
+    Attributes:
+        answer: The answer of the job.
+        tokens: Number of tokens that ran.
+    """
+
+    answer: Any
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Input:
+    value: Any
+    truncate: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """A job that counts tokens, and refuses inputs that would be cut unless they may be."""
+
+    job: Job[Any, Any]
+    max_length: int
+
+    def encode(self, items: Sequence[_Input]) -> list[Encoded]:
+        encoded = self.job.encode([item.value for item in items])
+        return [self._checked(item, each) for item, each in zip(items, encoded, strict=True)]
+
+    def _checked(self, item: _Input, encoded: Encoded) -> Encoded:
+        if item.truncate or not encoded.truncated:
+            return encoded
+        message = (
+            f"An input is longer than {self.max_length} tokens. Send a shorter one, or set "
+            "`truncate` to true."
+        )
+        return Encoded(features=(), error=TooLongError(message, argument="inputs"))
+
+    def split(
+        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+    ) -> Sequence[Any]:
+        return self.job.split(outputs, inputs, features)
+
+    def answer(self, item: _Input, encoded: Encoded, values: Sequence[Any]) -> Answered:
+        tokens = sum(each["input_ids"].size for each in encoded.features)
+        return Answered(answer=self.job.answer(item.value, encoded, values), tokens=tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    key: Hashable
+    job: Job[Any, Any]
+    items: Sequence[_Input]
+    characters: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Any]]
+
+
+class Batcher:
+    """Answers requests on one model, in threads of its own."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_queued: int,
+        observe: Callable[[int, int, int], None] = lambda requests, texts, tokens: None,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            model: The model. `close` does not close it.
+            max_queued: Number of inputs that may wait.
+            observe: Called in a thread after each batch, with its numbers of requests, inputs and
+                tokens.
+        """
+        self._model = model
+        self._max_queued = max_queued
+        self._observe = observe
+        self._waiting: collections.deque[_Request] = collections.deque()
+        self._queued = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"qdqbert-batch-{each}", daemon=True)
+            for each in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def queued(self) -> int:
+        """Number of inputs that wait."""
+        return self._queued
+
+    async def run(
+        self, key: Hashable, job: Job[Any, Any], items: Sequence[Any], *, truncate: bool = True
+    ) -> list[Answered]:
+        """Return the answers to the inputs of a request.
+
+        Args:
+            key: Requests with equal keys have equal jobs, and may run together.
+            job: What to do with the inputs.
+            items: The inputs.
+            truncate: Whether inputs that are too long are cut.
+
+        Raises:
+            OverloadedError: Too many inputs wait already.
+            TooLongError: An input would have to be cut.
+            UserInputError: An input is not what the task needs.
+        """
+        loop = asyncio.get_running_loop()
+        request = _Request(
+            key=key,
+            job=job,
+            items=[_Input(value=each, truncate=truncate) for each in items],
+            characters=sum(len(str(each)) for each in items),
+            loop=loop,
+            future=loop.create_future(),
+        )
+        with self._changed:
+            if self._is_closed:
+                raise OverloadedError(1)
+            # A request of any size is taken by an idle server.
+            if self._queued and self._queued + len(items) > self._max_queued:
+                raise OverloadedError(1 + self._queued // max(self._max_queued, 1))
+            self._waiting.append(request)
+            self._queued += len(items)
+            self._changed.notify()
+        for found in (answers := await request.future):
+            if isinstance(found, UserInputError):
+                raise found
+        return answers
+
+    def close(self) -> None:
+        """Answer what waits, and end the threads."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                taken = self._take()
+            if not taken:
+                return
+            self._answer(taken)
+
+    def _take(self) -> list[_Request]:
+        """Remove the oldest request and others that can run with it, in their order."""
+        taken: list[_Request] = []
+        kept: list[_Request] = []
+        characters = 0
+        while self._waiting and characters < _CHARACTERS:
+            request = self._waiting.popleft()
+            if taken and request.key != taken[0].key:
+                kept.append(request)
+                continue
+            self._queued -= len(request.items)
+            # The client may have gone.
+            if not request.future.cancelled():
+                taken.append(request)
+                characters += request.characters
+        self._waiting.extendleft(reversed(kept))
+        return taken
+
+    def _answer(self, requests: list[_Request]) -> None:
+        items = [item for request in requests for item in request.items]
+        job = _Counted(job=requests[0].job, max_length=self._model.max_length)
+        try:
+            answers = list(self._model.stream(job, items, return_errors=True))
+        except Exception as error:
+            if len(requests) > 1:
+                # One of them must not fail the others.
+                for request in requests:
+                    self._answer([request])
+                return
+            _finish(requests[0], error)
+            return
+        start = 0
+        for request in requests:
+            end = start + len(request.items)
+            _finish(request, answers[start:end])
+            start = end
+        tokens = sum(each.tokens for each in answers if isinstance(each, Answered))
+        self._observe(len(requests), len(items), tokens)
+
+
+def _finish(request: _Request, result: list[Any] | Exception) -> None:
+    def finish() -> None:
+        if request.future.done():
+            return
+        if isinstance(result, Exception):
+            request.future.set_exception(result)
+        else:
+            request.future.set_result(result)
+
+    request.loop.call_soon_threadsafe(finish)

@@ -1,0 +1,149 @@
+"""What a server accepts: sizes of requests, and who may send them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Paths that need no key: load balancers ask them.
+_OPEN_PATHS = ("/health",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a server.
+
+    Attributes:
+        max_body: Largest body of a request in bytes.
+        max_texts: Number of inputs in a request.
+        max_queued: Number of inputs that may wait for a model.
+        body_seconds: Time that a client has to send a body.
+    """
+
+    max_body: int = 2_000_000
+    max_texts: int = 512
+    max_queued: int = 4096
+    body_seconds: float = 30.0
+
+
+class BadRequestError(Exception):
+    """A request that cannot be answered.
+
+    Attributes:
+        status: HTTP status.
+        kind: Kind of error, as text-embeddings-inference names it.
+        headers: Headers of the response.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str, headers: dict[str, str] | None = None
+    ) -> None:
+        """Keep the parts of the response."""
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.headers = headers or {}
+
+
+class CheckedBodies:
+    """Middleware that checks the key and reads the body of a request, within the limits.
+
+    A body that comes too slowly gets status 408, one that is too large 413, and a request without
+    the key 401.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        limits: Limits,
+        api_key: str | None,
+        refuse: Callable[[BadRequestError], Application],
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            limits: The limits.
+            api_key: Key that requests need as `Authorization: Bearer KEY`, if there is one.
+            refuse: Returns an application that answers with an error.
+        """
+        self._app = app
+        self._limits = limits
+        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = dict(scope["headers"])
+            self._check_key(scope["path"], headers.get(b"authorization", b""))
+            body = await self._body(headers.get(b"content-length"), receive)
+        except BadRequestError as error:
+            await self._refuse(error)(scope, receive, send)
+            return
+        if body is None:
+            # The client has gone.
+            return
+        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replay() -> Message:
+            part = next(parts, None)
+            return await receive() if part is None else part
+
+        await self._app(scope, replay, send)
+
+    def _check_key(self, path: str, given: bytes) -> None:
+        if self._authorization is None or path in _OPEN_PATHS:
+            return
+        if not hmac.compare_digest(given, self._authorization):
+            raise BadRequestError(
+                401,
+                "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`.",
+                "Unauthorized",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _body(self, declared: bytes | None, receive: Receive) -> bytes | None:
+        """Return the body; `None` if the client has gone."""
+        too_large = BadRequestError(
+            413,
+            f"The body is larger than {self._limits.max_body} bytes. Send fewer texts at a time.",
+            "Validation",
+            {"Connection": "close"},
+        )
+        if declared is not None and declared.isdigit() and int(declared) > self._limits.max_body:
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._limits.max_body:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError as error:
+            raise BadRequestError(
+                408,
+                f"The body took longer than {self._limits.body_seconds:g} seconds to arrive.",
+                "Timeout",
+                {"Connection": "close"},
+            ) from error

@@ -1,0 +1,124 @@
+"""The models of a server, and how a request finds one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qdqbert.errors import UserInputError
+from qdqbert.inference.model import Model
+from qdqbert.inference.scheduler import Job
+from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError
+from qdqbert.serving.limits import BadRequestError, Limits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model of a server.
+
+    Attributes:
+        name: Name of the model in requests.
+        model: The model.
+        batcher: Runs requests on it.
+        limits: Limits of the server.
+    """
+
+    name: str
+    model: Model
+    batcher: Batcher
+    limits: Limits
+
+    async def run(
+        self,
+        method: str,
+        options: Mapping[str, Any],
+        items: Sequence[Any],
+        *,
+        truncate: bool = True,
+    ) -> list[Answered]:
+        """Return the answers to the inputs of a request.
+
+        Args:
+            method: Name of the model's method that makes the job.
+            options: Its arguments.
+            items: The inputs.
+            truncate: Whether inputs that are too long are cut.
+
+        Raises:
+            BadRequestError: The inputs or options cannot be used, or too many inputs wait.
+        """
+        most = self.limits.max_texts
+        if not items:
+            raise BadRequestError(422, "`inputs` is empty.", "Empty")
+        if len(items) > most:
+            raise BadRequestError(
+                413, f"A request may have {most} inputs, got {len(items)}.", "Validation"
+            )
+        try:
+            job: Job[Any, Any] = getattr(self.model, method)(**options)
+            key = (method, *sorted((name, repr(value)) for name, value in options.items()))
+            return await self.batcher.run(key, job, items, truncate=truncate)
+        except TooLongError as error:
+            raise BadRequestError(413, str(error), "Validation") from error
+        except UserInputError as error:
+            raise BadRequestError(422, str(error), "Validation") from error
+        except OverloadedError as error:
+            retry = {"Retry-After": str(error.retry_after)}
+            raise BadRequestError(429, str(error), "Overloaded", retry) from error
+
+
+class Models:
+    """The models of a server by name."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        """Keep the models."""
+        self.by_name = {each.name: each for each in served}
+
+    def named(self, name: str) -> Served:
+        """Return a model.
+
+        Raises:
+            BadRequestError: There is no such model.
+        """
+        if name not in self.by_name:
+            raise BadRequestError(
+                404, f"There is no model {name!r}. {self._names()}", "ModelNotFound"
+            )
+        return self.by_name[name]
+
+    def of_kind(self, kinds: type[Model] | tuple[type[Model], ...], name: str | None) -> Served:
+        """Return the model that a request means.
+
+        Args:
+            kinds: Classes of models that can answer it.
+            name: Name of the model, if the request has it.
+
+        Raises:
+            BadRequestError: No model or several can answer it.
+        """
+        if name is not None:
+            found = self.named(name)
+            if not isinstance(found.model, kinds):
+                raise BadRequestError(
+                    422,
+                    f"The model {name!r} is for the task {found.model.task!r}, which this route "
+                    "does not run.",
+                    "Validation",
+                )
+            return found
+        fitting = [each for each in self.by_name.values() if isinstance(each.model, kinds)]
+        if not fitting:
+            raise BadRequestError(
+                404, f"No model of this server runs this route. {self._names()}", "ModelNotFound"
+            )
+        if len(fitting) > 1:
+            names = ", ".join(f"/models/{each.name}/..." for each in fitting)
+            raise BadRequestError(
+                422, f"Several models run this route. Name one in the path: {names}", "Validation"
+            )
+        return fitting[0]
+
+    def _names(self) -> str:
+        shown = ", ".join(f"{each.name} ({each.model.task})" for each in self.by_name.values())
+        return f"It has: {shown}."

@@ -1,0 +1,208 @@
+"""One route for each task, with the bodies and answers of Hugging Face's inference API.
+
+    POST /token-classification {"inputs": "...", "parameters": {"aggregation_strategy": "first"}}
+
+Answers are those of transformers' pipelines. A list of inputs gets a list of answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from starlette.responses import Response
+
+from qdqbert.choices import AggregationStrategy
+from qdqbert.inference.classification import TextClassifier
+from qdqbert.inference.fill_mask import MaskFiller
+from qdqbert.inference.model import Model
+from qdqbert.inference.multiple_choice import ChoiceSelector
+from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
+from qdqbert.inference.question_answering import QuestionAnswerer
+from qdqbert.inference.token_classification import TokenClassifier
+from qdqbert.serving.bodies import Text
+from qdqbert.serving.responses import json_response
+from qdqbert.serving.service import Models
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Pair(_Strict):
+    """Two texts."""
+
+    text: Text
+    text_pair: Text | None = None
+
+
+class Question(_Strict):
+    """A question about a text."""
+
+    question: Text
+    context: Text
+
+
+class Choices(_Strict):
+    """Endings, of which one fits."""
+
+    context: Text
+    prompt: Text | None = None
+    choices: Annotated[list[Text], Field(min_length=2)]
+
+
+class ClassificationParameters(_Strict):
+    """Parameters of text classification."""
+
+    top_k: Count | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+
+
+class TokenParameters(_Strict):
+    """Parameters of token classification."""
+
+    aggregation_strategy: AggregationStrategy = "simple"
+
+
+class QuestionParameters(_Strict):
+    """Parameters of question answering."""
+
+    top_k: Count = 1
+    doc_stride: Annotated[int, Field(ge=0)] | None = None
+    max_answer_len: Count | None = None
+
+
+class FillParameters(_Strict):
+    """Parameters of fill-mask."""
+
+    top_k: Count = 5
+    targets: list[str] | None = None
+
+
+class NoParameters(_Strict):
+    """No parameters."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskRoute:
+    """A task of the server.
+
+    Attributes:
+        task: Name of the task, which is the path.
+        kind: Class of the models.
+        input: Type of an input.
+        parameters: The parameters, which become arguments of the model's `job`.
+        keeps_none: Parameters whose `None` is passed on.
+        item: Returns the input of the job.
+        each: Returns the answer to an input, from that of the job and the parameters.
+        wraps_one: Whether the answer to a request with one input is a list with that answer, as in
+            Hugging Face's API.
+    """
+
+    task: str
+    kind: type[Model]
+    input: Any
+    parameters: type[BaseModel]
+    keeps_none: tuple[str, ...] = ()
+    item: Callable[[Any], Any] = lambda value: value
+    each: Callable[[Any, Any], Any] = lambda answer, parameters: answer
+    wraps_one: bool = False
+
+
+def _pair(value: str | Pair) -> Any:
+    if isinstance(value, str):
+        return value
+    return value.text if value.text_pair is None else (value.text, value.text_pair)
+
+
+def _both(value: Pair) -> tuple[str, str]:
+    return value.text, value.text_pair or ""
+
+
+def _fields(value: BaseModel) -> Mapping[str, Any]:
+    return value.model_dump()
+
+
+ROUTES = (
+    TaskRoute(
+        task="text-classification",
+        kind=TextClassifier,
+        input=Text | Pair,
+        parameters=ClassificationParameters,
+        # All classes.
+        keeps_none=("top_k",),
+        item=_pair,
+        wraps_one=True,
+    ),
+    TaskRoute(
+        task="token-classification",
+        kind=TokenClassifier,
+        input=Text,
+        parameters=TokenParameters,
+    ),
+    TaskRoute(
+        task="question-answering",
+        kind=QuestionAnswerer,
+        input=Question,
+        parameters=QuestionParameters,
+        item=_fields,
+        each=lambda answer, parameters: answer[0] if parameters.top_k == 1 else answer,
+    ),
+    TaskRoute(task="fill-mask", kind=MaskFiller, input=Text, parameters=FillParameters),
+    TaskRoute(
+        task="next-sentence-prediction",
+        kind=NextSentencePredictor,
+        input=Pair,
+        parameters=NoParameters,
+        item=_both,
+        each=lambda answer, parameters: answer[0],
+    ),
+    TaskRoute(
+        task="multiple-choice",
+        kind=ChoiceSelector,
+        input=Choices,
+        parameters=NoParameters,
+        item=_fields,
+    ),
+)
+
+
+def task_routes(models: Models) -> APIRouter:
+    """Return a route for each task, which may have the name of a model in its path."""
+    router = APIRouter(tags=["tasks"])
+    for route in ROUTES:
+        _add(router, route, models)
+    return router
+
+
+def _add(router: APIRouter, route: TaskRoute, models: Models) -> None:
+    several = Annotated[list[route.input], Field(min_length=1)]  # type: ignore[name-defined]
+    body_type = create_model(
+        "".join(part.title() for part in route.task.split("-")) + "Body",
+        inputs=(route.input | several, ...),
+        parameters=(route.parameters, route.parameters()),
+    )
+
+    async def run(body: Any, request: Request) -> Response:
+        served = models.of_kind(route.kind, request.path_params.get("model"))
+        given = {
+            name: value
+            for name, value in body.parameters.model_dump().items()
+            if value is not None or name in route.keeps_none
+        }
+        is_one = not isinstance(body.inputs, list)
+        items = [body.inputs] if is_one else body.inputs
+        found = await served.run("job", given, [route.item(each) for each in items])
+        answers = [route.each(each.answer, body.parameters) for each in found]
+        return json_response(answers[0] if is_one and not route.wraps_one else answers)
+
+    # FastAPI reads the types of the body from here.
+    run.__annotations__ = {"body": body_type, "request": Request, "return": Response}
+    router.add_api_route(
+        f"/{route.task}", run, methods=["POST"], summary=f"Run {route.task}", name=route.task
+    )

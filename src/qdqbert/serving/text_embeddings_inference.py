@@ -1,0 +1,105 @@
+"""The routes of Hugging Face's text-embeddings-inference: `/embed`, `/rerank`, `/predict`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from qdqbert.inference.classification import TextClassifier
+from qdqbert.inference.embedding import Embedder
+from qdqbert.inference.reranking import Reranker
+from qdqbert.serving.bodies import Text, Texts
+from qdqbert.serving.responses import json_response
+from qdqbert.serving.service import Models
+
+TextOrPair = Annotated[list[Text], Field(min_length=1, max_length=2)]
+_TRUNCATE = "Cut inputs that are too long. Otherwise they are refused."
+
+
+class EmbedBody(BaseModel):
+    """Body of `/embed`."""
+
+    inputs: Text | Texts = Field(description="A text or several.")
+    normalize: bool = Field(True, description="Scale embeddings to length 1.")
+    truncate: bool = Field(False, description=_TRUNCATE)
+    prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
+    dimensions: int | None = Field(None, ge=1, description="Leading dimensions to keep.")
+
+
+class RerankBody(BaseModel):
+    """Body of `/rerank`."""
+
+    query: Text = Field(description="The query.")
+    texts: Texts = Field(description="Texts to sort by how well they answer the query.")
+    raw_scores: bool = Field(False, description="Return scores before the activation function.")
+    return_text: bool = Field(False, description="Return the texts, too.")
+    truncate: bool = Field(False, description=_TRUNCATE)
+
+
+class PredictBody(BaseModel):
+    """Body of `/predict`."""
+
+    inputs: Text | TextOrPair | Annotated[list[TextOrPair], Field(min_length=1)] = Field(
+        description="A text, a pair of texts, or a list of lists of one text or a pair."
+    )
+    raw_scores: bool = Field(False, description="Return scores before the activation function.")
+    truncate: bool = Field(False, description=_TRUNCATE)
+
+
+def text_embeddings_inference_routes(models: Models) -> APIRouter:
+    """Return the routes, which may have the name of a model in their path."""
+    router = APIRouter(tags=["text-embeddings-inference"])
+
+    @router.post("/embed", summary="Embed texts")
+    async def embed(body: EmbedBody, request: Request) -> Response:
+        """Embed texts. The result has a list of numbers for each text."""
+        served = models.of_kind(Embedder, request.path_params.get("model"))
+        options = {
+            "normalize_embeddings": body.normalize,
+            "prompt_name": body.prompt_name,
+            "truncate_dim": body.dimensions,
+        }
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        found = await served.run("job", options, texts, truncate=body.truncate)
+        return json_response([each.answer for each in found])
+
+    @router.post("/rerank", summary="Sort texts by a query")
+    async def rerank(body: RerankBody, request: Request) -> Response:
+        """Sort texts by how well they answer a query, the best one first."""
+        served = models.of_kind(Reranker, request.path_params.get("model"))
+        options = {"activation": "none" if body.raw_scores else "sigmoid"}
+        pairs = [(body.query, text) for text in body.texts]
+        found = await served.run("scoring_job", options, pairs, truncate=body.truncate)
+        scores = [float(each.answer[0]) for each in found]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return json_response(
+            [
+                {"index": index, "score": scores[index]}
+                | ({"text": body.texts[index]} if body.return_text else {})
+                for index in order
+            ]
+        )
+
+    @router.post("/predict", summary="Classify texts")
+    async def predict(body: PredictBody, request: Request) -> Response:
+        """Classify texts. The result has all classes, the best one first."""
+        served = models.of_kind(TextClassifier, request.path_params.get("model"))
+        options: dict[str, Any] = {"top_k": None}
+        if body.raw_scores:
+            options["function_to_apply"] = "none"
+        is_one = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
+        items: list[Any] = [body.inputs] if is_one else list(body.inputs)
+        texts = [each if isinstance(each, str) else text_or_pair(each) for each in items]
+        found = await served.run("job", options, texts, truncate=body.truncate)
+        answers = [each.answer for each in found]
+        return json_response(answers[0] if is_one else answers)
+
+    return router
+
+
+def text_or_pair(texts: list[str]) -> Any:
+    """Return the only text, or a pair of texts."""
+    return texts[0] if len(texts) == 1 else tuple(texts)

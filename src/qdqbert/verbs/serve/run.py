@@ -1,0 +1,165 @@
+"""Run the server of `serve`."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqbert.errors import UserInputError
+from qdqbert.extras import require
+from qdqbert.inference.load import load
+from qdqbert.inference.model import Model
+from qdqbert.inference.text_generation import TextGenerator
+from qdqbert.progress import Progress
+from qdqbert.verbs.serve.options import ServeOptions
+from qdqbert.verbs.serve.report import ServeReport
+
+if TYPE_CHECKING:
+    from qdqbert.serving.metrics import Metrics
+
+_LOGGER = logging.getLogger("qdqbert")
+_MODULES = ("fastapi", "httptools", "orjson", "prometheus_client", "uvicorn")
+_KEY_VARIABLE = "QDQBERT_API_KEY"
+_BACKLOG = 2048
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(options: ServeOptions, progress: Progress) -> ServeReport:
+    """Serve until a signal comes.
+
+    Raises:
+        UserInputError: An argument cannot be used.
+        MissingExtraError: The extra `serve` is not installed.
+    """
+    require("`serve`", "serve", _MODULES)
+    import uvicorn
+
+    from qdqbert.serving.app import build_app
+    from qdqbert.serving.limits import Limits
+    from qdqbert.serving.metrics import Metrics
+
+    start = time.monotonic()
+    metrics = Metrics()
+    with _models(options, progress) as models, _listening(options) as listener:
+        app = build_app(
+            models,
+            metrics=metrics,
+            limits=Limits(
+                max_body=options.max_body,
+                max_texts=options.max_texts,
+                max_queued=options.max_queued,
+            ),
+            api_key=options.api_key or os.environ.get(_KEY_VARIABLE) or None,
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=options.shutdown_seconds,
+            )
+        )
+        _announce(models, listener)
+        with _handled_signals():
+            server.run(sockets=[listener])
+    return _report(metrics, time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _models(options: ServeOptions, progress: Progress) -> Iterator[dict[str, Model]]:
+    """Load the models and their graphs, so that no request waits for that."""
+    with contextlib.ExitStack() as stack:
+        models = {
+            name: stack.enter_context(
+                load(path, engine=options.engine, kernel=options.kernel, threads=options.threads)
+            )
+            for name, path in _names(options.models).items()
+        }
+        for name, model in models.items():
+            if isinstance(model, TextGenerator):
+                raise UserInputError(
+                    f"`models={name!r}`: the server does not run {model.task}. Use `run`.",
+                    argument="models",
+                )
+            with progress.stage(f"Loading {name}"):
+                # This needs the graph.
+                _ = model.precision
+        yield models
+
+
+def _names(paths: tuple[str, ...]) -> dict[str, str]:
+    """Return the folders by the names that requests use."""
+    names = [Path(path).resolve().name for path in paths]
+    for name, count in collections.Counter(names).items():
+        if count > 1:
+            raise UserInputError(
+                f"`models`: {count} folders are called {name!r}. Requests name models by their "
+                "folders; rename one of them.",
+                argument="models",
+            )
+    return dict(zip(names, paths, strict=True))
+
+
+@contextlib.contextmanager
+def _listening(options: ServeOptions) -> Iterator[socket.socket]:
+    """Listen on the address.
+
+    Raises:
+        UserInputError: It is taken, or is not an address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((options.host, options.port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise UserInputError(
+                f"Cannot listen on `host={options.host!r}`, `port={options.port}`: "
+                f"{error.strerror or error}. Pass another port, or 0 for any.",
+                argument="port",
+            ) from error
+        yield listener
+
+
+@contextlib.contextmanager
+def _handled_signals() -> Iterator[None]:
+    """Do nothing about the signals that stop the server, once it has stopped.
+
+    uvicorn sends them again then, to the handlers from before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, lambda *_: None) for each in _SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _announce(models: dict[str, Model], listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    for name, model in models.items():
+        _LOGGER.info("Serving %s: %s, %s on %s.", name, model.task, model.target, model.engine)
+    _LOGGER.info("Listening on http://%s:%d.", host, port)
+
+
+def _report(metrics: Metrics, seconds: float) -> ServeReport:
+    return ServeReport(
+        requests=metrics.total("qdqbert_requests"),
+        inputs=metrics.total("qdqbert_inputs"),
+        tokens=metrics.total("qdqbert_tokens"),
+        seconds=seconds,
+    )

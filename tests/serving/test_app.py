@@ -1,0 +1,261 @@
+"""Routes of the server, compared with calls of the models."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import qdqbert
+from qdqbert.serving.app import build_app
+from qdqbert.serving.limits import Limits
+
+TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
+
+
+@pytest.fixture(scope="module")
+def models(quantized, tiny_artifact):
+    folders = {
+        "embedder": quantized("sentence").directory,
+        "classifier": tiny_artifact("AutoModelForSequenceClassification", num_labels=3)[1],
+        "reranker": tiny_artifact("AutoModelForSequenceClassification", num_labels=1)[1],
+        "tagger": tiny_artifact("AutoModelForTokenClassification")[1],
+        "reader": tiny_artifact("AutoModelForQuestionAnswering")[1],
+        "filler": tiny_artifact("AutoModelForMaskedLM")[1],
+        "chooser": tiny_artifact("AutoModelForMultipleChoice")[1],
+        "pairs": tiny_artifact("AutoModelForNextSentencePrediction")[1],
+    }
+    opened = {name: qdqbert.load(each, engine="onnxruntime") for name, each in folders.items()}
+    yield opened
+    for each in opened.values():
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def client(models):
+    with TestClient(build_app(models), raise_server_exceptions=False) as made:
+        yield made
+
+
+def post(client, path: str, body: object, **options):
+    return client.post(path, json=body, **options)
+
+
+def answer(client, path: str, body: object):
+    response = post(client, path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def close(found, expected) -> None:
+    """Compare answers, whose numbers may differ in the last bits."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            close(found[name], expected[name])
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+    elif isinstance(expected, (float, np.floating)):
+        assert found == pytest.approx(float(expected), abs=1e-5)
+    else:
+        assert found == expected
+
+
+def test_openai_embeds_texts(client, models) -> None:
+    expected = models["embedder"].encode(TEXTS)
+    found = answer(client, "/v1/embeddings", {"input": TEXTS, "model": "embedder"})
+    assert found["object"] == "list"
+    assert found["model"] == "embedder"
+    assert [each["index"] for each in found["data"]] == [0, 1, 2]
+    close([each["embedding"] for each in found["data"]], expected.tolist())
+    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > len(TEXTS)
+    body = {"input": TEXTS[0], "model": "embedder", "encoding_format": "base64"}
+    (only,) = answer(client, "/v1/embeddings", body)["data"]
+    decoded = np.frombuffer(base64.b64decode(only["embedding"]), "<f4")
+    np.testing.assert_allclose(decoded, expected[0], atol=1e-5)
+    short = answer(client, "/v1/embeddings", {**body, "dimensions": 3, "encoding_format": "float"})
+    close(short["data"][0]["embedding"], expected[0, :3].tolist())
+
+
+def test_openai_lists_the_models(client, models) -> None:
+    found = client.get("/v1/models").json()
+    assert [each["id"] for each in found["data"]] == list(models)
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/embedder"])
+def test_embed_scales_to_length_1_unless_told(client, models, prefix) -> None:
+    expected = models["embedder"].encode(TEXTS, normalize_embeddings=True)
+    close(answer(client, f"{prefix}/embed", {"inputs": TEXTS}), expected.tolist())
+    plain = models["embedder"].encode([TEXTS[0]])
+    found = answer(client, f"{prefix}/embed", {"inputs": TEXTS[0], "normalize": False})
+    close(found, plain.tolist())
+
+
+def test_rerank_sorts_texts(client, models) -> None:
+    pairs = [(TEXTS[0], each) for each in TEXTS]
+    scores = models["reranker"].predict(pairs, activation="sigmoid")
+    body = {"query": TEXTS[0], "texts": TEXTS, "return_text": True}
+    found = answer(client, "/rerank", body)
+    assert [each["index"] for each in found] == np.argsort(-scores, kind="stable").tolist()
+    for each in found:
+        close(each["score"], scores[each["index"]])
+        assert each["text"] == TEXTS[each["index"]]
+    raw = models["reranker"].predict(pairs, activation="none")
+    for each in answer(client, "/rerank", {**body, "raw_scores": True, "return_text": False}):
+        assert each.keys() == {"index", "score"}
+        close(each["score"], raw[each["index"]])
+
+
+def test_predict_takes_texts_and_pairs(client, models) -> None:
+    call = models["classifier"]
+    prefix = "/models/classifier"
+    found = answer(client, f"{prefix}/predict", {"inputs": TEXTS[0]})
+    close(found, call(TEXTS[0], top_k=None))
+    pair = tuple(TEXTS[:2])
+    close(answer(client, f"{prefix}/predict", {"inputs": pair}), call([pair], top_k=None)[0])
+    several = [[TEXTS[0]], list(pair)]
+    found = answer(client, f"{prefix}/predict", {"inputs": several, "raw_scores": True})
+    close(found, call([TEXTS[0], pair], top_k=None, function_to_apply="none"))
+
+
+def test_each_task_has_a_route_with_the_answers_of_pipelines(client, models) -> None:
+    question = {"question": "where is the cat", "context": "the cat sat on the book in the night"}
+    mask = "the [MASK] sat on the book"
+    choices = {"context": "the cat", "choices": ["sat on the book", "music"]}
+    nearby = {"text": TEXTS[0], "text_pair": TEXTS[1]}
+    cases = [
+        (
+            "/models/classifier/text-classification",
+            TEXTS[0],
+            models["classifier"](TEXTS, top_k=None)[:1],
+        ),
+        (
+            "/token-classification",
+            TEXTS[0],
+            models["tagger"](TEXTS[0], aggregation_strategy="simple"),
+        ),
+        ("/question-answering", question, models["reader"](question)),
+        ("/fill-mask", mask, models["filler"](mask)),
+        ("/multiple-choice", choices, models["chooser"](choices)),
+        ("/next-sentence-prediction", nearby, models["pairs"](tuple(TEXTS[:2]))),
+    ]
+    for path, inputs, expected in cases:
+        one = answer(client, path, {"inputs": inputs})
+        close(one, expected)
+        several = answer(client, path, {"inputs": [inputs, inputs]})
+        assert len(several) == 2
+        assert several[0] == several[1]
+
+
+def test_parameters_are_passed_on(client, models) -> None:
+    body = {"inputs": TEXTS[0], "parameters": {"aggregation_strategy": "none"}}
+    expected = models["tagger"](TEXTS[0], aggregation_strategy="none")
+    close(answer(client, "/token-classification", body), expected)
+    body = {"inputs": [TEXTS[0]], "parameters": {"top_k": 2, "function_to_apply": "sigmoid"}}
+    expected = models["classifier"]([TEXTS[0]], top_k=2, function_to_apply="sigmoid")
+    close(answer(client, "/models/classifier/text-classification", body), expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/embed", {"inputs": 3}, 422, "inputs"),
+        ("/embed", {"inputs": []}, 422, "inputs"),
+        ("/embed", {"inputs": "a\ud800"}, 422, "surrogate"),
+        ("/embed", {"inputs": "cat " * 400}, 413, "longer than"),
+        ("/embed", {"inputs": ["x"] * 513}, 413, "512 inputs, got 513"),
+        ("/embed", {"inputs": "x", "prompt_name": "none"}, 422, "prompt_name"),
+        ("/models/none/embed", {"inputs": "x"}, 404, "no model 'none'. It has: embedder"),
+        ("/models/tagger/embed", {"inputs": "x"}, 422, "for the task 'token-classification'"),
+        ("/predict", {"inputs": "x"}, 422, "Several models run this route"),
+        ("/fill-mask", {"inputs": "no mask"}, 422, "MASK"),
+        ("/question-answering", {"inputs": {"question": "x"}}, 422, "context"),
+        ("/token-classification", {"inputs": "x", "parameters": {"top": 1}}, 422, "top"),
+        ("/nothing", {}, 404, "Not Found"),
+    ],
+)
+def test_wrong_requests_are_refused(client, path, body, status, message) -> None:
+    # Tests send half of a surrogate pair as an escape, as a client could.
+    response = client.post(
+        path, content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert response.status_code == status
+    assert message in response.json()["error"]
+    assert response.json()["error_type"]
+
+
+def test_errors_of_openai_have_its_form(client) -> None:
+    response = post(client, "/v1/embeddings", {"input": "x", "model": "none"})
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert "no model 'none'" in response.json()["error"]["message"]
+    response = post(client, "/v1/embeddings", {"input": [[1, 2]], "model": "embedder"})
+    assert response.status_code == 422
+    broken = client.post(
+        "/v1/embeddings", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert (broken.status_code, broken.json()["error"]["message"]) == (422, "The body is not JSON.")
+
+
+def test_texts_that_are_too_long_may_be_cut(client, models) -> None:
+    long = "cat " * 400
+    found = answer(client, "/embed", {"inputs": long, "truncate": True})
+    close(found, models["embedder"].encode([long], normalize_embeddings=True).tolist())
+
+
+def test_status_routes_describe_the_server(client, models) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+    info = client.get("/info").json()["models"]
+    assert {each["name"]: each["task"] for each in info} == {
+        name: each.task for name, each in models.items()
+    }
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/embeddings", "/embed", "/models/{model}/fill-mask", "/metrics"} <= paths.keys()
+
+
+def test_requests_are_counted_by_route(models) -> None:
+    with TestClient(build_app({"embedder": models["embedder"]})) as client:
+        answer(client, "/embed", {"inputs": TEXTS})
+        answer(client, "/models/embedder/embed", {"inputs": TEXTS[0]})
+        post(client, "/made/up", {})
+        lines = client.get("/metrics").text.splitlines()
+    assert 'qdqbert_requests_total{route="/embed",status="200"} 2.0' in lines
+    assert 'qdqbert_requests_total{route="other",status="404"} 1.0' in lines
+    assert 'qdqbert_inputs_total{model="embedder"} 4.0' in lines
+    assert 'qdqbert_queued_inputs{model="embedder"} 0.0' in lines
+
+
+def test_a_key_is_needed_if_there_is_one(models) -> None:
+    app = build_app({"embedder": models["embedder"]}, api_key="secret")
+    with TestClient(app) as client:
+        assert client.get("/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            refused = post(client, "/embed", {"inputs": "x"}, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+        assert client.get("/metrics").status_code == 401
+        accepted = post(
+            client, "/embed", {"inputs": "x"}, headers={"Authorization": "Bearer secret"}
+        )
+        assert accepted.status_code == 200
+
+
+def test_large_bodies_are_refused_with_and_without_a_declared_length(models) -> None:
+    app = build_app({"embedder": models["embedder"]}, limits=Limits(max_body=1000))
+    body = json.dumps({"inputs": "x" * 2000}).encode()
+    with TestClient(app) as client:
+        assert client.post("/embed", content=body).status_code == 413
+        chunked = client.post("/embed", content=iter([body[:900], body[900:]]))
+        assert chunked.status_code == 413
+        assert "larger than 1000 bytes" in chunked.json()["error"]
+        small = client.post(
+            "/embed",
+            content=iter([b'{"inputs":', b' "x"}']),
+            headers={"content-type": "application/json"},
+        )
+        assert small.status_code == 200

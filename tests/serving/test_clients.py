@@ -1,0 +1,187 @@
+"""A server in a process of its own, with the clients that its users have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+import qdqbert
+
+TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
+KEY = "secret"
+
+
+def free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return int(each.getsockname()[1])
+
+
+class Server:
+    """`qdqbert serve` in another process."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "qdqbert", "serve", *arguments, "--json"]
+        self.process = subprocess.Popen(
+            [*command, "--port", self.url.rpartition(":")[2]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"QDQBERT_API_KEY": KEY},
+        )
+        end = time.monotonic() + 120
+        while not self._answers():
+            assert self.process.poll() is None, self.process.stderr.read()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[str, str]:
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def folders(quantized, tiny_artifact):
+    return {
+        "embedder": quantized("sentence").directory,
+        "tagger": tiny_artifact("AutoModelForTokenClassification")[1],
+    }
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    made = Server(*map(str, folders.values()), "--engine", "onnxruntime")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def embeddings(folders):
+    with qdqbert.load(folders["embedder"], engine="onnxruntime") as model:
+        return model.encode(TEXTS)
+
+
+def test_the_openai_package_embeds(server, folders, embeddings) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+        # It asks for base64 by itself.
+        found = client.embeddings.create(input=TEXTS, model=folders["embedder"].name)
+        vectors = np.array([each.embedding for each in found.data])
+        np.testing.assert_allclose(vectors, embeddings, atol=1e-5)
+        assert [each.id for each in client.models.list()] == [
+            each.name for each in folders.values()
+        ]
+        with pytest.raises(openai.NotFoundError, match="no model 'none'"):
+            client.embeddings.create(input="x", model="none")
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+def test_the_hub_client_embeds_and_tags(server, folders, embeddings, monkeypatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    # The server is on this machine.
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    client = hub.InferenceClient(token=KEY)
+    found = client.feature_extraction(TEXTS[0], model=f"{server.url}/embed", normalize=False)
+    np.testing.assert_allclose(np.ravel(found), embeddings[0], atol=1e-5)
+    tags = client.token_classification(TEXTS[0], model=f"{server.url}/token-classification")
+    with qdqbert.load(folders["tagger"], engine="onnxruntime") as model:
+        expected = model(TEXTS[0], aggregation_strategy="simple")
+    assert [(each.word, each.start, each.end) for each in tags] == [
+        (each["word"], each["start"], each["end"]) for each in expected
+    ]
+
+
+def test_requests_of_many_clients_get_their_own_answers(server, embeddings) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(headers=headers, limits=limits, timeout=60) as client:
+
+            async def ask(index: int) -> None:
+                count = 1 + index % len(TEXTS)
+                body = {"inputs": TEXTS[:count], "normalize": False}
+                response = await client.post(f"{server.url}/embed", json=body)
+                assert response.status_code == 200, response.text
+                found = np.array(response.json())
+                np.testing.assert_allclose(found, embeddings[:count], atol=1e-5)
+
+            await asyncio.gather(*(ask(index) for index in range(400)))
+
+    asyncio.run(main())
+
+
+def test_clients_that_break_off_and_malformed_requests_harm_nobody(server) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    body = json.dumps({"inputs": TEXTS * 20}).encode()
+    head = (
+        "POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    for sent in (head + body, head + body[:9], head[:30], b"\x00\xff\r\n\r\n", b""):
+        with socket.create_connection(address) as connection:
+            connection.sendall(sent)
+    response = httpx.post(
+        f"{server.url}/embed", json={"inputs": "x"}, headers={"Authorization": f"Bearer {KEY}"}
+    )
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_after_what_it_accepted(folders, number) -> None:
+    server = Server(str(folders["embedder"]))
+    headers = {"Authorization": f"Bearer {KEY}"}
+
+    def ask() -> int:
+        body = {"inputs": TEXTS * 100}
+        return httpx.post(f"{server.url}/embed", json=body, headers=headers, timeout=60).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask) for _ in range(4)]
+        time.sleep(0.3)
+        output, messages = server.stop(number)
+        assert [each.result() for each in asked] == [200] * 4
+    assert server.process.returncode == 0
+    report = json.loads(output)
+    assert report["inputs"] == 4 * 300
+    assert "Listening on http://127.0.0.1:" in messages
+    assert "Traceback" not in messages
+
+
+def test_what_cannot_be_served_is_refused(folders, tmp_path, capsys) -> None:
+    from qdqbert.errors import CheckpointError, UserInputError
+
+    folder = str(folders["embedder"])
+    with pytest.raises(UserInputError, match="2 folders are called"):
+        qdqbert.serve([folder, folder])
+    with pytest.raises(CheckpointError):
+        qdqbert.serve([str(tmp_path)])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserInputError, match="Cannot listen on"),
+    ):
+        qdqbert.serve([folder], port=taken.getsockname()[1])
+    with pytest.raises(UserInputError, match="`models` is missing"):
+        qdqbert.serve([])
