@@ -30,6 +30,7 @@ _LOGGER = logging.getLogger("qdqbert")
 _MODULES = ("fastapi", "httptools", "orjson", "prometheus_client", "uvicorn")
 _KEY_VARIABLE = "QDQBERT_API_KEY"
 _BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -65,6 +66,8 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
                 app,
                 log_level="warning",
                 access_log=False,
+                # Longer than load balancers keep a connection.
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=options.shutdown_seconds,
             )
         )
