@@ -15,6 +15,10 @@ import random
 import re
 import shlex
 import shutil
+import socket
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -180,13 +184,15 @@ def test_page_runs_from_top_to_bottom(
     monkeypatch.chdir(folder)
     # Snippets set it, which must not outlive them.
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
-    text = page.read_text(encoding="utf-8")
+    # Another program may use the default port.
+    port = free_port()
+    text = page.read_text(encoding="utf-8").replace("localhost:8000", f"localhost:{port}")
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("\n```") / 2 > 0
-    with compat_uninstalled():
+    with compat_uninstalled(), contextlib.ExitStack() as servers:
         for number, (language, block) in enumerate(blocks, start=1):
             if language == "bash":
-                run_commands(block)
+                run_commands(block, port, servers)
             else:
                 assert language == "python"
                 code = compile(block, f"{page.name}, block {number}", "exec")
@@ -195,13 +201,26 @@ def test_page_runs_from_top_to_bottom(
                     exec(code, {"__name__": f"block_{number}"})
 
 
-def run_commands(block: str) -> None:
+def run_commands(block: str, port: int, servers: contextlib.ExitStack) -> None:
+    """Run the lines of a block.
+
+    Args:
+        block: The block.
+        port: Port for servers.
+        servers: Ends the servers that are started.
+    """
     for line in block.replace("\\\n", " ").strip().splitlines():
         program, *arguments = shlex.split(line)
         if program == "pip":
             check_extras(arguments[-1])
             continue
+        if program == "curl":
+            subprocess.run(["curl", "--fail", "--silent", *arguments], check=True, timeout=60)
+            continue
         assert program == "qdqbert", line
+        if arguments[0] == "serve":
+            servers.enter_context(served([*arguments, "--port", str(port)], port))
+            continue
         printed = io.StringIO()
         code: Any = 0
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -210,6 +229,29 @@ def run_commands(block: str) -> None:
             except SystemExit as stop:
                 code = stop.code
         assert not code, f"{line}\n{printed.getvalue()}"
+
+
+def free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return int(each.getsockname()[1])
+
+
+@contextlib.contextmanager
+def served(arguments: list[str], port: int) -> Iterator[None]:
+    """Run a server in another process."""
+    with subprocess.Popen([sys.executable, "-m", "qdqbert", *arguments]) as process:
+        try:
+            while True:
+                assert process.poll() is None
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            yield
+        finally:
+            process.terminate()
 
 
 def check_extras(requirement: str) -> None:
