@@ -43,8 +43,8 @@ PAGES = [path for path in ROOT.rglob("*.md") if not {".venv", ".git"} & set(path
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
 LABELS = ("dull", "fine")
-# Options of other programs: torchrun and the scripts in `benchmarks/`.
-FOREIGN = {"--nproc-per-node", "--test"}
+# Options of other programs: torchrun, docker and the scripts in `benchmarks/`.
+FOREIGN = {"--nproc-per-node", "--test", "--publish", "--tag", "--volume"}
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+
+# cyclopts checks values with it once it is imported, which must not change messages.
+import pydantic  # noqa: F401
 import pytest
 from safetensors.numpy import load_file, save_file
 

@@ -168,20 +168,3 @@ def test_a_signal_ends_the_server_after_what_it_accepted(folders, number) -> Non
     assert report["inputs"] == 4 * 300
     assert "Listening on http://127.0.0.1:" in messages
     assert "Traceback" not in messages
-
-
-def test_what_cannot_be_served_is_refused(folders, tmp_path, capsys) -> None:
-    from qdqbert.errors import CheckpointError, UserInputError
-
-    folder = str(folders["embedder"])
-    with pytest.raises(UserInputError, match="2 folders are called"):
-        qdqbert.serve([folder, folder])
-    with pytest.raises(CheckpointError):
-        qdqbert.serve([str(tmp_path)])
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(UserInputError, match="Cannot listen on"),
-    ):
-        qdqbert.serve([folder], port=taken.getsockname()[1])
-    with pytest.raises(UserInputError, match="`models` is missing"):
-        qdqbert.serve([])

@@ -120,10 +120,11 @@ def _parameter(
     elif is_sequence and get_args(option.type)[0] is int:
         converter, tokens = _numbers, 1
     elif is_sequence and option.choices:
-        converter, tokens = _names, 1
+        kind, converter, tokens = tuple[str, ...], _names, 1
     elif option.choices:
-        # The options check their choices themselves. The type is for the help.
-        converter, tokens = _word, 1
+        # The options check their choices themselves. With pydantic imported, cyclopts would check
+        # the literals of the type before, with a message of its own.
+        kind, converter, tokens = str, _word, 1
     elif is_mapping:
         kind = tuple[str, ...]
     elif isinstance(option.type, types.UnionType):
@@ -131,6 +132,9 @@ def _parameter(
         kind = str
     if option.is_optional:
         kind = kind | None
+    metavar = None
+    if is_mapping or option.choices:
+        metavar = "NAME=VALUE" if is_mapping else "CHOICE..." if is_sequence else "CHOICE"
     names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]
     annotation: Any = Annotated[
         kind,
@@ -146,7 +150,7 @@ def _parameter(
             allow_leading_hyphen=option.takes_dash,
             # The last of repeated values counts, unless there can be several.
             allow_repeating=None if is_sequence or is_mapping else True,
-            metavar="NAME=VALUE" if is_mapping else None,
+            metavar=metavar,
         ),
     ]
     if not is_positional:
@@ -218,6 +222,8 @@ def _help_text(option: Declared, command: Command, options: Sequence[Declared]) 
         text = f"{text} Repeat it for several."
     if _is_mapping(option.type):
         text = f"{text.partition(':')[0].rstrip('.')}. Repeat it for several."
+    if option.choices:
+        text = f"{text} [choices: {', '.join(option.choices)}]"
     return text
 
 

@@ -1,0 +1,25 @@
+"""What `serve` refuses before it listens. `tests/serving` has what it answers."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+import qdqbert
+from qdqbert.errors import CheckpointError, UserInputError
+
+
+def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
+    folder = str(quantized("sentence").directory)
+    with pytest.raises(UserInputError, match="2 folders are called"):
+        qdqbert.serve([folder, folder])
+    with pytest.raises(CheckpointError):
+        qdqbert.serve([str(tmp_path)])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserInputError, match="Cannot listen on"),
+    ):
+        qdqbert.serve([folder], port=taken.getsockname()[1])
+    with pytest.raises(UserInputError, match="`models` is missing"):
+        qdqbert.serve([])
