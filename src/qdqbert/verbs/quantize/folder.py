@@ -177,7 +177,7 @@ def make_report(
         calibration_texts=count,
         calibration_lengths=calibration_lengths(ranges, inputs),
         heldout_texts=inputs.heldout.texts,
-        float_metrics=evidence.baseline.metrics(evidence.baseline.predictions),
+        float_metrics=evidence.baseline.metrics,
         float_size_bytes=size_bytes(evidence.float_model),
         targets=measured.reports,
         cpu=cpu_name(),

@@ -129,7 +129,8 @@ def measure(
             )
             # It holds the weights, of which the layer check loads two more copies.
             del runner
-            fidelity, differences = baseline.compare(predictions)
+            comparison = baseline.compare(predictions)
+            fidelity, differences = comparison.fidelity, comparison.differences
             report = TargetReport(
                 target=target,
                 engine=engine,
@@ -137,7 +138,7 @@ def measure(
                 units_in_float=tuple(unit.name for unit in evidence.units_in_float.get(target, ())),
                 model=each.name,
                 fidelity=fidelity,
-                metrics=baseline.metrics(predictions),
+                metrics=comparison.metrics,
                 differences=differences,
                 limits=check_limits(evidence.limits, fidelity, differences),
                 layers=layer_fidelity(references, floats),
@@ -258,7 +259,9 @@ def _references(
 def _float_references(plan: Plan, evidence: Evidence) -> list[Reference]:
     """Compute what the references of a plan would be if nothing was quantized."""
     ranges = evidence.calibration.for_recipe(plan.recipe)
-    in_float = dataclasses.replace(plan, specs=dict.fromkeys(plan.specs))
+    # How much ties cost is asked of quantized layers only.
+    target = dataclasses.replace(plan.target, last_bits=0)
+    in_float = dataclasses.replace(plan, target=target, specs=dict.fromkeys(plan.specs))
     return evidence.sited.references(in_float, ranges, _checked_batches(evidence))
 
 
