@@ -6,13 +6,14 @@ import importlib.util
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import metadata
 
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.runner import is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.verbs.doctor.report import DoctorReport, Part
+from qdqbert.verbs.versions import version_of
 
 # What the features of `machine.cpu_features` mean.
 _MEANINGS: Mapping[str, str] = {
@@ -49,6 +50,7 @@ _VERDICTS: tuple[tuple[Collection[str], str], ...] = (
 )
 _UNKNOWN = "This CPU has no feature that is known to make INT8 fast. Measure it with `benchmark`."
 
+# Engine, module of its library, and what it is for.
 _ENGINES: tuple[tuple[str, str, str], ...] = (
     ("onnxruntime", "onnxruntime", "runs .onnx graphs on CPUs and GPUs"),
     ("openvino", "openvino", "runs .onnx graphs on CPUs, fastest with VNNI or AMX"),
@@ -69,7 +71,8 @@ def run() -> DoctorReport:
     """Return the description."""
     features = cpu_features()
     gpus = find_gpus()
-    engines = tuple(_engine(*each) for each in _ENGINES)
+    packages = metadata.packages_distributions()
+    engines = tuple(_engine(*each, packages) for each in _ENGINES)
     return DoctorReport(
         verdict=verdict_on(features),
         cpu=cpu_name(),
@@ -79,7 +82,7 @@ def run() -> DoctorReport:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         engines=engines,
-        extras=tuple(_extra(*each) for each in _EXTRAS),
+        extras=tuple(_extra(*each, packages) for each in _EXTRAS),
         notices=tuple(_notices(engines, gpus)),
     )
 
@@ -110,7 +113,7 @@ def find_gpus(
     return tuple(names) if done.returncode == 0 else ()
 
 
-def _engine(name: str, package: str, purpose: str) -> Part:
+def _engine(name: str, module: str, purpose: str, packages: Mapping[str, Sequence[str]]) -> Part:
     if not is_installed(name):
         install = f"pip install 'qdqbert[{name}]'"
         return Part(name=name, purpose=purpose, version=None, details=(), install=install)
@@ -125,26 +128,19 @@ def _engine(name: str, package: str, purpose: str) -> Part:
         from qdqbert.engines.native.instruction_sets import choose_set
 
         details = (f"kernel {choose_set(None).name}",)
-    return Part(
-        name=name, purpose=purpose, version=_version_of(package), details=details, install=None
-    )
+    version = version_of(module, packages)
+    return Part(name=name, purpose=purpose, version=version, details=details, install=None)
 
 
-def _extra(name: str, module: str, purpose: str) -> Part:
+def _extra(name: str, module: str, purpose: str, packages: Mapping[str, Sequence[str]]) -> Part:
     is_there = importlib.util.find_spec(module) is not None
     return Part(
         name=name,
         purpose=purpose,
-        version=_version_of(module.replace("_", "-")) if is_there else None,
+        version=version_of(module, packages) if is_there else None,
         details=(),
         install=None if is_there else f"pip install 'qdqbert[{name}]'",
     )
-
-
-def _version_of(package: str) -> str:
-    # onnxruntime is also in packages of other names: onnxruntime-gpu and so on.
-    names = metadata.packages_distributions().get(package.replace("-", "_"), [package])
-    return metadata.version(names[0])
 
 
 def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:
