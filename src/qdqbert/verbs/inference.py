@@ -12,7 +12,7 @@ import torch
 from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
-from qdqbert.evidence.fidelity import Fidelity, compare
+from qdqbert.evidence.fidelity import Decisions, Fidelity, compare
 from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
 from qdqbert.graph.export import GraphBody, to_numpy
 from qdqbert.options import LimitOptions
@@ -135,14 +135,25 @@ def fidelity_of(
     options: TaskOptions,
 ) -> Fidelity:
     """Compare the predictions of a model with those of a reference, as the task does."""
-    ours, theirs = (task.decisions(each, features, options) for each in (candidate, reference))
     return compare(
         reference,
         candidate,
         is_embedding=task.is_embedding,
-        decisions=None if ours is None or theirs is None else (theirs, ours),
+        decisions=decisions_of(task, reference, candidate, features, options),
         signal=task.signal,
     )
+
+
+def decisions_of(
+    task: Task,
+    reference: Predictions,
+    candidate: Predictions,
+    features: Features,
+    options: TaskOptions,
+) -> tuple[Decisions, Decisions] | None:
+    """Return the decisions of both models; `None` for tasks without decisions."""
+    theirs, ours = (task.decisions(each, features, options) for each in (reference, candidate))
+    return None if theirs is None or ours is None else (theirs, ours)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,6 +255,5 @@ def batch_invariance_of(
         inputs = {name: batch.inputs[name] for name in runner.input_names}
         [alone[index]] = task.predictions(runner.run(inputs), batch, features)
     replaced = [alone.get(index, each) for index, each in enumerate(together)]
-    before, after = (task.decisions(each, features, options) for each in (together, replaced))
-    decisions = None if before is None or after is None else (before, after)
+    decisions = decisions_of(task, together, replaced, features, options)
     return compare_alone(together, alone, decisions)
