@@ -90,6 +90,8 @@ LIGHT = (
     "qdqbert.verbs.quantize.options",
     "qdqbert.verbs.run",
     "qdqbert.verbs.train.options",
+    "qdqbert.verbs.verify",
+    "qdqbert.verbs.verify.run",
 )
 HEAVY = {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "openvino"}
 

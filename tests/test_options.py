@@ -31,6 +31,7 @@ from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.train.options import TrainOptions
+from qdqbert.verbs.verify.options import VerifyOptions
 
 COMMANDS = {
     qdqbert.quantize: QuantizeOptions,
@@ -39,6 +40,7 @@ COMMANDS = {
     qdqbert.benchmark: BenchmarkOptions,
     qdqbert.build_tensorrt: BuildTensorRTOptions,
     qdqbert.run: RunOptions,
+    qdqbert.verify: VerifyOptions,
 }
 commands = pytest.mark.parametrize(
     ("function", "options"), COMMANDS.items(), ids=[each.__name__ for each in COMMANDS]

@@ -80,6 +80,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.run import run as run
     from qdqbert.verbs.run.report import RunReport as RunReport
     from qdqbert.verbs.train import train as train
+    from qdqbert.verbs.verify import verify as verify
+    from qdqbert.verbs.verify.report import VerifyReport as VerifyReport
 
 _MODULES = {
     "analyze": "qdqbert.verbs.analyze",
@@ -143,6 +145,8 @@ _MODULES = {
     "UncalibratedError": "qdqbert.errors",
     "UnmatchedRuleError": "qdqbert.errors",
     "UserInputError": "qdqbert.errors",
+    "verify": "qdqbert.verbs.verify",
+    "VerifyReport": "qdqbert.verbs.verify.report",
 }
 
 __all__ = sorted(_MODULES, key=str.casefold)

@@ -19,6 +19,7 @@ from qdqbert.cli import (
     quantize,
     run,
     train,
+    verify,
 )
 from qdqbert.cli._command import add_command
 from qdqbert.cli._errors import ExitCode, Terminated, fail
@@ -31,6 +32,7 @@ _COMMANDS = (
     benchmark.COMMAND,
     build_tensorrt.COMMAND,
     run.COMMAND,
+    verify.COMMAND,
     doctor.COMMAND,
 )
 
