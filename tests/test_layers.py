@@ -86,6 +86,8 @@ LIGHT = (
     "qdqbert.verbs.benchmark.options",
     "qdqbert.verbs.build_tensorrt.options",
     "qdqbert.verbs.evaluate.options",
+    "qdqbert.verbs.push",
+    "qdqbert.verbs.push.options",
     "qdqbert.verbs.quantize.auto.worker",
     "qdqbert.verbs.quantize.options",
     "qdqbert.verbs.run",

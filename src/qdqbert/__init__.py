@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.doctor import doctor as doctor
     from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
+    from qdqbert.verbs.push import push as push
+    from qdqbert.verbs.push.report import PushReport as PushReport
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.run import run as run
     from qdqbert.verbs.run.report import RunReport as RunReport
@@ -111,6 +113,8 @@ _MODULES = {
     "OutputExistsError": "qdqbert.errors",
     "prepare": "qdqbert.models.prepare",
     "Progress": "qdqbert.progress",
+    "push": "qdqbert.verbs.push",
+    "PushReport": "qdqbert.verbs.push.report",
     "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",

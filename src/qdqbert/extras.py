@@ -7,7 +7,6 @@ import importlib.util
 from qdqbert.errors import MissingExtraError
 
 QUANTIZE = (
-    "huggingface_hub",
     "jinja2",
     "onnx",
     "onnx_ir",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TrainReport,
     )
     from qdqbert.verbs.doctor.report import DoctorReport
+    from qdqbert.verbs.push.report import PushReport
     from qdqbert.verbs.run.report import RunReport
     from qdqbert.verbs.verify.report import VerifyReport
 
@@ -224,6 +225,20 @@ def run_table(report: RunReport) -> RenderableType:
     if report.resumed_rows:
         resumed.append(Text(f"Continued after {counted(report.resumed_rows, 'row')}."))
     return Group(Text(title, style="italic"), table, *resumed)
+
+
+def push_table(report: PushReport) -> RenderableType:
+    """Show the files with their sizes, and where they are now."""
+    table = Table()
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    for name, size in report.files.items():
+        table.add_row(name, size_text(size))
+    table.add_section()
+    table.add_row("all", size_text(report.size_bytes))
+    is_there = report.url is not None
+    where = f"Uploaded: {report.url}" if is_there else "Nothing was uploaded."
+    return Group(Text(f"{report.model} to {report.repo}", style="italic"), table, Text(where))
 
 
 def verify_table(report: VerifyReport) -> RenderableType:

@@ -16,6 +16,7 @@ from qdqbert.cli import (
     build_tensorrt,
     doctor,
     evaluate,
+    push,
     quantize,
     run,
     train,
@@ -33,6 +34,7 @@ _COMMANDS = (
     build_tensorrt.COMMAND,
     run.COMMAND,
     verify.COMMAND,
+    push.COMMAND,
     doctor.COMMAND,
 )
 

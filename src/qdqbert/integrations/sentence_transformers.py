@@ -170,7 +170,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
     """
     model: Any = inference.load(path, **options)
     if isinstance(model, Embedder):
-        settings = read_model_settings(Path(path))
+        settings = read_model_settings(model.directory)
         encoder: SentenceTransformer = SentenceTransformer(
             modules=[QuantizedEncoder(str(path), options, model)],
             device="cpu",
