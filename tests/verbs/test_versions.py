@@ -19,9 +19,9 @@ def test_versions_are_those_of_the_packages_by_their_names() -> None:
 
 
 def test_a_module_can_come_from_a_package_of_another_name() -> None:
-    expected = importlib.metadata.version("pytest")
-    assert version_of("onnxruntime", {"onnxruntime": ["pytest"]}) == expected
+    # As onnxruntime can come from onnxruntime-gpu.
+    assert version_of("yaml") == importlib.metadata.version("PyYAML")
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert version_of("no_such_module", {}) is None
+    assert version_of("no_such_module") is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
-from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 _MODULES = (
@@ -14,24 +14,25 @@ _MODULES = (
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed, by name."""
-    packages = metadata.packages_distributions()
-    found = {module: version_of(module, packages) for module in _MODULES}
+    found = {module: version_of(module) for module in _MODULES}
     return {
         "python": platform.python_version(),
         **{name.replace("_", "-"): each for name, each in found.items() if each is not None},
     }
 
 
-def version_of(module: str, packages: Mapping[str, Sequence[str]]) -> str | None:
+def version_of(module: str) -> str | None:
     """Return the version of the package that a module comes from; `None` if there is none.
 
     Args:
-        module: Name of a module that can be imported.
-        packages: Names of the installed packages by module, as `packages_distributions` of
-            `importlib.metadata` returns them. The module `onnxruntime` is also in the package
-            `onnxruntime-gpu`, for example.
+        module: Name of a module, without dots.
     """
     try:
-        return metadata.version(packages.get(module, [module])[0])
+        return metadata.version(module)
     except metadata.PackageNotFoundError:
-        return None
+        if importlib.util.find_spec(module) is None:
+            return None
+    # The package has another name: that of the module onnxruntime can be onnxruntime-gpu. Finding
+    # it takes a second, as the files of all installed packages are read.
+    packages = metadata.packages_distributions().get(module, ())
+    return metadata.version(packages[0]) if packages else None

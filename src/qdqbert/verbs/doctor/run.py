@@ -6,8 +6,7 @@ import importlib.util
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Collection, Mapping
 
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.runner import is_installed
@@ -71,8 +70,7 @@ def run() -> DoctorReport:
     """Return the description."""
     features = cpu_features()
     gpus = find_gpus()
-    packages = metadata.packages_distributions()
-    engines = tuple(_engine(*each, packages) for each in _ENGINES)
+    engines = tuple(_engine(*each) for each in _ENGINES)
     return DoctorReport(
         verdict=verdict_on(features),
         cpu=cpu_name(),
@@ -82,7 +80,7 @@ def run() -> DoctorReport:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         engines=engines,
-        extras=tuple(_extra(*each, packages) for each in _EXTRAS),
+        extras=tuple(_extra(*each) for each in _EXTRAS),
         notices=tuple(_notices(engines, gpus)),
     )
 
@@ -113,7 +111,7 @@ def find_gpus(
     return tuple(names) if done.returncode == 0 else ()
 
 
-def _engine(name: str, module: str, purpose: str, packages: Mapping[str, Sequence[str]]) -> Part:
+def _engine(name: str, module: str, purpose: str) -> Part:
     if not is_installed(name):
         install = f"pip install 'qdqbert[{name}]'"
         return Part(name=name, purpose=purpose, version=None, details=(), install=install)
@@ -128,16 +126,16 @@ def _engine(name: str, module: str, purpose: str, packages: Mapping[str, Sequenc
         from qdqbert.engines.native.instruction_sets import choose_set
 
         details = (f"kernel {choose_set(None).name}",)
-    version = version_of(module, packages)
+    version = version_of(module)
     return Part(name=name, purpose=purpose, version=version, details=details, install=None)
 
 
-def _extra(name: str, module: str, purpose: str, packages: Mapping[str, Sequence[str]]) -> Part:
+def _extra(name: str, module: str, purpose: str) -> Part:
     is_there = importlib.util.find_spec(module) is not None
     return Part(
         name=name,
         purpose=purpose,
-        version=version_of(module, packages) if is_there else None,
+        version=version_of(module) if is_there else None,
         details=(),
         install=None if is_there else f"pip install 'qdqbert[{name}]'",
     )
