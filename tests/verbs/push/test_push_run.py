@@ -82,6 +82,16 @@ with qdqbert.load({NAME!r}, engine="onnxruntime") as model:
     assert hub.downloads == []
 
 
+def test_run_takes_the_name_of_a_model(hub, pushed, quantized, tmp_path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ["run", NAME, "--input", str(tmp_path / "texts.txt"), "--engine", "onnxruntime", "-o"]
+    output = tmp_path / "answers.npy"
+    done = run("-m", "qdqbert", *words, str(output), env=hub.environment(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    with qdqbert.load(quantized("sentence").directory, engine="onnxruntime") as model:
+        np.testing.assert_allclose(np.load(output), model.encode(TEXTS), atol=1e-6)
+
+
 def test_a_dry_run_lists_files_and_uploads_nothing(quantized) -> None:
     report = qdqbert.push(quantized("sentence").directory, "me/another", dry_run=True)
     assert report.url is None
