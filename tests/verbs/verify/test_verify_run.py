@@ -148,6 +148,7 @@ def quantize(made, output: Path, **options) -> Path:
         output,
         calibration_data=made.data,
         calibration_samples=8,
+        targets=["onnxruntime"],
         benchmark=False,
         **options,
     )
@@ -173,7 +174,7 @@ def test_rows_can_be_held_out_examples(quantized, tmp_path) -> None:
     known = {tuple(tokenizer(text)["input_ids"]) for text in texts}
     rows = read_rows(folder / "verification.npz")
     assert {tuple(row.inputs["input_ids"][0].tolist()) for row in rows} <= known
-    assert 0 < len(rows) <= 32
+    assert 0 < len(rows) <= 16
 
 
 def test_without_rows_the_files_are_checked(quantized, tmp_path) -> None:

@@ -17,7 +17,7 @@ from qdqbert.graph.export import SENTENCE_EMBEDDING, choices_of
 from qdqbert.tasks.texts import encode_texts
 from qdqbert.verbs.quantize.prepare import Ready
 
-_ROWS = 32
+_ROWS = 16
 # Limits of what is stored: bytes of outputs in all, and values of one output at one position.
 _OUTPUT_BYTES = 2**20
 _OUTPUT_VALUES = 4096
