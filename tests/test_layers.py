@@ -87,10 +87,14 @@ LIGHT = (
     "qdqbert.verbs.benchmark.options",
     "qdqbert.verbs.build_tensorrt.options",
     "qdqbert.verbs.evaluate.options",
+    "qdqbert.verbs.push",
+    "qdqbert.verbs.push.options",
     "qdqbert.verbs.quantize.auto.worker",
     "qdqbert.verbs.quantize.options",
     "qdqbert.verbs.run",
     "qdqbert.verbs.train.options",
+    "qdqbert.verbs.verify",
+    "qdqbert.verbs.verify.run",
 )
 HEAVY = {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "openvino"}
 

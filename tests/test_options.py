@@ -28,9 +28,11 @@ from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.push.options import PushOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.train.options import TrainOptions
+from qdqbert.verbs.verify.options import VerifyOptions
 
 COMMANDS = {
     qdqbert.quantize: QuantizeOptions,
@@ -38,7 +40,9 @@ COMMANDS = {
     qdqbert.train: TrainOptions,
     qdqbert.benchmark: BenchmarkOptions,
     qdqbert.build_tensorrt: BuildTensorRTOptions,
+    qdqbert.push: PushOptions,
     qdqbert.run: RunOptions,
+    qdqbert.verify: VerifyOptions,
 }
 commands = pytest.mark.parametrize(
     ("function", "options"), COMMANDS.items(), ids=[each.__name__ for each in COMMANDS]

@@ -76,12 +76,16 @@ if TYPE_CHECKING:
     from qdqbert.verbs.doctor import doctor as doctor
     from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
+    from qdqbert.verbs.push import push as push
+    from qdqbert.verbs.push.report import PushReport as PushReport
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.run import run as run
     from qdqbert.verbs.run.report import RunReport as RunReport
     from qdqbert.verbs.serve import serve as serve
     from qdqbert.verbs.serve.report import ServeReport as ServeReport
     from qdqbert.verbs.train import train as train
+    from qdqbert.verbs.verify import verify as verify
+    from qdqbert.verbs.verify.report import VerifyReport as VerifyReport
 
 _MODULES = {
     "analyze": "qdqbert.verbs.analyze",
@@ -111,6 +115,8 @@ _MODULES = {
     "OutputExistsError": "qdqbert.errors",
     "prepare": "qdqbert.models.prepare",
     "Progress": "qdqbert.progress",
+    "push": "qdqbert.verbs.push",
+    "PushReport": "qdqbert.verbs.push.report",
     "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
@@ -147,6 +153,8 @@ _MODULES = {
     "UncalibratedError": "qdqbert.errors",
     "UnmatchedRuleError": "qdqbert.errors",
     "UserInputError": "qdqbert.errors",
+    "verify": "qdqbert.verbs.verify",
+    "VerifyReport": "qdqbert.verbs.verify.report",
 }
 
 __all__ = sorted(_MODULES, key=str.casefold)

@@ -7,6 +7,8 @@ DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
 DIR/report.json                 what was measured
 DIR/report.html                 the same, for people
+DIR/verification.npz            inputs and results of the float model, for `verify`
+DIR/SHA256SUMS                  checksums of all files but the model card
 DIR/README.md                   the model card
 
 Reading a folder imports neither torch nor transformers nor onnx.
@@ -37,6 +39,7 @@ RANGES = "ranges.safetensors"
 QUANTIZATION = "quantization.json"
 REPORT = "report.json"
 REPORT_PAGE = "report.html"
+VERIFICATION = "verification.npz"
 TRAINING = "training.json"
 GENERATION = "generation_config.json"
 
@@ -207,8 +210,12 @@ def read_training(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{str(path / TRAINING)!r} cannot be read: {error}.") from error
 
 
-def open_artifact(directory: Path) -> Artifact:
+def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     """Read a folder that `quantize` wrote, in this or an earlier format.
+
+    Args:
+        directory: The folder.
+        requires_graphs: Whether the graphs of all targets have to be there.
 
     Raises:
         CheckpointError: `quantize` did not write it, or a part of it is missing.
@@ -231,7 +238,7 @@ def open_artifact(directory: Path) -> Artifact:
             f"{str(directory)!r} is not a quantized model: {QUANTIZATION} cannot be read ({error})."
         ) from error
     missing = [str(path) for path in models if not path.is_file()]
-    if missing:
+    if missing and requires_graphs:
         raise CheckpointError(f"{str(directory)!r} is incomplete: {missing[0]} is missing.")
     return Artifact(directory=directory, quantization=quantization)
 

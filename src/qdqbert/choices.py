@@ -69,6 +69,7 @@ PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 
 WeightsFor = Literal["any", "vnni"]
+VerificationData = Literal["built-in", "held-out", "none"]
 QatRanges = Literal["fixed", "learned", "moving"]
 Dropout = Literal["keep", "off"]
 SchedulerName = Literal[

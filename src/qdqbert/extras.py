@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from qdqbert.errors import MissingExtraError
 
 QUANTIZE = (
-    "huggingface_hub",
     "jinja2",
     "onnx",
     "onnx_ir",

@@ -40,7 +40,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.
     """
-    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    write_bytes(path, json_bytes(content))
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return indented JSON in UTF-8."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def json_values(value: Any) -> Any:

@@ -55,6 +55,23 @@ def test_references_contain_the_input_of_each_layer_and_the_outputs(bert, refere
         assert set(reference.noisy) == {*reference.states, *reference.outputs}
 
 
+def test_without_noise_a_batch_runs_once(bert, monkeypatch) -> None:
+    runs: list[float] = []
+    run = lowering._run
+
+    def recorded(*arguments: Any, last_bits: float, **named: Any) -> Any:
+        runs.append(last_bits)
+        return run(*arguments, last_bits=last_bits, **named)
+
+    monkeypatch.setattr(lowering, "_run", recorded)
+    plan = bert.plan("onnxruntime")
+    exact = dataclasses.replace(plan, target=dataclasses.replace(plan.target, last_bits=0))
+    made = bert.references(exact, bert.smooth.ranges, bert.smooth.scales)
+    assert runs == [0] * len(made)
+    for each in made:
+        assert each.noisy == {**each.states, **each.outputs}
+
+
 def test_making_references_removes_its_hooks(bert, references) -> None:
     del references
     for layer in bert.layers:

@@ -6,7 +6,10 @@ import dataclasses
 
 import pytest
 
+from qdqbert.evidence.reports import CandidateReport
+from qdqbert.reporting.page import quantize_page
 from qdqbert.reporting.verdict import evaluate_verdict, quantize_verdict, span
+from qdqbert.verbs.quantize.auto.candidates import reason_of
 
 
 @pytest.fixture
@@ -56,6 +59,30 @@ def test_a_model_without_warnings_is_close_to_float(quantize_report) -> None:
 def test_limits_decide_if_there_are_some(with_limits, verdicts, level, judgement) -> None:
     verdict = quantize_verdict(with_limits(*verdicts))
     assert (verdict.level, verdict.judgement) == (level, judgement)
+
+
+def test_without_limits_the_target_auto_says_why_nothing_was_written(quantize_report) -> None:
+    candidate = CandidateReport(
+        target="portable",
+        engine="onnxruntime",
+        precision="float32",
+        recipe="linear",
+        single_ms=1.0,
+        texts_per_second=1.0,
+        relative_time=1.0,
+        verdict="rejected",
+        reason="far from float: 1.0 dB SQNR",
+    )
+    report = dataclasses.replace(
+        quantize_report, candidates=(candidate,), reason=reason_of([candidate])
+    )
+    verdict = quantize_verdict(report)
+    assert (verdict.level, verdict.judgement) == (
+        "bad",
+        "No candidate is close enough to float, so nothing was written",
+    )
+    # Pages and cards print it, too.
+    assert verdict.judgement in quantize_page(report)
 
 
 def test_warnings_make_a_model_doubtful(quantize_report, with_limits) -> None:

@@ -112,13 +112,14 @@ def range_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibrati
         sum_over_processes_(residuals.errors, plan.shared_on)
         sum_over_processes_(means.totals, plan.shared_on)
     ranges = clip_residual_ranges(_ranges_of(histograms, plan), residuals.errors)
+    chosen = means.means(found.scales)
     without = found.without_smoothing
     if without is not None:
         every = {**ranges, **without.ranges}
         wanted = {name: each for name, each in every.items() if name in plan.unsmoothed_sites}
-        without = _adjusted(plan, wanted, {}, means.means(found.scales))
+        without = _adjusted(plan, wanted, {}, chosen)
     return dataclasses.replace(
-        _adjusted(plan, ranges, found.scales, means.means(found.scales)), without_smoothing=without
+        _adjusted(plan, ranges, found.scales, chosen), without_smoothing=without
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.errors import CheckpointError
@@ -27,7 +27,6 @@ _SETTINGS = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
 )
 
-# Prompts, the default prompt, and the similarity function.
 _MODEL_SETTINGS = "config_sentence_transformers.json"
 
 _POOLING_FOLDER = "1_Pooling"
@@ -35,6 +34,28 @@ _POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
 
 ReadFile = Callable[[str], str | None]
 """Returns the text of a file of the checkpoint by its path in it, `None` if it does not exist."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Settings of a whole model of sentence-transformers.
+
+    Attributes:
+        prompts: Texts that can be put before a text, by name.
+        default_prompt_name: Name of the prompt that is used by default; `None` for none.
+        similarity: Name of the function that compares two embeddings; `None` for the cosine.
+        truncate_dim: Number of dimensions of an embedding to keep; `None` for all.
+    """
+
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    default_prompt_name: str | None = None
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
+    truncate_dim: int | None = None
+
+    @property
+    def default_prompt(self) -> str:
+        """Prompt that is put before each text by default; empty for none."""
+        return str(self.prompts.get(self.default_prompt_name or "") or "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,9 +122,15 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
         max_length=loaded[_SETTINGS[0]].get("max_seq_length"),
         subfolder=subfolder,
         lower_case=bool(loaded[_SETTINGS[0]].get("do_lower_case")),
-        default_prompt=_default_prompt(loaded[_MODEL_SETTINGS]),
+        default_prompt=_model_settings(loaded[_MODEL_SETTINGS]).default_prompt,
         files={path: text for path, text in files.items() if text is not None},
     )
+
+
+def read_model_settings(folder: Path) -> ModelSettings:
+    """Return the settings of a folder; the defaults if sentence-transformers did not write it."""
+    path = folder / _MODEL_SETTINGS
+    return _model_settings(json.loads(path.read_text("utf-8")) if path.is_file() else {})
 
 
 def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> None:
@@ -157,9 +184,13 @@ def _pooling_mode(config: dict[str, Any]) -> PoolingMode:
     return modes[0]
 
 
-def _default_prompt(config: dict[str, Any]) -> str:
-    prompts = config.get("prompts") or {}
-    return str(prompts.get(config.get("default_prompt_name")) or "")
+def _model_settings(config: Mapping[str, Any]) -> ModelSettings:
+    return ModelSettings(
+        prompts=dict(config.get("prompts") or {}),
+        default_prompt_name=config.get("default_prompt_name"),
+        similarity=config.get("similarity_fn_name"),
+        truncate_dim=config.get("truncate_dim"),
+    )
 
 
 def _join(folder: str, name: str) -> str:

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
         TrainReport,
     )
     from qdqbert.verbs.doctor.report import DoctorReport
+    from qdqbert.verbs.push.report import PushReport
     from qdqbert.verbs.run.report import RunReport
     from qdqbert.verbs.serve.report import ServeReport
+    from qdqbert.verbs.verify.report import VerifyReport
 
 # Titles are printed above the tables: a title of a table is wrapped to the table's width.
 
@@ -232,6 +234,50 @@ def serve_table(report: ServeReport) -> RenderableType:
         f"Answered {counted(report.requests, 'request')} with {counted(report.inputs, 'input')} "
         f"({report.tokens:,} tokens) in {report.seconds:.0f} s."
     )
+
+
+def push_table(report: PushReport) -> RenderableType:
+    """Show the files with their sizes, and where they are now."""
+    table = Table()
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    for name, size in report.files.items():
+        table.add_row(name, size_text(size))
+    table.add_section()
+    table.add_row("all", size_text(report.size_bytes))
+    is_there = report.url is not None
+    where = f"Uploaded: {report.url}" if is_there else "Nothing was uploaded."
+    return Group(Text(f"{report.model} to {report.repo}", style="italic"), table, Text(where))
+
+
+def verify_table(report: VerifyReport) -> RenderableType:
+    """Show damaged files, packages whose versions differ, and fidelity then and now."""
+    parts: list[RenderableType] = [Text(f"{report.model} on {report.cpu}", style="italic")]
+    damaged = [each for each in report.files if each.verdict != "intact"]
+    parts += [Text(f"{each.name}: {each.verdict}", style="bold red") for each in damaged]
+    if report.has_checksums and not damaged:
+        parts.append(Text(f"All files are intact ({len(report.files)}).", style="green"))
+    other = [each for each in report.versions if each.stored != each.installed]
+    if other:
+        versions = Table()
+        for title in ("package", "then", "now"):
+            versions.add_column(title)
+        for package in other:
+            versions.add_row(package.name, package.stored, package.installed or "not installed")
+        parts.append(versions)
+    if report.fidelity:
+        fidelity = Table()
+        fidelity.add_column("graph")
+        for title in ("SQNR then", "SQNR now", "at least"):
+            fidelity.add_column(title, justify="right")
+        for graph in report.fidelity:
+            values = (graph.stored_db, graph.sqnr_db, graph.lowest_db)
+            style = None if graph.is_close else "bold red"
+            name = f"{graph.target} on {graph.engine}"
+            fidelity.add_row(name, *(f"{value:.1f} dB" for value in values), style=style)
+        parts.append(fidelity)
+    verdict = "Verified." if report.meets_limits else "Not verified."
+    return Group(*parts, Text(verdict, style="green" if report.meets_limits else "bold red"))
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:

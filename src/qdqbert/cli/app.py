@@ -16,10 +16,12 @@ from qdqbert.cli import (
     build_tensorrt,
     doctor,
     evaluate,
+    push,
     quantize,
     run,
     serve,
     train,
+    verify,
 )
 from qdqbert.cli._command import add_command
 from qdqbert.cli._errors import ExitCode, Terminated, fail
@@ -33,6 +35,8 @@ _COMMANDS = (
     build_tensorrt.COMMAND,
     run.COMMAND,
     serve.COMMAND,
+    verify.COMMAND,
+    push.COMMAND,
     doctor.COMMAND,
 )
 

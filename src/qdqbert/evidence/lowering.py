@@ -143,7 +143,8 @@ def make_references(
         sited_graph: Its exported graph.
         layers: Paths of its encoder layers.
         batches: Batches of real text.
-        last_bits: Relative size of the noise that simulates rounding between int8 operators.
+        last_bits: Relative size of the noise that simulates rounding between int8 operators. With
+            0, there is no noise, and each batch is run once instead of twice.
     """
     names = layer_input_names(sited, sited_graph, layers)
     modules = [sited.model.get_submodule(layer) for layer in layers]
@@ -151,13 +152,16 @@ def make_references(
     references = []
     for batch in batches:
         states, outputs = _run(body, batch, places, given=None, last_bits=0)
-        noisy_states, noisy_outputs = _run(body, batch, places, given=states, last_bits=last_bits)
+        noisy = {**states, **outputs}
+        if last_bits:
+            changed = _run(body, batch, places, given=states, last_bits=last_bits)
+            noisy = {**changed[0], **changed[1]}
         references.append(
             Reference(
                 inputs=batch.inputs,
                 states=states,
                 outputs=outputs,
-                noisy={**noisy_states, **noisy_outputs},
+                noisy=noisy,
                 last_bits=last_bits,
             )
         )
@@ -183,47 +187,53 @@ def make_graph_references(
     """
     # Graphs have reference cycles, and those that were written before still hold weights.
     gc.collect()
-    forced = add_teacher_forcing(model, list(names))
     outputs = [value.name or "" for value in model.graph.outputs]
     whole = model.clone()
     add_outputs(whole, names)
+    inputs = [batch.inputs for batch in batches]
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        paths = Path(folder) / "whole.onnx", Path(folder) / "forced.onnx"
-        save_graph(whole, paths[0], temporary=True)
-        save_graph(forced, paths[1], temporary=True)
         # One session at a time, since each holds the weights and the largest tensors.
-        plain = OnnxRuntimeRunner(paths[0], literal=True)
-        made = [
-            plain.run({name: each.inputs[name] for name in plain.input_names}) for each in batches
-        ]
-        del plain
-        given = OnnxRuntimeRunner(paths[1], literal=True)
-        return [
-            _graph_reference(given, names, outputs, each, computed, last_bits)
-            for each, computed in zip(batches, made, strict=True)
-        ]
+        made = noisy = _run_graph(whole, Path(folder) / "whole.onnx", inputs)
+        if last_bits:
+            given = [
+                _with_noise(*pair, names, last_bits) for pair in zip(inputs, made, strict=True)
+            ]
+            forced = add_teacher_forcing(model, list(names))
+            noisy = _run_graph(forced, Path(folder) / "forced.onnx", given)
+    return [
+        Reference(
+            inputs=batch,
+            states={name: computed[name] for name in names},
+            outputs={name: computed[name] for name in outputs},
+            noisy=changed,
+            last_bits=last_bits,
+        )
+        for batch, computed, changed in zip(inputs, made, noisy, strict=True)
+    ]
 
 
-def _graph_reference(
-    given: Runner,
-    names: Sequence[str],
-    outputs: Sequence[str],
-    batch: Batch,
+def _run_graph(
+    model: ir.Model, path: Path, inputs: Sequence[Mapping[str, NDArray[Any]]]
+) -> list[dict[str, NDArray[Any]]]:
+    """Return what a graph computes for each batch of inputs, without fusions."""
+    save_graph(model, path, temporary=True)
+    runner = OnnxRuntimeRunner(path, literal=True)
+    return [runner.run({name: each[name] for name in runner.input_names}) for each in inputs]
+
+
+def _with_noise(
+    inputs: Mapping[str, NDArray[Any]],
     made: Mapping[str, NDArray[Any]],
+    names: Sequence[str],
     last_bits: float,
-) -> Reference:
+) -> dict[str, NDArray[Any]]:
+    """Return inputs of a graph with teacher forcing: each layer gets its state with noise."""
     generator = np.random.default_rng(0)
-    noisy: dict[str, NDArray[Any]] = dict(batch.inputs)
+    given = dict(inputs)
     for name in names:
         noise = generator.standard_normal(made[name].shape).astype(np.float32)
-        noisy[f"{name}.forced"] = made[name] * (1 + np.float32(last_bits) * noise)
-    return Reference(
-        inputs=batch.inputs,
-        states={name: made[name] for name in names},
-        outputs={name: made[name] for name in outputs},
-        noisy=given.run({name: noisy[name] for name in given.input_names}),
-        last_bits=last_bits,
-    )
+        given[f"{name}.forced"] = made[name] * (1 + np.float32(last_bits) * noise)
+    return given
 
 
 def _run(

@@ -59,6 +59,7 @@ class TargetReport:
         size_bytes: Size of the graph.
         size_ratio: Size divided by that of the float graph.
         latency: Latency next to the float graph's, one entry for each shape.
+        verification_db: SQNR on the rows that `verify` runs again, dB. `None` if there are none.
     """
 
     target: str
@@ -77,6 +78,7 @@ class TargetReport:
     size_bytes: int
     size_ratio: float
     latency: tuple[LatencyReport, ...]
+    verification_db: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,8 @@ class EvaluateReport:
         versions: Versions of Python and of the packages that determine numbers, by name.
         command: Command line that is equivalent to the call.
         notices: Messages for the user.
+        directory: The output folder; `None` if nothing was written.
+        files: Names of the files in it.
     """
 
     model: str
@@ -212,6 +216,8 @@ class EvaluateReport:
     versions: Mapping[str, str]
     command: str
     notices: tuple[str, ...]
+    directory: str | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def meets_limits(self) -> bool:

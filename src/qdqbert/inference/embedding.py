@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
@@ -20,9 +20,6 @@ from qdqbert.tasks.feature_extraction import sentence_vectors
 from qdqbert.tasks.lines import counted
 
 Embedding = NDArray[np.float32]
-
-# Prompts, the default prompt, and the number of dimensions to keep.
-_SETTINGS = "config_sentence_transformers.json"
 
 # Largest difference from 1 of the length of a vector that the graph normalized, in bfloat16 too.
 _LENGTH_TOLERANCE = 0.01
@@ -173,11 +170,10 @@ class Embedder(Model):
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts of the folder."""
         super().__init__(loaded)
-        path = loaded.artifact.directory / _SETTINGS
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        self._default_prompt_name: str | None = settings.get("default_prompt_name")
-        self._truncate_dim: int | None = settings.get("truncate_dim")
-        self.prompts: dict[str, str] = dict(settings.get("prompts") or {})
+        settings = read_model_settings(loaded.artifact.directory)
+        self._default_prompt_name = settings.default_prompt_name
+        self._truncate_dim = settings.truncate_dim
+        self.prompts: dict[str, str] = dict(settings.prompts)
 
     def encode(
         self,

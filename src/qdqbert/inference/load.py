@@ -15,6 +15,7 @@ from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.classification import TextClassifier
+from qdqbert.inference.download import download_graph, is_hub_name, open_hub_artifact
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.fill_mask import MaskFiller
@@ -63,13 +64,14 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
 ) -> Any:
-    """Load a folder that `quantize` wrote, ready to run on texts.
+    """Load a folder that `quantize` wrote, or a model that `push` uploaded, ready to run on texts.
 
     The graph is loaded when it is first needed. Texts are tokenized without transformers, and run
     without torch.
 
     Args:
-        path: The folder.
+        path: The folder; or OWNER/NAME for a model of the hub, of which only the needed files are
+            downloaded, to the hub's cache.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -89,7 +91,8 @@ def load(
         `Reranker` with `predict` and `rank`, and so on.
 
     Raises:
-        CheckpointError: The folder was not written by `quantize`, or is incomplete.
+        CheckpointError: The folder was not written by `quantize`, or is incomplete; or the hub does
+            not have the model, or cannot be reached.
         UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
         MissingExtraError: The engine or the provider is not installed.
 
@@ -100,9 +103,12 @@ def load(
     """
     if threads is not None and threads < 1:
         raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
-    artifact = open_artifact(Path(path))
+    is_on_hub = is_hub_name(path)
+    artifact = open_hub_artifact(str(path)) if is_on_hub else open_artifact(Path(path))
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
+    if is_on_hub:
+        download_graph(str(path), artifact, artifact.model_for(chosen, name))
     _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
     config = _read_config(artifact)
     schedule = _SCHEDULES[chosen]

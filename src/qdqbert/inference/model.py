@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -69,6 +70,11 @@ class Model:
         self._loaded = loaded
 
     @property
+    def directory(self) -> Path:
+        """The folder of the model."""
+        return self._loaded.artifact.directory
+
+    @property
     def task(self) -> str:
         """Name of the task in transformers."""
         return self._loaded.artifact.task
@@ -114,7 +120,7 @@ class Model:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({str(self._loaded.artifact.directory)!r}, "
+            f"{type(self).__name__}({str(self.directory)!r}, "
             f"engine={self.engine!r}, target={self.target!r})"
         )
 

@@ -9,9 +9,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.classification import Label, text_or_pair
 from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Encoded
-
-# As in BERT, class 0 means that the second text follows the first.
-_NAMES = {0: "is_next", 1: "not_next"}
+from qdqbert.tasks.next_sentence_prediction import NAMES
 
 
 class _Decide(Label):
@@ -61,6 +59,6 @@ class NextSentencePredictor(Model):
             tokenizer=self._loaded.tokenizer,
             input_names=self._loaded.artifact.input_names,
             function="softmax",
-            id2label=_NAMES,
+            id2label=NAMES,
             top_k=1,
         )

@@ -14,13 +14,13 @@ on one batch at a time.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.inference import load as inference
 from qdqbert.inference.embedding import Embedder
@@ -35,7 +35,6 @@ if importlib.util.find_spec("sentence_transformers") is None:
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules.input_module import InputModule
 
-_SETTINGS = "config_sentence_transformers.json"
 _ACTIVATIONS: Mapping[str, torch.nn.Module] = {
     "sigmoid": torch.nn.Sigmoid(),
     "softmax": torch.nn.Softmax(dim=-1),
@@ -171,14 +170,14 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
     """
     model: Any = inference.load(path, **options)
     if isinstance(model, Embedder):
-        settings = _read_settings(Path(path))
+        settings = read_model_settings(model.directory)
         encoder: SentenceTransformer = SentenceTransformer(
             modules=[QuantizedEncoder(str(path), options, model)],
             device="cpu",
-            prompts=settings.get("prompts"),
-            default_prompt_name=settings.get("default_prompt_name"),
-            similarity_fn_name=settings.get("similarity_fn_name"),
-            truncate_dim=settings.get("truncate_dim"),
+            prompts=dict(settings.prompts),
+            default_prompt_name=settings.default_prompt_name,
+            similarity_fn_name=settings.similarity,
+            truncate_dim=settings.truncate_dim,
         )
         return encoder
     if isinstance(model, Reranker):
@@ -193,11 +192,3 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         "sentence-transformers has models. Use `qdqbert.load`.",
         argument="path",
     )
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / _SETTINGS
-    if not path.is_file():
-        return {}
-    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return settings

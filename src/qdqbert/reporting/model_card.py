@@ -17,16 +17,9 @@ from qdqbert.reporting.verdict import quantize_verdict
 
 # The hub's names of tasks, where they are not transformers' names.
 _PIPELINE_TAGS: Mapping[str, str] = {
-    "feature-extraction": "feature-extraction",
-    "fill-mask": "fill-mask",
-    "multiple-choice": "multiple-choice",
     # The hub has no name for it.
     "next-sentence-prediction": "text-classification",
-    "question-answering": "question-answering",
     "reranking": "text-ranking",
-    "text-classification": "text-classification",
-    "text-generation": "text-generation",
-    "token-classification": "token-classification",
 }
 # What a source's card says that is also true of the quantized model.
 _INHERITED = ("language", "license", "license_name", "license_link")
@@ -84,7 +77,7 @@ def _metadata(report: QuantizeReport, origin: Origin, name: str) -> ModelCardDat
     return ModelCardData(
         base_model=origin.hub_id or origin.card.get("base_model"),
         library_name="qdqbert",
-        pipeline_tag=_PIPELINE_TAGS[report.task],
+        pipeline_tag=_PIPELINE_TAGS.get(report.task, report.task),
         tags=_tags(report, origin),
         # The hub's library reads a card's metrics only together with the name.
         model_name=name if results else None,
@@ -115,7 +108,7 @@ def _results(report: QuantizeReport, origin: Origin) -> list[EvalResult]:
     dataset = data if is_hub else Path(data).stem
     return [
         EvalResult(
-            task_type=_PIPELINE_TAGS[report.task],
+            task_type=_PIPELINE_TAGS.get(report.task, report.task),
             dataset_type=dataset,
             dataset_name=dataset,
             dataset_split=split or None,

@@ -56,7 +56,11 @@ def _quantize_judgement(report: QuantizeReport) -> tuple[Level, str]:
     if not report.targets:
         return "doubtful", "Nothing was measured"
     if not report.meets_limits:
-        return "bad", f"Nothing was written: {_unmet(checks)}"
+        if checks:
+            return "bad", f"Nothing was written: {_unmet(checks)}"
+        # Without limits, the target `auto` rejects candidates by their fidelity alone.
+        reason = (report.reason or "").removesuffix(".")
+        return "bad", f"{reason}, so nothing was written"
     if report.warnings or not all(each.lowering.is_exact for each in report.targets):
         return "doubtful", "Read the warnings and notes before you use it"
     return "good", "All limits are met" if checks else "INT8 is close to float"

@@ -58,6 +58,13 @@ class Example:
         """The texts that a model reads."""
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are not `None`, by their names."""
+        fields = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
+        found = {name: each for name, each in fields.items() if each is not None}
+        return {"row": self.row, **found}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:

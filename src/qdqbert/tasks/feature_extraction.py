@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
+from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Features, Labels, Prediction, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import (
+    Answer,
+    Features,
+    Labels,
+    Prediction,
+    Predictions,
+    Score,
+    Task,
+    TaskOptions,
+)
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 
 
@@ -83,13 +93,31 @@ def _scores(
 ) -> list[Score]:
     """Return the correlations of cosine and score, x 100, as in STS benchmarks."""
     del id2label, options
-    examples = features.examples
+    return correlations(_cosines(predictions, features), features.examples)
+
+
+def _cosines(predictions: Predictions, features: Features) -> NDArray[np.float64]:
+    """Return the cosine of both texts of each example."""
     stacked = np.stack(predictions).astype(np.float64)
-    first, second = stacked[: len(examples)], stacked[len(examples) :]
-    cosines = (first * second).sum(axis=1) / (
+    count = len(features.examples)
+    first, second = stacked[:count], stacked[count:]
+    cosines: NDArray[np.float64] = (first * second).sum(axis=1) / (
         np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     )
-    return correlations(cosines, examples)
+    return cosines
+
+
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    del tokenizer, id2label, options
+    given = [example.given for example in features.examples]
+    return score_answers(_cosines(predictions, features), given, "cosine")
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -110,5 +138,6 @@ FEATURE_EXTRACTION = Task(
     scores=_scores,
     decisions=lambda predictions, features, options: None,
     labels=_labels,
+    answers=_answers,
     is_embedding=True,
 )

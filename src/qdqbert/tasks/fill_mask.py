@@ -19,6 +19,7 @@ from qdqbert.errors import CheckpointError
 from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     IGNORED,
+    Answer,
     Features,
     Labels,
     Prediction,
@@ -34,6 +35,7 @@ from qdqbert.tasks.tokens import (
     log_probabilities,
     most_likely_tokens,
     score_tokens,
+    token_answers,
     token_scores,
 )
 
@@ -131,7 +133,24 @@ def _scores(
     options: TaskOptions,
 ) -> list[Score]:
     del id2label, options
-    return token_scores(predictions, [ids for _, ids in features.places])
+    return token_scores(predictions, _true_ids(features))
+
+
+def _true_ids(features: Features) -> list[NDArray[np.int32]]:
+    """Return the ids that are predicted for each feature."""
+    return [ids for _, ids in features.places]
+
+
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    del id2label, options
+    return token_answers(predictions, features, _true_ids(features), tokenizer)
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -155,5 +174,6 @@ FILL_MASK = Task(
     decided="token",
     decisions=most_likely_tokens,
     labels=_labels,
+    answers=_answers,
     signal=log_probabilities,
 )

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.encoding import Batch
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Compute, Features, Prediction, Predictions, Score, TaskOptions
+from qdqbert.tasks.task import (
+    Answer,
+    Compute,
+    Features,
+    Prediction,
+    Predictions,
+    Score,
+    TaskOptions,
+)
 
 
 def logit_predictions(
@@ -33,6 +42,55 @@ def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
     classes = np.array([each.argmax() for each in predictions], dtype=np.float64)
     rows = np.stack([classes, labels], axis=1)
     return Score(name="accuracy", rows=rows, compute=of_pairs(accuracy))
+
+
+def probabilities(logits: ArrayLike) -> NDArray[np.float64]:
+    """Return the softmax over the last axis, in float64. Same shape."""
+    exact = np.asarray(logits, dtype=np.float64)
+    powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def class_answers(
+    predictions: Predictions,
+    given: Sequence[Mapping[str, Any]],
+    names: Mapping[int, Any] | Sequence[Any],
+) -> list[Answer]:
+    """Return the most likely class of each feature.
+
+    Args:
+        predictions: Logits of each feature, `(classes,)`.
+        given: The fields of each example.
+        names: Names of the classes by index, as answers have them.
+    """
+    answers = []
+    for logits, fields in zip(predictions, given, strict=True):
+        found = probabilities(logits)
+        best = int(logits.argmax())
+        answers.append(
+            Answer(
+                given=fields,
+                found={"prediction": names[best], "score": float(found[best])},
+                numbers=found,
+            )
+        )
+    return answers
+
+
+def score_answers(values: ArrayLike, given: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
+    """Return the number that a model computes for each example, which decides nothing.
+
+    Args:
+        values: The numbers, `(examples,)`.
+        given: The fields of each example.
+        name: Name of the number.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    return [
+        Answer(given=fields, found={name: float(each)}, numbers=each, decisions=0)
+        for each, fields in zip(numbers, given, strict=True)
+    ]
 
 
 def of_pairs(metric: Callable[[ArrayLike, ArrayLike], float]) -> Compute:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,16 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
-from qdqbert.tasks.task import Compute, Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import (
+    Answer,
+    Compute,
+    Features,
+    Labels,
+    Predictions,
+    Score,
+    Task,
+    TaskOptions,
+)
 from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, sorted_names
 
 # What separates labels in a cell. The first one that occurs counts.
@@ -93,6 +103,34 @@ def _decisions(
     return [frozenset(np.flatnonzero(each > 0).tolist()) for each in predictions]
 
 
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    """Return the classes of each text, the most likely one first."""
+    del tokenizer, options
+    answers = []
+    for logits, example in zip(predictions, features.examples, strict=True):
+        # The sigmoid, without an exponential that overflows.
+        found = (1 + np.tanh(logits.astype(np.float64) / 2)) / 2
+        chosen = [int(each) for each in np.argsort(-logits, kind="stable") if logits[each] > 0]
+        answers.append(
+            Answer(
+                given=example.given,
+                found={
+                    "prediction": [id2label[each] for each in chosen],
+                    "scores": [float(found[each]) for each in chosen],
+                },
+                numbers=found,
+            )
+        )
+    return answers
+
+
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     """Return 1 for each class that a text has, and 0 for the rest. Shape `(classes,)`."""
     return [{"labels": row.astype(np.float32)} for row in _indicators(features, id2label)]
@@ -114,5 +152,6 @@ MULTI_LABEL_CLASSIFICATION = Task(
     scores=_scores,
     decisions=_decisions,
     labels=_labels,
+    answers=_answers,
     class_names=_class_names,
 )

@@ -25,8 +25,13 @@ from qdqbert.tasks.data import (
     refuse_columns,
 )
 from qdqbert.tasks.lines import counted, row_name
-from qdqbert.tasks.logits import accuracy_score, logit_predictions, most_likely_classes
-from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.logits import (
+    accuracy_score,
+    class_answers,
+    logit_predictions,
+    most_likely_classes,
+)
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import truncation_notice
 
 _LAYOUT = (
@@ -214,6 +219,29 @@ def _scores(
     return [accuracy_score(predictions, [_label_of(example) for example in features.examples])]
 
 
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    """Return the number of the most likely ending."""
+    del tokenizer, id2label, options
+    given = [
+        {
+            "row": each.row,
+            "context": each.context,
+            "prompt": each.prompt,
+            "endings": list(each.endings),
+            "label": each.label,
+        }
+        for each in features.examples
+    ]
+    return class_answers(predictions, given, range(len(predictions[0])))
+
+
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     del id2label
     return [{"labels": _label_of(example)} for example in features.examples]
@@ -235,4 +263,5 @@ MULTIPLE_CHOICE = Task(
     decided="question",
     decisions=most_likely_classes,
     labels=_labels,
+    answers=_answers,
 )

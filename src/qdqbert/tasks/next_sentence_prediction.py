@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, read_dataset
-from qdqbert.tasks.logits import accuracy_score, logit_predictions, most_likely_classes
-from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.logits import (
+    accuracy_score,
+    class_answers,
+    logit_predictions,
+    most_likely_classes,
+)
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
+
+NAMES: Mapping[int, str] = {0: "is_next", 1: "not_next"}
+"""Names of the two classes in answers."""
 
 # Labels of the two classes, which the config of a checkpoint does not name.
 _CLASSES = {
@@ -49,6 +58,18 @@ def _scores(
     return [accuracy_score(predictions, [_class_of(example) for example in features.examples])]
 
 
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    del tokenizer, id2label, options
+    return class_answers(predictions, [each.given for each in features.examples], NAMES)
+
+
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     del id2label
     return [{"labels": _class_of(example)} for example in features.examples]
@@ -75,4 +96,5 @@ NEXT_SENTENCE_PREDICTION = Task(
     scores=_scores,
     decisions=most_likely_classes,
     labels=_labels,
+    answers=_answers,
 )

@@ -21,10 +21,12 @@ from qdqbert.encoding import Batch, Encoded, in_chunks, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.lines import counted
+from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.questions import QuestionExample, read_questions
 from qdqbert.tasks.spans import NULL, SpanPrediction, predict
 from qdqbert.tasks.squad import scores_v1, scores_v2
 from qdqbert.tasks.task import (
+    Answer,
     Features,
     Labels,
     Prediction,
@@ -194,6 +196,38 @@ def _texts(predictions: Predictions, features: Features, options: TaskOptions) -
     return {id_: each.text for id_, each in _answers(predictions, features, options)}
 
 
+def _question_answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    """Return the answer to each question and its probability among the best spans.
+
+    Two models are compared by the probability of each token to be the start and the end.
+    """
+    del tokenizer, id2label
+    answers = []
+    for example, indices, (_, answer) in zip(
+        features.examples,
+        windows_by_example(features),
+        _answers(predictions, features, options),
+        strict=True,
+    ):
+        known = [each.text for each in example.answers]
+        score = next(each["probability"] for each in answer.n_best if each["text"] == answer.text)
+        answers.append(
+            Answer(
+                given={"id": example.id, "question": example.question, "labels": known},
+                found={"prediction": answer.text, "score": score},
+                numbers=np.concatenate([probabilities(predictions[each].T).T for each in indices]),
+            )
+        )
+    return answers
+
+
 def _files(predictions: Predictions, features: Features, options: TaskOptions) -> dict[str, Any]:
     """Return what the usual scripts write: answers, best spans and, for v2.0, odds of no answer."""
     answers = dict(_answers(predictions, features, options))
@@ -283,6 +317,7 @@ QUESTION_ANSWERING = Task(
     decided="question",
     decisions=_decisions,
     labels=_labels,
+    answers=_question_answers,
     max_length=384,
     reads_texts=False,
     files=_files,

@@ -18,10 +18,19 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.logits import logit_predictions, of_pairs
+from qdqbert.tasks.logits import logit_predictions, of_pairs, score_answers
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import score_of
-from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions, mean_percent
+from qdqbert.tasks.task import (
+    Answer,
+    Features,
+    Labels,
+    Predictions,
+    Score,
+    Task,
+    TaskOptions,
+    mean_percent,
+)
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 # Names of the column that groups rows.
@@ -175,6 +184,41 @@ def _decisions(
     return [each[int(scores[each].argmax())] for each in groups] or None
 
 
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    """Return the score of each document, and the best one of each query that has several."""
+    del tokenizer, id2label, options
+    scores = np.concatenate(predictions).astype(np.float64)
+    groups = _groups(features.examples)
+    if len(groups) == len(scores):
+        return score_answers(scores, [each.given for each in features.examples], "score")
+    answers = []
+    for each in groups:
+        examples = [features.examples[index] for index in each]
+        found, best = scores[each], int(scores[each].argmax())
+        answers.append(
+            Answer(
+                given={
+                    "rows": [example.row for example in examples],
+                    "query": examples[0].text,
+                    "documents": [example.text_pair for example in examples],
+                    "labels": [example.label for example in examples],
+                },
+                found={"prediction": examples[best].text_pair, "scores": found.tolist()},
+                numbers=found,
+                # The best one of one document is no decision.
+                decisions=int(len(each) > 1),
+            )
+        )
+    return answers
+
+
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     del id2label
     return [{"labels": score_of(example)} for example in features.examples]
@@ -196,5 +240,6 @@ RERANKING = Task(
     decided="query",
     decisions=_decisions,
     labels=_labels,
+    answers=_answers,
     class_names=_class_names,
 )

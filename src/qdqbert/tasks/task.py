@@ -155,6 +155,41 @@ class Encoder(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """What a model answers to an example, for people.
+
+    Attributes:
+        given: The example by names of columns: its texts, and its label if it has one.
+        found: The answer by names of columns: `prediction`, `score` and so on.
+        numbers: What the answer is chosen by: probabilities, cosines or scores, in any shape. How
+            far two models are apart is the largest difference of one of them.
+        decisions: How many of the task's `decisions` belong to it. Those of the first answer come
+            first.
+    """
+
+    given: Mapping[str, Any]
+    found: Mapping[str, Any]
+    numbers: NDArray[np.float64]
+    decisions: int = 1
+
+
+class Answers(Protocol):
+    """Makes answers from predictions."""
+
+    def __call__(
+        self,
+        predictions: Predictions,
+        features: Features,
+        *,
+        tokenizer: Any,
+        id2label: Mapping[int, str],
+        options: TaskOptions,
+    ) -> Sequence[Answer]:
+        """Return one answer for each example, or for each query of several examples."""
+        ...
+
+
 def identity(prediction: Prediction) -> Prediction:
     """Return the prediction itself."""
     return prediction
@@ -187,6 +222,7 @@ class Task:
         decisions: Returns what the model answers, one value for each example or position. Two
             models are compared by the number of decisions that differ. `None` if the answers are
             not choices.
+        answers: Makes what users read of the predictions.
         decided: What one decision is about, in the singular: a text, a word, a question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
             that nothing can be learned from. Takes features and `id2label`.
@@ -208,6 +244,7 @@ class Task:
     scores: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Score]]
     decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
+    answers: Answers
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
     class_names: Callable[[Dataset], list[str]] | None = None
     max_length: int | None = None

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
-from qdqbert.tasks.logits import logit_predictions, most_likely_classes, of_pairs
+from qdqbert.tasks.logits import (
+    class_answers,
+    logit_predictions,
+    most_likely_classes,
+    of_pairs,
+    score_answers,
+)
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import (
     check_label_column,
     class_of,
@@ -54,6 +61,21 @@ def _scores(
     return [Score(name=name, rows=rows, compute=of_pairs(each)) for name, each in metrics.items()]
 
 
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    del tokenizer, options
+    given = [example.given for example in features.examples]
+    if len(predictions[0]) == 1:
+        return score_answers(np.concatenate(predictions), given, "score")
+    return class_answers(predictions, given, id2label)
+
+
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     return [{"labels": _label(example, id2label)} for example in features.examples]
 
@@ -80,5 +102,6 @@ TEXT_CLASSIFICATION = Task(
     scores=_scores,
     decisions=most_likely_classes,
     labels=_labels,
+    answers=_answers,
     class_names=_class_names,
 )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Batch
 from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
+    Answer,
     Features,
     Labels,
     Prediction,
@@ -26,6 +27,7 @@ from qdqbert.tasks.tokens import (
     log_probabilities,
     most_likely_tokens,
     score_tokens,
+    token_answers,
     token_scores,
 )
 
@@ -64,7 +66,24 @@ def _scores(
     options: TaskOptions,
 ) -> list[Score]:
     del id2label, options
-    return token_scores(predictions, [each["input_ids"][1:] for each in features.encoded.inputs])
+    return token_scores(predictions, _true_ids(features))
+
+
+def _true_ids(features: Features) -> list[NDArray[np.int32]]:
+    """Return the ids that are predicted for each feature."""
+    return [each["input_ids"][1:] for each in features.encoded.inputs]
+
+
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    del id2label, options
+    return token_answers(predictions, features, _true_ids(features), tokenizer)
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -83,5 +102,6 @@ TEXT_GENERATION = Task(
     decided="token",
     decisions=most_likely_tokens,
     labels=_labels,
+    answers=_answers,
     signal=log_probabilities,
 )

@@ -17,8 +17,10 @@ from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each
 from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
 from qdqbert.tasks.lines import counted
+from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.task import (
     IGNORED,
+    Answer,
     Compute,
     Features,
     Labels,
@@ -139,10 +141,7 @@ def _scores(
     del options
     labels = [[id2label[int(each)] for each in known] for known in _classes(features, id2label)]
     tags = [
-        [
-            id2label[int(best)] if place >= 0 else OUTSIDE
-            for best, place in zip(prediction.argmax(axis=1), places, strict=True)
-        ]
+        _tags(prediction, places, id2label)
         for prediction, places in zip(predictions, features.places, strict=True)
     ]
     scores = []
@@ -160,6 +159,13 @@ def _scores(
         [[sum(map(operator.eq, own, known)), len(known)] for own, known in pairs], dtype=np.float64
     )
     return [*scores, Score(name="accuracy", rows=rows, compute=share_percent)]
+
+
+def _tags(prediction: Prediction, places: _Places, id2label: Mapping[int, str]) -> list[str]:
+    return [
+        id2label[int(best)] if place >= 0 else OUTSIDE
+        for best, place in zip(prediction.argmax(axis=1), places, strict=True)
+    ]
 
 
 def _of_counts(name: str) -> Compute:
@@ -191,6 +197,40 @@ def _decisions(
         for prediction, places in zip(predictions, features.places, strict=True)
         for best in prediction[places >= 0].argmax(axis=1)
     ]
+
+
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskOptions,
+) -> list[Answer]:
+    """Return the tag of each word and its probability, which is `None` without a token."""
+    del tokenizer, options
+    answers = []
+    for logits, places, example in zip(
+        predictions, features.places, features.examples, strict=True
+    ):
+        is_seen = places >= 0
+        found = probabilities(logits)
+        tags = {} if example.tags is None else {"labels": list(example.tags)}
+        answers.append(
+            Answer(
+                given={"row": example.row, "words": list(example.words), **tags},
+                found={
+                    "prediction": _tags(logits, places, id2label),
+                    "scores": [
+                        float(each.max()) if seen else None
+                        for each, seen in zip(found, is_seen, strict=True)
+                    ],
+                },
+                numbers=found[is_seen],
+                decisions=int(is_seen.sum()),
+            )
+        )
+    return answers
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -258,6 +298,7 @@ TOKEN_CLASSIFICATION = Task(
     decided="word",
     decisions=_decisions,
     labels=_labels,
+    answers=_answers,
     class_names=_class_names,
     reads_texts=False,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import (
+    Answer,
     Features,
     Prediction,
     Predictions,
@@ -81,6 +83,35 @@ def _perplexity(rows: NDArray[np.float64]) -> float:
     logs, tokens = rows.sum(axis=0)
     with np.errstate(over="ignore"):
         return float(np.exp(-logs / tokens))
+
+
+def token_answers(
+    predictions: Predictions, features: Features, ids: Sequence[NDArray[np.int32]], tokenizer: Any
+) -> list[Answer]:
+    """Return the most likely token at each predicted place, and the probability of the true one.
+
+    Args:
+        predictions: Results of `score_tokens`.
+        features: The features, one for each example.
+        ids: Ids of the true tokens of each feature.
+        tokenizer: Tokenizer of the model.
+    """
+    answers = []
+    for prediction, example, own in zip(predictions, features.examples, ids, strict=True):
+        found = np.exp(prediction[:, 0].astype(np.float64))
+        chosen = prediction[:, 1].astype(np.int64).tolist()
+        answers.append(
+            Answer(
+                given={**example.given, "labels": tokenizer.convert_ids_to_tokens(own.tolist())},
+                found={
+                    "prediction": tokenizer.convert_ids_to_tokens(chosen),
+                    "label_scores": found.tolist(),
+                },
+                numbers=found,
+                decisions=len(chosen),
+            )
+        )
+    return answers
 
 
 def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Features:

@@ -12,11 +12,19 @@ import torch
 from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
-from qdqbert.evidence.fidelity import Fidelity, compare
+from qdqbert.evidence.fidelity import Decisions, Fidelity, compare
 from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
 from qdqbert.graph.export import GraphBody, to_numpy
 from qdqbert.options import LimitOptions
-from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, Task, TaskOptions
+from qdqbert.tasks.task import (
+    Features,
+    Metric,
+    Prediction,
+    Predictions,
+    Score,
+    Task,
+    TaskOptions,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,62 +135,87 @@ def fidelity_of(
     options: TaskOptions,
 ) -> Fidelity:
     """Compare the predictions of a model with those of a reference, as the task does."""
-    ours, theirs = (task.decisions(each, features, options) for each in (candidate, reference))
     return compare(
         reference,
         candidate,
         is_embedding=task.is_embedding,
-        decisions=None if ours is None or theirs is None else (theirs, ours),
+        decisions=decisions_of(task, reference, candidate, features, options),
         signal=task.signal,
     )
 
 
+def decisions_of(
+    task: Task,
+    reference: Predictions,
+    candidate: Predictions,
+    features: Features,
+    options: TaskOptions,
+) -> tuple[Decisions, Decisions] | None:
+    """Return the decisions of both models; `None` for tasks without decisions."""
+    theirs, ours = (task.decisions(each, features, options) for each in (reference, candidate))
+    return None if theirs is None or ours is None else (theirs, ours)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Baseline:
-    """The float model's results on the examples that quantized models are compared on.
+class Comparison:
+    """A model next to a reference, on the same examples.
 
     Attributes:
-        task: Task of the model.
+        fidelity: How close the model is to the reference.
+        metrics: Metrics of the model, the main one first; none without labels.
+        differences: These metrics minus those of the reference.
+    """
+
+    fidelity: Fidelity
+    metrics: tuple[Metric, ...]
+    differences: tuple[MetricDifference, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Results of a reference on the examples that models are compared with it on.
+
+    Attributes:
+        task: Task of the models.
         encoded: The examples.
-        predictions: Predictions of the float model.
-        id2label: Labels of the model.
+        predictions: Predictions of the reference.
+        scores: Its results that metrics are computed from; none without labels.
+        id2label: Labels of the models.
         options: Settings of the task.
-        is_labeled: Whether the examples have labels, from which metrics are computed.
     """
 
     task: Task
     encoded: EncodedExamples
     predictions: Predictions
+    scores: tuple[Score, ...]
     id2label: Mapping[int, str]
     options: TaskOptions
-    is_labeled: bool
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the reference, the main one first; none without labels."""
+        return tuple(each.metric() for each in self.scores)
 
     def fidelity(self, predictions: Predictions) -> Fidelity:
-        """Return how close a model is to float."""
+        """Return how close a model is to the reference."""
         features = self.encoded.features
         return fidelity_of(self.task, self.predictions, predictions, features, self.options)
 
-    def metrics(self, predictions: Predictions) -> tuple[Metric, ...]:
-        """Return the metrics of a model, the main one first; none without labels."""
-        if not self.is_labeled:
+    def scores_of(self, predictions: Predictions) -> tuple[Score, ...]:
+        """Return the results of a model that its metrics are computed from; none without labels."""
+        if not self.scores:
             return ()
         features = self.encoded.features
-        return tuple(self.task.metrics(predictions, features, self.id2label, self.options))
+        return tuple(self.task.scores(predictions, features, self.id2label, self.options))
 
-    def metric(self, predictions: Predictions) -> Metric | None:
-        """Return the main metric of a model; `None` without labels."""
-        return next(iter(self.metrics(predictions)), None)
-
-    def compare(self, predictions: Predictions) -> tuple[Fidelity, tuple[MetricDifference, ...]]:
-        """Return how close a model is, and its metrics minus those of float if there are labels."""
-        features, fidelity = self.encoded.features, self.fidelity(predictions)
-        if not self.is_labeled:
-            return fidelity, ()
-        scores, references = (
-            self.task.scores(each, features, self.id2label, self.options)
-            for each in (predictions, self.predictions)
+    def compare(self, predictions: Predictions) -> Comparison:
+        """Compare a model with the reference."""
+        scores = self.scores_of(predictions)
+        return Comparison(
+            fidelity=self.fidelity(predictions),
+            metrics=tuple(each.metric() for each in scores),
+            differences=metric_differences(scores, self.scores),
         )
-        return fidelity, metric_differences(scores, references)
 
     def meets(self, options: LimitOptions, predictions: Predictions) -> bool:
         """Return whether a model is shown to meet the limits of a call.
@@ -190,7 +223,8 @@ class Baseline:
         Raises:
             UserInputError: A limit does not apply to the task.
         """
-        checks = check_limits(options, *self.compare(predictions))
+        found = self.compare(predictions)
+        checks = check_limits(options, found.fidelity, found.differences)
         return all(each.verdict == "met" for each in checks)
 
 
@@ -221,6 +255,5 @@ def batch_invariance_of(
         inputs = {name: batch.inputs[name] for name in runner.input_names}
         [alone[index]] = task.predictions(runner.run(inputs), batch, features)
     replaced = [alone.get(index, each) for index, each in enumerate(together)]
-    before, after = (task.decisions(each, features, options) for each in (together, replaced))
-    decisions = None if before is None or after is None else (before, after)
+    decisions = decisions_of(task, together, replaced, features, options)
     return compare_alone(together, alone, decisions)

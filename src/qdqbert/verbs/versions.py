@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from importlib import metadata
 
-_PACKAGES = (
+_MODULES = (
     *("qdqbert", "torch", "transformers", "accelerate"),
-    *("onnx", "onnx-ir", "onnxruntime", "openvino", "llvmlite"),
+    *("onnx", "onnx_ir", "onnxruntime", "openvino", "llvmlite"),
 )
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed, by name."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {module: version_of(module) for module in _MODULES}
+    return {
+        "python": platform.python_version(),
+        **{name.replace("_", "-"): each for name, each in found.items() if each is not None},
+    }
+
+
+def version_of(module: str) -> str | None:
+    """Return the version of the package that a module comes from; `None` if there is none.
+
+    Args:
+        module: Name of a module, without dots.
+    """
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:
+        if importlib.util.find_spec(module) is None:
+            return None
+    # The package has another name: that of the module onnxruntime can be onnxruntime-gpu. Finding
+    # it takes a second, as the files of all installed packages are read.
+    packages = metadata.packages_distributions().get(module, ())
+    return metadata.version(packages[0]) if packages else None

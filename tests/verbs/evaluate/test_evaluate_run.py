@@ -216,7 +216,9 @@ def test_the_files_of_a_task_are_written(save_tiny, write_file, tmp_path) -> Non
 def test_the_report_is_a_page_in_the_output(checkpoints, write_file, tmp_path) -> None:
     data = write_file("dev.csv", CLASSES)
     report = qdqbert.evaluate(checkpoints("classifier"), data, output=tmp_path / "files")
-    assert [path.name for path in (tmp_path / "files").iterdir()] == ["report.html"]
+    assert report.directory == str(tmp_path / "files")
+    assert {path.name for path in (tmp_path / "files").iterdir()} == set(report.files)
+    assert report.files == ("predictions.jsonl", "report.html")
     assert (tmp_path / "files" / "report.html").read_text() == evaluate_page(report)
 
 

@@ -73,6 +73,7 @@ def test_ranges_are_those_of_one_process(
             tmp_path / name,
             calibration_data=data,
             recipe=recipe,
+            targets=["onnxruntime"],
             ray=ray,
             **SETTINGS,
         )

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
@@ -11,6 +14,7 @@ import qdqbert
 from conftest import WORDS
 from qdqbert.artifact import open_artifact
 from qdqbert.errors import UserInputError
+from qdqbert.progress import Silent
 from qdqbert.reporting.page import quantize_page
 
 LABELS = ("Negative", "Neutral", "Positive")
@@ -26,6 +30,17 @@ def labeled(tmp_path: Path) -> Path:
     return path
 
 
+class Stages(Silent):
+    """Counts the steps of each stage."""
+
+    def __init__(self) -> None:
+        self.steps: collections.Counter[str] = collections.Counter()
+
+    @contextlib.contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        yield lambda: self.steps.update([title])
+
+
 def quantize(made, output: Path, **options):
     return qdqbert.quantize(
         str(made.checkpoint),
@@ -33,6 +48,7 @@ def quantize(made, output: Path, **options):
         **{
             "calibration_data": made.data,
             "calibration_samples": 24,
+            "targets": ["onnxruntime"],
             "benchmark": False,
             **options,
         },
@@ -65,8 +81,18 @@ def test_sensitive_layers_stay_in_float_until_a_limit_is_met(quantized, tmp_path
 
 def test_a_limit_that_is_met_anyway_changes_nothing(quantized, tmp_path) -> None:
     made = quantized("classifier")
-    report = quantize(made, tmp_path / "int8", min_sqnr=0, max_flips=100)
+    progress = Stages()
+    report = quantize(
+        made,
+        tmp_path / "int8",
+        targets=["portable"],
+        min_sqnr=0,
+        max_flips=100,
+        progress=progress,
+    )
     assert report.meets_limits
+    # All examples run once more, and no layer is measured.
+    assert progress.steps["Meeting the limits for portable"] == 1
     assert all(each.units_in_float == () for each in report.targets)
     graphs = [folder / "model.onnx" for folder in (made.directory, tmp_path / "int8")]
     assert graphs[0].read_bytes() == graphs[1].read_bytes()

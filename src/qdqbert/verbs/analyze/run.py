@@ -43,7 +43,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
             plan, ready.sited, ready.calibration.for_recipe(plan.recipe), ready.baseline
         )
         whole, reports = measure(units, trials, ready.baseline, progress)
-    metric = ready.baseline.metric(ready.baseline.predictions)
+    metrics = ready.baseline.metrics
     notices = [*ready.source.notices, *ready.ranges.notices, *ready.examples.notices]
     notices += ready.inputs.notices
     report = AnalyzeReport(
@@ -51,7 +51,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         task=ready.source.task,
         target=plan.target.name,
         recipe=plan.recipe.name,
-        metric=None if metric is None else metric.name,
+        metric=metrics[0].name if metrics else None,
         examples=len(ready.examples.heldout),
         whole=whole,
         units=reports,
@@ -102,10 +102,10 @@ def measure(
 
 
 def _cost(baseline: Baseline, predictions: Predictions) -> Cost:
-    fidelity, metric = baseline.fidelity(predictions), baseline.metric(predictions)
-    reference = baseline.metric(baseline.predictions)
+    fidelity, scores = baseline.fidelity(predictions), baseline.scores_of(predictions)
     drop = None
-    if metric is not None and reference is not None:
+    if scores:
+        metric, reference = scores[0].metric(), baseline.scores[0].metric()
         drop = reference.value - metric.value
         drop = -drop if metric.is_error else drop
     return Cost(sqnr_db=fidelity.sqnr_db, flips_percent=fidelity.flips_percent, drop=drop)

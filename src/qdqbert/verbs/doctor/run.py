@@ -7,12 +7,12 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping
-from importlib import metadata
 
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.runner import is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.verbs.doctor.report import DoctorReport, Part
+from qdqbert.verbs.versions import version_of
 
 # What the features of `machine.cpu_features` mean.
 _MEANINGS: Mapping[str, str] = {
@@ -49,6 +49,7 @@ _VERDICTS: tuple[tuple[Collection[str], str], ...] = (
 )
 _UNKNOWN = "This CPU has no feature that is known to make INT8 fast. Measure it with `benchmark`."
 
+# Engine, module of its library, and what it is for.
 _ENGINES: tuple[tuple[str, str, str], ...] = (
     ("onnxruntime", "onnxruntime", "runs .onnx graphs on CPUs and GPUs"),
     ("openvino", "openvino", "runs .onnx graphs on CPUs, fastest with VNNI or AMX"),
@@ -111,7 +112,7 @@ def find_gpus(
     return tuple(names) if done.returncode == 0 else ()
 
 
-def _engine(name: str, package: str, purpose: str) -> Part:
+def _engine(name: str, module: str, purpose: str) -> Part:
     if not is_installed(name):
         install = f"pip install 'qdqbert[{name}]'"
         return Part(name=name, purpose=purpose, version=None, details=(), install=install)
@@ -126,9 +127,8 @@ def _engine(name: str, package: str, purpose: str) -> Part:
         from qdqbert.engines.native.instruction_sets import choose_set
 
         details = (f"kernel {choose_set(None).name}",)
-    return Part(
-        name=name, purpose=purpose, version=_version_of(package), details=details, install=None
-    )
+    version = version_of(module)
+    return Part(name=name, purpose=purpose, version=version, details=details, install=None)
 
 
 def _extra(name: str, module: str, purpose: str) -> Part:
@@ -136,16 +136,10 @@ def _extra(name: str, module: str, purpose: str) -> Part:
     return Part(
         name=name,
         purpose=purpose,
-        version=_version_of(module.replace("_", "-")) if is_there else None,
+        version=version_of(module) if is_there else None,
         details=(),
         install=None if is_there else f"pip install 'qdqbert[{name}]'",
     )
-
-
-def _version_of(package: str) -> str:
-    # onnxruntime is also in packages of other names: onnxruntime-gpu and so on.
-    names = metadata.packages_distributions().get(package.replace("-", "_"), [package])
-    return metadata.version(names[0])
 
 
 def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:

@@ -76,7 +76,8 @@ def evaluate(
         batch_size: Number of examples in a batch.
         allow_leakage: Also score examples that the model was calibrated on. The report has their
             number.
-        output: Folder for `report.html` and the files of the task, such as `predictions.json`.
+        output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
+            reference, `changed.jsonl` lists the predictions that differ, the largest change first.
         max_drop: Largest loss of the main metric against the reference, in the unit of the metric.
         max_flips: Largest percentage of predictions that differ from the reference's.
         min_sqnr: Lowest SQNR to the reference, in dB.

@@ -44,7 +44,8 @@ class EvaluateOptions(LimitOptions, ColumnOptions, TaskOptions, OnnxOptions):
         batch_size: Number of examples in a batch.
         allow_leakage: Also score examples that the model was calibrated on. The report has their
             number.
-        output: Folder for `report.html` and the files of the task, such as `predictions.json`.
+        output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
+            reference, `changed.jsonl` lists the predictions that differ, the largest change first.
     """
 
     model: str

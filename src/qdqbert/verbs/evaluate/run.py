@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import REPORT_PAGE, is_artifact
 from qdqbert.errors import UserInputError, naming
-from qdqbert.evidence.fidelity import Fidelity
-from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
+from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.reports import EvaluateReport
-from qdqbert.files import write_bytes, write_json
+from qdqbert.files import json_bytes, write_bytes
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import evaluate_page
+from qdqbert.tables.json_lines import write_objects
 from qdqbert.tasks.data import Dataset, fingerprint
-from qdqbert.tasks.task import Metric, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import Answer, Predictions, TaskOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.evaluate.predictions import (
+    CHANGED,
+    PREDICTIONS,
+    changed_rows,
+    prediction_rows,
+)
 from qdqbert.verbs.evaluate.subject import (
     Subject,
     load_subject,
     request_of_model,
     request_of_reference,
 )
-from qdqbert.verbs.inference import EncodedExamples, encode_examples, fidelity_of, predict
+from qdqbert.verbs.inference import (
+    Baseline,
+    Comparison,
+    EncodedExamples,
+    decisions_of,
+    encode_examples,
+    predict,
+)
 from qdqbert.verbs.settings import columns_of, task_options_of
 from qdqbert.verbs.versions import versions
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Results of the reference on the same examples.
-
-    Attributes:
-        metrics: Metrics of the reference.
-        differences: Metrics of the model minus those of the reference.
-        fidelity: How close the model is to the reference.
-    """
-
-    metrics: tuple[Metric, ...]
-    differences: tuple[MetricDifference, ...]
-    fidelity: Fidelity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,18 +61,20 @@ class Models:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Results:
-    """Predictions and metrics of a model.
+class Found:
+    """What a model predicted, next to its reference.
 
     Attributes:
+        subject: The model.
         encoded: The examples as the model read them.
-        predictions: Its outputs.
-        scores: The results that its metrics are computed from.
+        predictions: Its predictions.
+        baseline: Results of the reference, if there is one.
     """
 
+    subject: Subject
     encoded: EncodedExamples
     predictions: Predictions
-    scores: tuple[Score, ...]
+    baseline: Baseline | None
 
 
 def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
@@ -94,11 +94,16 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         subject.task.check_labels(dataset, subject.id2label)
         subject.task.check_metrics(dataset, subject.id2label)
     leaked = count_leaked(subject, dataset, options)
-    results = compute_metrics(subject, dataset.examples, options, task_options, progress)
-    comparison = None
+    encoded = _encode(subject, dataset.examples, options, task_options, progress)
+    predictions = _predict(subject, encoded, progress)
+    baseline = comparison = None
     if models.reference is not None:
-        comparison = _compare(
-            models.reference, dataset.examples, results, options, task_options, progress
+        baseline = _run_reference(models.reference, encoded, options, task_options, progress)
+        comparison = _compare(baseline, predictions, options, progress)
+        metrics = comparison.metrics
+    else:
+        metrics = tuple(
+            subject.task.metrics(predictions, encoded.features, subject.id2label, task_options)
         )
     report = EvaluateReport(
         model=options.model,
@@ -108,8 +113,8 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         reference=options.reference,
         data=options.data,
         examples=len(dataset.examples),
-        metrics=tuple(each.metric() for each in results.scores),
-        reference_metrics=() if comparison is None else comparison.metrics,
+        metrics=metrics,
+        reference_metrics=() if baseline is None else baseline.metrics,
         differences=() if comparison is None else comparison.differences,
         fidelity=None if comparison is None else comparison.fidelity,
         limits=(
@@ -126,13 +131,14 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         notices=(
             *models.notices,
             *dataset.notices,
-            *results.encoded.features.notices,
+            *encoded.features.notices,
             *_leak_notices(leaked, dataset),
         ),
     )
-    if options.output is not None:
-        _write_files(report, subject.task, results, task_options, Path(options.output))
-    return report
+    if options.output is None:
+        return report
+    found = Found(subject=subject, encoded=encoded, predictions=predictions, baseline=baseline)
+    return _write_files(report, found, task_options, Path(options.output))
 
 
 def load_models(options: EvaluateOptions, progress: Progress) -> Models:
@@ -174,20 +180,6 @@ def _check_pooling(options: EvaluateOptions) -> None:
             f"`model={options.model!r}` are fixed. Leave `pooling` out.",
             argument="pooling",
         )
-
-
-def compute_metrics(
-    subject: Subject,
-    examples: Sequence[Any],
-    options: EvaluateOptions,
-    task_options: TaskOptions,
-    progress: Progress,
-) -> Results:
-    """Run a model on examples and compute its metrics."""
-    encoded = _encode(subject, examples, options, task_options, progress)
-    predictions = _predict(subject, encoded, progress)
-    scores = subject.task.scores(predictions, encoded.features, subject.id2label, task_options)
-    return Results(encoded=encoded, predictions=predictions, scores=tuple(scores))
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:
@@ -257,56 +249,87 @@ def _predict(subject: Subject, encoded: EncodedExamples, progress: Progress) -> 
         return predict(subject.task, subject.runner, encoded, advance)
 
 
-def _compare(
+def _run_reference(
     reference: Subject,
-    examples: Sequence[Any],
-    results: Results,
+    encoded: EncodedExamples,
     options: EvaluateOptions,
     task_options: TaskOptions,
     progress: Progress,
+) -> Baseline:
+    """Run the reference on the examples of the model, with its own tokenizer."""
+    examples = encoded.features.examples
+    own = _encode(reference, examples, options, task_options, progress)
+    predictions = _predict(reference, own, progress)
+    scores = reference.task.scores(predictions, encoded.features, reference.id2label, task_options)
+    return Baseline(
+        task=reference.task,
+        encoded=encoded,
+        predictions=predictions,
+        scores=tuple(scores),
+        id2label=reference.id2label,
+        options=task_options,
+    )
+
+
+def _compare(
+    baseline: Baseline, predictions: Predictions, options: EvaluateOptions, progress: Progress
 ) -> Comparison:
-    """Run the reference on the same examples."""
-    features, predictions = results.encoded.features, results.predictions
-    encoded = _encode(reference, examples, options, task_options, progress)
-    expected = _predict(reference, encoded, progress)
+    expected = baseline.predictions
     if expected[0].shape != predictions[0].shape:
         raise UserInputError(
             f"`reference={options.reference!r}` returns {expected[0].shape[-1]} values for a text, "
             f"and the model {predictions[0].shape[-1]}. Pass the model that was quantized.",
             argument="reference",
         )
-    scores = reference.task.scores(expected, features, reference.id2label, task_options)
     with progress.stage("Computing intervals"):
-        differences = metric_differences(results.scores, scores)
-    return Comparison(
-        metrics=tuple(each.metric() for each in scores),
-        differences=differences,
-        fidelity=fidelity_of(reference.task, expected, predictions, features, task_options),
-    )
+        return baseline.compare(predictions)
 
 
 def _write_files(
-    report: EvaluateReport,
-    task: Task,
-    results: Results,
-    task_options: TaskOptions,
-    output: Path,
-) -> None:
-    """Write the report and the files of the task.
+    report: EvaluateReport, found: Found, task_options: TaskOptions, output: Path
+) -> EvaluateReport:
+    """Write the predictions, the files of the task and the report, and return the report.
 
     Raises:
         UserInputError: The folder cannot be written.
     """
-    files: Mapping[str, Any] = {}
-    if task.files is not None:
-        files = task.files(results.predictions, results.encoded.features, task_options)
+    files = _prediction_files(found, task_options)
+    report = dataclasses.replace(report, directory=str(output), files=(*files, REPORT_PAGE))
     try:
         output.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            write_json(output / name, content)
+            write_bytes(output / name, content)
         write_bytes(output / REPORT_PAGE, evaluate_page(report).encode())
     except OSError as error:
         raise UserInputError(
             f"`output={str(output)!r}` cannot be written: {error.strerror}. Pass another folder.",
             argument="output",
         ) from error
+    return report
+
+
+def _prediction_files(found: Found, options: TaskOptions) -> dict[str, bytes]:
+    """Return the contents of the files by name."""
+    subject, features, baseline = found.subject, found.encoded.features, found.baseline
+    task, ours = subject.task, found.predictions
+
+    def answers_of(predictions: Predictions) -> Sequence[Answer]:
+        return task.answers(
+            predictions,
+            features,
+            tokenizer=subject.tokenizer,
+            id2label=subject.id2label,
+            options=options,
+        )
+
+    answers = answers_of(ours)
+    files = {PREDICTIONS: write_objects(prediction_rows(answers))}
+    if baseline is not None:
+        theirs = baseline.predictions
+        decisions = decisions_of(task, theirs, ours, features, options)
+        rows = changed_rows(answers, answers_of(theirs), decisions)
+        files[CHANGED] = write_objects(rows)
+    if task.files is not None:
+        contents = task.files(ours, features, options)
+        files |= {name: json_bytes(content) for name, content in contents.items()}
+    return files

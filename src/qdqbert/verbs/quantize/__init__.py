@@ -13,6 +13,7 @@ from qdqbert.choices import (
     RecipeName,
     TargetChoice,
     TaskName,
+    VerificationData,
     WeightsFor,
 )
 from qdqbert.extras import require_quantize
@@ -38,6 +39,7 @@ def quantize(
     benchmark: bool = True,
     overwrite: bool = False,
     report: str | Path | None = None,
+    verification_data: VerificationData = "built-in",
     recalibrate: bool = False,
     recalibrate_weights: bool = False,
     ranges_from: str | Path | None = None,
@@ -116,6 +118,10 @@ def quantize(
         overwrite: Replace an output folder that an earlier call wrote.
         report: File for the report, which is also written if a limit is not met. HTML if its name
             ends in .html, JSON otherwise.
+        verification_data: Inputs that are stored with their results in float, for `verify`.
+            "built-in" are English sentences of this package. "held-out" are examples of
+            `calibration_data` or `eval_data`, whose tokens can be turned back into their texts. One
+            of "built-in", "held-out", "none".
         recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
         recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
             stores some.

@@ -15,6 +15,7 @@ from qdqbert.artifact import (
     RANGES,
     REPORT,
     REPORT_PAGE,
+    VERIFICATION,
     Artifact,
     size_bytes,
 )
@@ -26,6 +27,7 @@ from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
+from qdqbert.evidence.verification import VerificationRow, write_rows
 from qdqbert.files import write_bytes, write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
@@ -45,6 +47,7 @@ from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import Inputs, Ready, prepare
 from qdqbert.verbs.quantize.ranges import RangeSource
 from qdqbert.verbs.quantize.source import ModelSource
+from qdqbert.verbs.quantize.verification import make_rows
 from qdqbert.verbs.versions import versions
 
 # With fewer calibration examples than this, the report warns.
@@ -92,7 +95,7 @@ def fill_folder(
     report = make_report(options, ready, evidence, measured, notices)
     manifest = make_manifest(options, ready, written, ready.ranges.weights_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
-    write_report(folder, report, origin_of(ready.source, options))
+    write_report(folder, report, origin_of(ready.source, options), evidence.rows)
     return report
 
 
@@ -128,6 +131,7 @@ def make_evidence(
         limits=options,
         units_in_float=units_in_float,
         overflows=overflows,
+        rows=make_rows(ready, float_model, options.verification_data),
     )
 
 
@@ -177,7 +181,7 @@ def make_report(
         calibration_texts=count,
         calibration_lengths=calibration_lengths(ranges, inputs),
         heldout_texts=inputs.heldout.texts,
-        float_metrics=evidence.baseline.metrics(evidence.baseline.predictions),
+        float_metrics=evidence.baseline.metrics,
         float_size_bytes=size_bytes(evidence.float_model),
         targets=measured.reports,
         cpu=cpu_name(),
@@ -265,8 +269,19 @@ def write_folder(
     write_json(folder / QUANTIZATION, manifest)
 
 
-def write_report(folder: Path, report: QuantizeReport, origin: Origin) -> None:
-    """Write the report of a call to its folder, as JSON, as a page, and as a model card."""
+def write_report(
+    folder: Path, report: QuantizeReport, origin: Origin, rows: Sequence[VerificationRow]
+) -> None:
+    """Write the report of a call to its folder, as JSON, as a page, and as a model card.
+
+    Args:
+        folder: The folder.
+        report: The report.
+        origin: Where the model comes from.
+        rows: Rows that `verify` runs again.
+    """
+    if rows:
+        write_rows(rows, folder / VERIFICATION)
     write_json(folder / REPORT, json_ready(report))
     write_bytes(folder / REPORT_PAGE, quantize_page(report).encode())
     write_bytes(folder / CARD, model_card(report, origin).encode())

@@ -16,6 +16,7 @@ from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
 from qdqbert.evidence.reports import LatencyReport, TargetReport
 from qdqbert.evidence.saturation import Overflow
+from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.export import choices_of
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress
@@ -63,6 +64,7 @@ class Evidence:
         units_in_float: Units that were left in float to meet the limits, by name of the target.
         overflows: Linear layers that would saturate without VNNI, by name of the target, for the
             targets where this can happen.
+        rows: Rows that `verify` runs again.
     """
 
     source: ModelSource
@@ -75,6 +77,7 @@ class Evidence:
     limits: LimitOptions
     units_in_float: Mapping[str, Sequence[Unit]]
     overflows: Mapping[str, tuple[Overflow, ...]]
+    rows: Sequence[VerificationRow]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,9 +130,12 @@ def measure(
                 baseline.options,
                 texts=_TEXTS_ALONE,
             )
+            rows = evidence.rows
+            verification_db = measure_rows(runner, rows) if rows else None
             # It holds the weights, of which the layer check loads two more copies.
             del runner
-            fidelity, differences = baseline.compare(predictions)
+            comparison = baseline.compare(predictions)
+            fidelity, differences = comparison.fidelity, comparison.differences
             report = TargetReport(
                 target=target,
                 engine=engine,
@@ -137,7 +143,7 @@ def measure(
                 units_in_float=tuple(unit.name for unit in evidence.units_in_float.get(target, ())),
                 model=each.name,
                 fidelity=fidelity,
-                metrics=baseline.metrics(predictions),
+                metrics=comparison.metrics,
                 differences=differences,
                 limits=check_limits(evidence.limits, fidelity, differences),
                 layers=layer_fidelity(references, floats),
@@ -153,6 +159,7 @@ def measure(
                 size_bytes=each.size_bytes,
                 size_ratio=each.size_bytes / size_bytes(evidence.float_model),
                 latency=tuple(_latency(timings, each.plan, engine)),
+                verification_db=verification_db,
             )
         warnings += fidelity_warnings(report, evidence.ranges)
         notices += _notices(report)
@@ -258,7 +265,9 @@ def _references(
 def _float_references(plan: Plan, evidence: Evidence) -> list[Reference]:
     """Compute what the references of a plan would be if nothing was quantized."""
     ranges = evidence.calibration.for_recipe(plan.recipe)
-    in_float = dataclasses.replace(plan, specs=dict.fromkeys(plan.specs))
+    # How much ties cost is asked of quantized layers only.
+    target = dataclasses.replace(plan.target, last_bits=0)
+    in_float = dataclasses.replace(plan, target=target, specs=dict.fromkeys(plan.specs))
     return evidence.sited.references(in_float, ranges, _checked_batches(evidence))
 
 

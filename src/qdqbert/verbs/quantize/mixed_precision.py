@@ -126,22 +126,18 @@ def _search(
     target: str,
     progress: Progress,
 ) -> tuple[Unit, ...]:
-    with progress.stage(f"Checking limits for {target}") as advance:
+    with progress.stage(f"Meeting the limits for {target}") as advance:
 
         def is_met(taken: Sequence[Unit]) -> bool:
             left = {site for unit in taken for site in unit.sites}
             advance()
             return baseline.meets(options, trials.predictions(left))
 
-        if is_met(()):
-            return ()
-    # Every unit is measured once. Those that come first are measured again.
-    with progress.stage(f"Looking for sensitive layers for {target}") as advance:
-
         def noise(left: Collection[str]) -> float:
             advance()
             return trials.noise(left)
 
+        # Nothing is measured for the order if the limits are met without any unit in float.
         found = fewest_units(float_order(units, noise), is_met)
     return tuple(units) if found is None else found
 

@@ -11,6 +11,7 @@ from qdqbert.choices import (
     RecipeName,
     TargetChoice,
     TaskName,
+    VerificationData,
     WeightsFor,
 )
 from qdqbert.errors import UserInputError
@@ -107,6 +108,9 @@ class QuantizeOptions(
         overwrite: Replace an output folder that an earlier call wrote.
         report: File for the report, which is also written if a limit is not met. HTML if its name
             ends in .html, JSON otherwise.
+        verification_data: Inputs that are stored with their results in float, for `verify`.
+            "built-in" are English sentences of this package. "held-out" are examples of
+            `calibration_data` or `eval_data`, whose tokens can be turned back into their texts.
     """
 
     model: str | None = None
@@ -122,6 +126,7 @@ class QuantizeOptions(
     benchmark: bool = True
     overwrite: bool = False
     report: str | None = None
+    verification_data: VerificationData = "built-in"
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -122,12 +122,14 @@ def prepare(
         source, source.sites(groups), targets, options, refused if leaves_out else None
     )
     inputs = encode_inputs(source, examples, options)
-    baseline = make_baseline(source, inputs, options, progress)
+    with progress.stage("Running the float model", len(inputs.heldout.batches)) as advance:
+        predictions = predict(task, source.runner(), inputs.heldout, advance)
     sited = source.with_sites(groups)
     plans = check_models(source, sited, plans, progress, refused if leaves_out else None)
     batches = inputs.calibration.batches
     calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
-    check_finite(source, baseline.predictions)
+    check_finite(source, predictions)
+    baseline = make_baseline(source, inputs, predictions, is_labeled=options.eval_data is not None)
     return Ready(
         source=source,
         ranges=ranges,
@@ -231,19 +233,26 @@ def encode_inputs(
 
 
 def make_baseline(
-    source: ModelSource, inputs: Inputs, options: QuantizeOptions, progress: Progress
+    source: ModelSource, inputs: Inputs, predictions: Predictions, *, is_labeled: bool
 ) -> Baseline:
-    """Run the float model on the examples that INT8 is compared with it on."""
+    """Return the results of the float model, which INT8 is compared with.
+
+    Args:
+        source: The float model.
+        inputs: Inputs of the call.
+        predictions: Its predictions for the held-out examples.
+        is_labeled: Whether these examples have labels.
+    """
     task, heldout = task_for(source.task, source.config), inputs.heldout
-    with progress.stage("Running the float model", len(heldout.batches)) as advance:
-        predictions = predict(task, source.runner(), heldout, advance)
+    labels, options = source.config.id2label, inputs.task_options
+    scores = task.scores(predictions, heldout.features, labels, options) if is_labeled else ()
     return Baseline(
         task=task,
         encoded=heldout,
         predictions=predictions,
-        id2label=source.config.id2label,
-        options=inputs.task_options,
-        is_labeled=options.eval_data is not None,
+        scores=tuple(scores),
+        id2label=labels,
+        options=options,
     )
 
 

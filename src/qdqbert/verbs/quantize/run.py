@@ -6,8 +6,10 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from qdqbert.artifact import is_artifact, writing
+from qdqbert.artifact import Artifact, is_artifact, writing
+from qdqbert.checkpoint.card import CARD
 from qdqbert.errors import UserInputError
+from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.files import write_bytes, write_json
 from qdqbert.progress import Progress
@@ -35,23 +37,31 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     try:
         # Temporary graphs lie in the partial folder, which the next call removes if this one is
         # killed.
-        with (
-            writing(output, overwrite=overwrite) as folder,
-            tempfile.TemporaryDirectory(dir=folder) as scratch,
-        ):
-            if options.is_auto:
-                report = fill_with_fastest(options, earlier, folder, Path(scratch), progress)
-            else:
-                targets = choose_targets(options)
-                report = fill_folder(options, targets, earlier, folder, Path(scratch), progress)
+        with writing(output, overwrite=overwrite) as folder:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                report = _fill(options, earlier, folder, Path(scratch), progress)
             if not report.meets_limits:
                 # The partial folder is removed.
                 raise _LimitsMissedError(report)
+            # A model card is meant to be edited.
+            write_checksums(folder, leave_out={CARD})
     except _LimitsMissedError as missed:
         report = dataclasses.replace(missed.report, directory=None)
     if options.report is not None:
         _write_report(report, Path(options.report))
     return report
+
+
+def _fill(
+    options: QuantizeOptions,
+    earlier: Artifact | None,
+    folder: Path,
+    scratch: Path,
+    progress: Progress,
+) -> QuantizeReport:
+    if options.is_auto:
+        return fill_with_fastest(options, earlier, folder, scratch, progress)
+    return fill_folder(options, choose_targets(options), earlier, folder, scratch, progress)
 
 
 class _LimitsMissedError(Exception):

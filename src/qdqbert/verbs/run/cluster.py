@@ -21,6 +21,7 @@ from typing import Any
 from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.inference.batches import chunks
+from qdqbert.inference.download import is_hub_name
 from qdqbert.inference.model import Model
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
 from qdqbert.tables.inputs import Source
@@ -175,8 +176,10 @@ def cluster_blocks(
     with open_ray(address_of(options.ray)) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
         groups = divide(alive_nodes(ray), options.threads, on_gpu=on_gpu)
+        folder = str(Path(options.model).absolute())
         changes: dict[str, Any] = {
-            "model": str(Path(options.model).absolute()),
+            # Each node downloads a model of the hub.
+            "model": options.model if is_hub_name(options.model) else folder,
             "engine": model.engine,
             "target": model.target,
             "threads": groups.threads,

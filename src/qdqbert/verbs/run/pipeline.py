@@ -324,7 +324,7 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
     options, model = pipeline.options, pipeline.model
     digest = hashlib.sha256()
     for name in (QUANTIZATION, "tokenizer.json"):
-        digest.update((Path(options.model) / name).read_bytes())
+        digest.update((model.directory / name).read_bytes())
     chosen = {
         name: value
         for name, value in dataclasses.asdict(options).items()

@@ -1,0 +1,83 @@
+"""SHA-256 sums of the files of a folder, as `sha256sum` writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+from qdqbert.files import write_bytes
+
+CHECKSUMS = "SHA256SUMS"
+
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileCheck:
+    """A file of a folder, compared with its checksum.
+
+    Attributes:
+        name: Path in the folder, with `/`.
+        verdict: `intact`, `changed` or `missing`.
+    """
+
+    name: str
+    verdict: Literal["intact", "changed", "missing"]
+
+
+def write_checksums(folder: Path, *, leave_out: Collection[str]) -> None:
+    """Write the checksums of all files of a folder.
+
+    Args:
+        folder: The folder.
+        leave_out: Names of files that may be changed later.
+
+    Raises:
+        OSError: A file cannot be read, or the checksums cannot be written.
+    """
+    names = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+    kept = [name for name in names if name not in leave_out and name != CHECKSUMS]
+    lines = [f"{_digest(folder / name)}  {name}\n" for name in kept]
+    write_bytes(folder / CHECKSUMS, "".join(lines).encode())
+
+
+def check_files(folder: Path) -> tuple[FileCheck, ...] | None:
+    """Compare the files of a folder with their checksums; `None` if it has none.
+
+    Files without a checksum are ignored. If the checksums themselves cannot be read, they are
+    returned as a file that changed.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    known = [_LINE.fullmatch(line) for line in lines]
+    found = [_check(folder, each[2], each[1]) for each in known if each is not None]
+    if not known or None in known:
+        found.append(FileCheck(name=CHECKSUMS, verdict="changed"))
+    return tuple(found)
+
+
+def _check(folder: Path, name: str, expected: str) -> FileCheck:
+    try:
+        is_equal = _digest(folder / name) == expected
+    except FileNotFoundError:
+        return FileCheck(name=name, verdict="missing")
+    except OSError:
+        # What cannot be read is not what was written.
+        is_equal = False
+    return FileCheck(name=name, verdict="intact" if is_equal else "changed")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

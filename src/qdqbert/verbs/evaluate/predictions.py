@@ -1,0 +1,58 @@
+"""Lines for the files of predictions, and of those that differ from the reference's."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qdqbert.evidence.fidelity import Decisions
+from qdqbert.tasks.task import Answer
+
+PREDICTIONS = "predictions.jsonl"
+CHANGED = "changed.jsonl"
+
+
+def prediction_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Return the fields of each example and its answer."""
+    return [{**each.given, **each.found} for each in answers]
+
+
+def changed_rows(
+    answers: Sequence[Answer],
+    references: Sequence[Answer],
+    decisions: tuple[Decisions, Decisions] | None,
+) -> list[dict[str, Any]]:
+    """Return the answers that differ from those of the reference, the largest change first.
+
+    Args:
+        answers: Answers of the model.
+        references: Answers of the reference to the same examples.
+        decisions: Decisions of the reference, and of the model. `None` for tasks without decisions:
+            then all answers are returned whose numbers differ at all.
+
+    Returns:
+        Rows with the fields of the example and its answer. `change` is the largest difference of a
+        probability, cosine or score, `changed` the number of decisions that differ, and `reference`
+        the answer of the reference.
+    """
+    differing = iter(()) if decisions is None else map(operator.ne, *decisions)
+    rows = []
+    for answer, reference in zip(answers, references, strict=True):
+        changed = sum(itertools.islice(differing, answer.decisions))
+        change = float(np.abs(answer.numbers - reference.numbers).max(initial=0))
+        if changed or (decisions is None and change):
+            counts = {} if decisions is None else {"changed": changed}
+            rows.append(
+                {
+                    "change": change,
+                    **counts,
+                    **answer.given,
+                    **answer.found,
+                    "reference": dict(reference.found),
+                }
+            )
+    return sorted(rows, key=lambda row: -row["change"])

@@ -1,0 +1,40 @@
+"""Check that a quantized folder is intact and computes on this machine what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqbert.progress import Progress, progress_of
+from qdqbert.verbs.verify.options import VerifyOptions
+
+if TYPE_CHECKING:
+    from qdqbert.verbs.verify.report import VerifyReport
+
+
+def verify(model: str | Path, *, progress: Progress | bool = False) -> VerifyReport:
+    """Check that a quantized folder is intact, and as close to float on this machine as before.
+
+    Compares its files with their checksums, and runs each graph on each installed engine on the
+    stored rows. Neither torch nor transformers is needed.
+
+    Args:
+        model: Folder that `quantize` wrote.
+        progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
+
+    Returns:
+        The files, the versions of packages then and now, and the fidelity of each graph then and
+        now. `meets_limits` tells whether nothing is wrong. A folder without checksums cannot be
+        verified. What else could not be checked is in `notices`.
+
+    Raises:
+        CheckpointError: `quantize` did not write the folder.
+
+    Example:
+        >>> qdqbert.verify("./my-classifier-int8").meets_limits
+        True
+    """
+    shown = progress_of(progress)
+    from qdqbert.verbs.verify.run import run
+
+    return run(VerifyOptions(model=str(model)), shown)

@@ -1,0 +1,149 @@
+"""Files of predictions: single rows by hand, and every task compared with its measurements."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qdqbert
+from qdqbert.tables.json_lines import write_objects
+from qdqbert.tasks.task import Answer
+from qdqbert.verbs.evaluate.predictions import changed_rows
+from task_files import DOC_STRIDE, HEADS, SENTIMENT, sentence
+
+
+def answer(text: str, prediction: Any, *numbers: float, decisions: int = 1) -> Answer:
+    return Answer(
+        given={"text": text},
+        found={"prediction": prediction},
+        numbers=np.array(numbers),
+        decisions=decisions,
+    )
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_changed_decisions_are_listed_the_largest_change_first() -> None:
+    ours = [answer("a", 1, 0.4, 0.6), answer("b", 0, 0.9, 0.1), answer("c", 1, 0.1, 0.9)]
+    theirs = [answer("a", 0, 0.55, 0.45), answer("b", 0, 0.5, 0.5), answer("c", 0, 0.75, 0.25)]
+    assert changed_rows(ours, theirs, ([0, 0, 0], [1, 0, 1])) == [
+        {
+            "change": pytest.approx(0.65),
+            "changed": 1,
+            "text": "c",
+            "prediction": 1,
+            "reference": {"prediction": 0},
+        },
+        {
+            "change": pytest.approx(0.15),
+            "changed": 1,
+            "text": "a",
+            "prediction": 1,
+            "reference": {"prediction": 0},
+        },
+    ]
+
+
+def test_an_answer_can_have_any_number_of_decisions() -> None:
+    sizes = {"a": 2, "b": 0, "c": 3}
+    answers = [answer(text, None, 0.0, decisions=size) for text, size in sizes.items()]
+    rows = changed_rows(answers, answers, ([1, 1, 1, 1, 1], [1, 2, 2, 1, 2]))
+    assert [(row["text"], row["changed"]) for row in rows] == [("a", 1), ("c", 2)]
+
+
+def test_without_decisions_all_differing_numbers_are_listed() -> None:
+    ours = [answer(text, 0, number, decisions=0) for text, number in (("a", 1), ("b", 2), ("c", 3))]
+    theirs = [answer(text, 0, 1, decisions=0) for text in "abc"]
+    rows = changed_rows(ours, theirs, None)
+    assert [(row["text"], row["change"], "changed" in row) for row in rows] == [
+        ("c", 2, False),
+        ("b", 1, False),
+    ]
+
+
+def test_answers_without_numbers_can_be_compared() -> None:
+    # A sentence of words that have no token.
+    empty = answer("a", [], decisions=0)
+    assert changed_rows([empty], [empty], ([], [])) == []
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, task) -> None:
+    head = HEADS[task]
+    checkpoint, folder = tiny_artifact(head.auto_class, is_float=False, **head.changes)
+    data = write_file(head.file, head.write(random.Random(7), 20))
+    output = data.parent / "files"
+    report = qdqbert.evaluate(
+        folder,
+        data,
+        reference=checkpoint,
+        engine="onnxruntime",
+        output=output,
+        doc_stride=DOC_STRIDE,
+        **({} if task != "feature-extraction" else {"pooling": "mean"}),
+    )
+    rows, changed = rows_of(output / "predictions.jsonl"), rows_of(output / "changed.jsonl")
+    assert len(rows) == 20
+    assert [row["change"] for row in changed] == sorted(
+        (row["change"] for row in changed), reverse=True
+    )
+    by_content = {json.dumps(row) for row in rows}
+    for row in changed:
+        kept = {
+            name: value
+            for name, value in row.items()
+            if name not in ("change", "changed", "reference")
+        }
+        assert json.dumps(kept) in by_content
+        assert set(row["reference"]) <= set(row)
+    fidelity = report.fidelity
+    if fidelity.decisions is None:
+        assert len(changed) == 20
+    else:
+        flips = round(fidelity.flips_percent * fidelity.decisions / 100)
+        assert sum(row["changed"] for row in changed) == flips
+
+
+def test_classes_are_those_that_the_folder_returns(tiny_artifact, write_file) -> None:
+    _, folder = tiny_artifact("AutoModelForSequenceClassification", is_float=False, **SENTIMENT)
+    data = write_file("dev.tsv", HEADS["text-classification"].write(random.Random(7), 20))
+    output = data.parent / "files"
+    qdqbert.evaluate(folder, data, engine="onnxruntime", output=output)
+    rows = rows_of(output / "predictions.jsonl")
+    lines = [line.split("\t") for line in data.read_text().splitlines()[1:]]
+    assert [[row["text"], row["label"]] for row in rows] == lines
+    with qdqbert.load(folder, engine="onnxruntime") as model:
+        answers = model([row["text"] for row in rows])
+    for row, expected in zip(rows, answers, strict=True):
+        assert row["prediction"] == expected["label"]
+        # Padding changes the order of float32 sums.
+        assert row["score"] == pytest.approx(expected["score"], rel=1e-4)
+
+
+def test_a_reranker_has_a_row_for_each_query(quantized, checkpoints, tmp_path) -> None:
+    rng = random.Random(3)
+    pairs = [
+        {"query_id": query, "query": sentence(rng), "document": sentence(rng), "label": rank % 2}
+        for query in range(4)
+        for rank in range(3)
+    ]
+    for pair in pairs:
+        pair["query"] = f"the {pair['query_id']}"
+    data = tmp_path / "pairs.jsonl"
+    data.write_bytes(write_objects(pairs))
+    folder = checkpoints("reranker")
+    qdqbert.evaluate(folder, data, task="reranking", output=tmp_path / "files")
+    rows = rows_of(tmp_path / "files" / "predictions.jsonl")
+    assert [row["query"] for row in rows] == ["the 0", "the 1", "the 2", "the 3"]
+    for number, row in enumerate(rows):
+        own = pairs[3 * number : 3 * number + 3]
+        assert row["documents"] == [pair["document"] for pair in own]
+        assert row["labels"] == [str(pair["label"]) for pair in own]
+        assert row["prediction"] == row["documents"][int(np.argmax(row["scores"]))]

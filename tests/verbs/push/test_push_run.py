@@ -1,0 +1,165 @@
+"""Folders that are uploaded to a local stand-in for the hub, and loaded from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbert
+from hub_server import Hub, Repository, running_hub
+from qdqbert.errors import CheckpointError, UserInputError
+
+NAME = "me/my-int8"
+TEXTS = ["the cat sat on the book", "rain"]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with running_hub() as started:
+        yield started
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, **environment
+    )
+
+
+def push(hub: Hub, home: Path, *words: str, token: str | None = "hf_token"):
+    return run("-m", "qdqbert", "push", *words, env=hub.environment(home, token))
+
+
+def load(hub: Hub, home: Path, code: str, **changes: str) -> list[str]:
+    done = run("-c", f"import qdqbert\n{code}", env=hub.environment(home) | changes)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def pushed(hub, quantized, tmp_path_factory) -> dict[str, object]:
+    """The report of an upload of a folder with graphs for several targets."""
+    folder, home = quantized("sentence").directory, tmp_path_factory.mktemp("home")
+    done = push(hub, home, str(folder), NAME, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_all_files_are_in_a_private_repository(hub, pushed, quantized) -> None:
+    folder = quantized("sentence").directory
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    expected = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    repository = hub.repositories[NAME]
+    assert repository.private
+    assert repository.files == expected
+    assert pushed["files"] == {name: len(content) for name, content in expected.items()}
+    assert pushed["size_bytes"] == sum(map(len, expected.values()))
+    assert pushed["url"] == f"{hub.endpoint}/{NAME}/commit/{repository.commit}"
+
+
+def test_load_downloads_only_the_graph_that_it_runs(hub, pushed, quantized, tmp_path) -> None:
+    code = f"""
+with qdqbert.load({NAME!r}, engine="onnxruntime") as model:
+    print(model.target)
+    print(model.encode({TEXTS!r}).tolist())
+"""
+    hub.downloads.clear()
+    target, vectors = load(hub, tmp_path, code)
+    with qdqbert.load(quantized("sentence").directory, engine="onnxruntime") as model:
+        assert target == model.target
+        np.testing.assert_allclose(json.loads(vectors), model.encode(TEXTS), atol=1e-6)
+    graphs = [name for name in hub.downloads if not name.endswith(".json")]
+    assert graphs == [f"{target}/model.onnx"]
+    # The next call finds everything in the cache, also without a network.
+    hub.downloads.clear()
+    assert load(hub, tmp_path, code, HF_HUB_OFFLINE="1") == [target, vectors]
+    assert hub.downloads == []
+
+
+def test_run_takes_the_name_of_a_model(hub, pushed, quantized, tmp_path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ["run", NAME, "--input", str(tmp_path / "texts.txt"), "--engine", "onnxruntime", "-o"]
+    output = tmp_path / "answers.npy"
+    done = run("-m", "qdqbert", *words, str(output), env=hub.environment(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    with qdqbert.load(quantized("sentence").directory, engine="onnxruntime") as model:
+        np.testing.assert_allclose(np.load(output), model.encode(TEXTS), atol=1e-6)
+
+
+def test_a_dry_run_lists_files_and_uploads_nothing(quantized) -> None:
+    report = qdqbert.push(quantized("sentence").directory, "me/another", dry_run=True)
+    assert report.url is None
+    assert report.files["tokenizer.json"] > 0
+    assert "SHA256SUMS" in report.files
+
+
+def test_hidden_files_stay(quantized, tmp_path) -> None:
+    folder = shutil.copytree(quantized("classifier").directory, tmp_path / "int8")
+    for name in (".env", ".git/config"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("secret")
+    files = qdqbert.push(folder, "me/another", dry_run=True).files
+    assert not [name for name in files if "env" in name or "git" in name]
+
+
+def test_everyone_may_read_a_repository_only_if_it_is_asked_for(hub, quantized, tmp_path) -> None:
+    hub.repositories["me/open"] = Repository(private=False)
+    folder = str(quantized("classifier").directory)
+    done = push(hub, tmp_path, folder, "me/open")
+    assert done.returncode == 2
+    assert "exists on the hub, and everyone can read it" in " ".join(done.stderr.split())
+    assert hub.repositories["me/open"].files == {}
+    done = push(hub, tmp_path, folder, "me/open", "--no-private", "--json")
+    assert done.returncode == 0, done.stderr
+    assert hub.repositories["me/open"].files
+    assert "Everyone can read the command line" in json.loads(done.stdout)["notices"][0]
+
+
+def test_without_a_login_the_command_that_logs_in_is_named(hub, quantized, tmp_path) -> None:
+    folder = str(quantized("classifier").directory)
+    done = push(hub, tmp_path, folder, "me/new", token=None)
+    assert done.returncode == 2
+    assert "`hf auth login`" in done.stderr
+    assert "me/new" not in hub.repositories
+
+
+def test_a_damaged_folder_is_refused(quantized, tmp_path) -> None:
+    folder = shutil.copytree(quantized("classifier").directory, tmp_path / "int8")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserInputError, match=r"tokenizer\.json is changed") as caught:
+        qdqbert.push(folder, "me/another", dry_run=True)
+    assert caught.value.argument == "model"
+
+
+@pytest.mark.parametrize("name", ["my-int8", "a/b/c", "me/..", "me/a b"])
+def test_names_that_the_hub_does_not_allow_are_refused(name) -> None:
+    with pytest.raises(UserInputError, match="is not a name on the hub") as caught:
+        qdqbert.push("./missing", name)
+    assert caught.value.argument == "repo"
+
+
+def test_a_model_that_is_not_quantized_is_refused(hub, tmp_path) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b""}
+    hub.repositories["me/float"] = Repository(private=False, files=files)
+    code = """
+try:
+    qdqbert.load("me/float")
+except qdqbert.CheckpointError as error:
+    print(error)
+"""
+    hub.downloads.clear()
+    [message] = load(hub, tmp_path, code)
+    assert message.startswith("The hub's model 'me/float' is not a quantized model: it has no")
+    assert "model.safetensors" not in hub.downloads
+
+
+def test_without_a_network_a_model_that_is_not_cached_is_reported() -> None:
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE=1 forbids downloads"):
+        qdqbert.load("me/never-loaded")
