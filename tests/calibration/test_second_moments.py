@@ -57,9 +57,9 @@ def test_moments_are_the_covariance_of_the_codes_of_text() -> None:
 
 
 def test_sums_are_exact_however_the_data_is_divided() -> None:
-    # Codes of the largest magnitude, on more tokens than one float32 sum is exact for.
-    x = torch.where(torch.rand(60, 50, 4) < 0.9, -6.0, states(0, 60, 50, 4))
-    mask = torch.ones(60, 50)
+    # Codes of the largest magnitude, on more tokens than one sum in float32 or int32 is exact for.
+    x = torch.where(torch.rand(2200, 64, 4) < 0.999, -9.0, states(0, 2200, 64, 4))
+    mask = torch.ones(2200, 64)
     whole = observed((mask, x))
     parts = [observed((mask[i::7], x[i::7])) for i in range(7)]
     parts[0].start_batch(mask)
@@ -67,6 +67,8 @@ def test_sums_are_exact_however_the_data_is_divided() -> None:
     for part in parts[1:]:
         merged.absorb_(part)
     codes = np.pad(codes_of(x) - 128, ((0, 0), (0, 1)), constant_values=1).astype(np.int64)
+    # -9 is cut off at the lowest code.
+    assert (codes.T @ codes).max() > 2**31
     np.testing.assert_array_equal(whole.totals["a"].numpy(), codes.T @ codes)
     assert torch.equal(merged.totals["a"], whole.totals["a"])
     assert merged.groups == whole.groups

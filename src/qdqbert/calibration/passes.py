@@ -35,7 +35,7 @@ from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Range, Site, Smoothing, TensorSpec, weight_site_of
 
 # Memory of the second moments of one pass: those of all layers of BERT-base.
-_BYTES_AT_ONCE = 1_250_000_000
+_BYTES_AT_ONCE = 600_000_000
 
 Run = Callable[[MergeableObserver, Mapping[str, Tensor]], None]
 """Runs a model once over all batches. Passes each batch's mask `(batch, seq)` to the observer, then
@@ -101,8 +101,8 @@ class CalibrationPlan:
         for site in self.sites:
             if weight_site_of(site.name) not in rounded or site.name not in self.weights:
                 continue
-            # float64, with the sums in one more row and column.
-            size = 8 * (self.weights[site.name].shape[1] + 1) ** 2
+            # int32, with the sums in one more row and column.
+            size = 4 * (self.weights[site.name].shape[1] + 1) ** 2
             if size > left:
                 parts.append([])
                 left = max(size, _BYTES_AT_ONCE)
@@ -168,6 +168,7 @@ def rounding_pass(
     observer = SecondMomentObserver({name: found.ranges[name] for name in names})
     run(observer, found.scales)
     if plan.shared_on is not None:
+        observer.totals = {name: total.long() for name, total in observer.totals.items()}
         sum_over_processes_(observer.totals, plan.shared_on)
     wanted, unsmoothed = plan.rounded_weights, plan.unsmoothed_rounded_weights
     without = found.without_smoothing

@@ -15,8 +15,9 @@ from qdqbert.spec import Range, Site
 # Tokens per text, evenly spaced in longer ones. 300 texts then have six tokens for each channel of
 # BERT-base's widest input, and the sums cost less than the forward pass.
 _TOKENS = 64
-# Tokens per product. Codes are at most 128, and a float32 sum of so many products is exact.
-_EXACT_TOKENS = 2**24 // 128**2
+# Codes are at most 128. Sums over so many tokens are exact in float32 and fit in int32.
+_FLOAT32_TOKENS = 2**24 // 128**2
+_INT32_TOKENS = 2**31 // 128**2 - 1
 
 
 class SecondMomentObserver:
@@ -27,8 +28,9 @@ class SecondMomentObserver:
 
     Attributes:
         totals: Sum over tokens of the products of the codes and a constant 1, by the name of the
-            first site that reads a tensor. Float64 `(channels + 1, channels + 1)`; the last row has
-            the sums of the codes and the number of tokens. Those of two runs can be added.
+            first site that reads a tensor. `(channels + 1, channels + 1)`, int32, or int64 where
+            there are many tokens; the last row has the sums of the codes and the number of tokens.
+            Those of two runs can be added.
     """
 
     def __init__(self, ranges: Mapping[str, Range]) -> None:
@@ -61,18 +63,13 @@ class SecondMomentObserver:
         tokens = some[self._mask[:, ::step]] if site.sequence_axes else some.flatten(0, -2)
         codes = quantize(tokens.float(), self._parameters[site.name], AFFINE) - 128
         codes = functional.pad(codes, (0, 1), value=1.0)
-        width = codes.shape[1]
-        total = self.totals.get(site.name)
-        if total is None:
-            total = self.totals[site.name] = torch.zeros(width, width, dtype=torch.float64)
-        for part in torch.split(codes, _EXACT_TOKENS):
-            total += (part.T @ part).to(total.device)
+        for part in torch.split(codes, _FLOAT32_TOKENS):
+            self._add(site.name, (part.T @ part).to("cpu", torch.int32))
 
     def absorb_(self, other: SecondMomentObserver) -> None:
         """See `MergeableObserver`."""
         for name, total in other.totals.items():
-            before = self.totals.get(name)
-            self.totals[name] = total if before is None else before.add_(total)
+            self._add(name, total)
         self._leader.update(other._leader)
 
     @property
@@ -92,6 +89,15 @@ class SecondMomentObserver:
         Returns:
             `(channels, channels)`, float64.
         """
-        total = self.totals.pop(name)
+        total = self.totals.pop(name).double()
         means = total[-1, :-1] / total[-1, -1]
         return total[:-1, :-1] / total[-1, -1] - torch.outer(means, means)
+
+    def _add(self, name: str, total: Tensor) -> None:
+        before = self.totals.get(name)
+        if before is not None:
+            tokens = int(before[-1, -1]) + int(total[-1, -1])
+            # Twice the memory, for thousands of texts only.
+            before = before if tokens <= _INT32_TOKENS else before.long()
+            total = before.add_(total)
+        self.totals[name] = total
