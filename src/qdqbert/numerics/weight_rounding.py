@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.numerics.affine import adjacent_codes, clipped, quantize, weight_parameters
+from qdqbert.numerics.threads import one_torch_thread
 from qdqbert.spec import TensorSpec, input_site_of
 
 Roundings = Mapping[tuple[str, TensorSpec], Tensor]
@@ -74,7 +75,9 @@ def choose_rounding(weights: Sequence[UnroundedWeight], moments: Tensor) -> list
     limits = torch.cat([_limits(each) for each in weights]).to(values.device)
     moments = moments.to(values)
     factor = _unit_factor(moments)
-    codes = _rounded(values, lower, upper, limits, factor)
+    # Thousands of products of one column each, which take longer on several threads.
+    with one_torch_thread():
+        codes = _rounded(values, lower, upper, limits, factor)
     is_worse = _errors(values - codes, moments) > _errors(values - nearest, moments)
     codes = torch.where(is_worse, nearest, codes)
     rounds_up = (codes != lower).T.contiguous()
