@@ -69,7 +69,7 @@ class SecondMomentObserver:
     def absorb_(self, other: SecondMomentObserver) -> None:
         """See `MergeableObserver`."""
         for name, total in other.totals.items():
-            self._add(name, total)
+            self._add(name, total.clone())
         self._leader.update(other._leader)
 
     @property
