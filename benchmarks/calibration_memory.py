@@ -2,8 +2,9 @@
 
     python benchmarks/calibration_memory.py [--model MODEL] [--counts 64,1024] [--max-length 128]
 
-Each run is a separate process that loads the checkpoint, calibrates all 20 sites of each layer, and
-chooses ranges. The texts are repeated, so that all runs have inputs of the same lengths.
+Each run is a separate process that loads the checkpoint, calibrates all 20 sites of each layer,
+chooses ranges, and rounds the weights of linear layers. The texts are repeated, so that all runs
+have inputs of the same lengths.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.recipes import PERCENTILE, WIDE_INPUTS
+    from qdqbert.targets import TARGETS
+    from qdqbert.targets.target import make_plan
     from qdqbert.tasks import TASKS
     from qdqbert.tasks.task import TaskOptions
     from qdqbert.verbs.inference import encode_examples
@@ -65,6 +68,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
     checkpoint = load_checkpoint(str(demo_checkpoint()) if model == "demo" else model)
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    plan = make_plan(TARGETS["portable"], sited.sites, embeddings="int8")
     texts = resources.calibration_examples()[:64] * (count // 64)
     encoded = encode_examples(
         TASKS[checkpoint.task],
@@ -82,6 +86,7 @@ def run_one(model: str, calibrator: str, count: int, max_length: int) -> None:
         sites=[site.name for site in sited.sites if site.kind == "activation"],
         calibrator=rules[calibrator],
         smoothing=WIDE_INPUTS,
+        rounded_weights=plan.rounded_weights,
     )
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 

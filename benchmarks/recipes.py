@@ -17,6 +17,7 @@ from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import WIDE_INPUTS, build_recipe
 from qdqbert.spec import Recipe, Smoothing, resolve
 from qdqbert.targets import TARGETS
+from qdqbert.targets.target import Plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)
@@ -85,13 +86,28 @@ def main() -> None:
             calibrator=calibrator,
             smoothing=recipe.smoothing,
             clips_residuals=recipe.clips_residuals,
+            rounded_weights=Plan(
+                target=TARGETS["portable"], recipe=recipe, specs=specs
+            ).rounded_weights,
         )
-        for is_corrected in (True, False) if ", alpha" in name else (True,):
-            means = calibration.means if is_corrected else {}
-            with quantizing(sited, specs, calibration.ranges, calibration.scales, means=means):
+        ways = {
+            "": (calibration.means, calibration.roundings),
+            ", weights rounded to nearest": (calibration.means, {}),
+            ", biases not corrected either": ({}, {}),
+        }
+        for title, (means, roundings) in ways.items():
+            if title and ", alpha" not in name:
+                continue
+            with quantizing(
+                sited,
+                specs,
+                calibration.ranges,
+                calibration.scales,
+                means=means,
+                roundings=roundings,
+            ):
                 score = test.run(test.runner)
-            title = name if is_corrected else f"{name}, biases not corrected"
-            print(f"| {title} | {name_of(calibrator)} | {score.cells()} |", flush=True)
+            print(f"| {name}{title} | {name_of(calibrator)} | {score.cells()} |", flush=True)
 
 
 def name_of(calibrator: Calibrator) -> str:

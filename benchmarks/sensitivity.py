@@ -50,6 +50,7 @@ def main() -> None:
         calibrator=Mse(),
         smoothing=plan.recipe.smoothing,
         clips_residuals=plan.recipe.clips_residuals,
+        rounded_weights=plan.rounded_weights,
     )
     titles = f"| in float | {test.float.titles()} |"
     print(titles, "|---" * (titles.count("|") - 1) + "|", sep="\n", flush=True)
@@ -58,7 +59,14 @@ def main() -> None:
     for left in [None, *sorted(known)]:
         specs = {n: None if left in kinds.get(n, ()) else s for n, s in plan.specs.items()}
         found = calibration
-        with quantizing(sited, specs, found.ranges, found.scales, means=found.means):
+        with quantizing(
+            sited,
+            specs,
+            found.ranges,
+            found.scales,
+            means=found.means,
+            roundings=found.roundings,
+        ):
             score = test.run(test.runner)
         print(f"| {left or 'nothing'} | {score.cells()} |", flush=True)
 

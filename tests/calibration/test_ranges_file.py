@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -11,12 +12,18 @@ from safetensors.torch import save_file
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
 from qdqbert.errors import CalibrationError
-from qdqbert.spec import Range
+from qdqbert.spec import Range, TensorSpec
 
 QUERY, KEY = (
     f"encoder.layer.0.attention.self.{name}._input_quantizer" for name in ("query", "key")
 )
 SCALE = torch.rand(7, generator=torch.Generator().manual_seed(0)) + 0.5
+WEIGHT = "encoder.layer.0.attention.self.query._weight_quantizer"
+BITS = torch.arange(12, dtype=torch.uint8).view(3, 4)
+ROUNDINGS = {
+    (WEIGHT, TensorSpec(narrow=True, axis=0, adjacent_sum_limit=128)): BITS,
+    (WEIGHT, TensorSpec(bits=4)): BITS + 1,
+}
 RANGES = {
     QUERY: Range(amax=0.1, low=-1 / 3, high=math.pi),  # none is a float32
     KEY: Range(amax=1e-300, low=-1e300, high=0.0),
@@ -27,7 +34,10 @@ RANGES = {
 def calibration() -> Calibration:
     # Linears that read one tensor share one vector.
     return Calibration(
-        ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE}, means={QUERY: SCALE - 1, KEY: SCALE - 1}
+        ranges=RANGES,
+        scales={QUERY: SCALE, KEY: SCALE},
+        means={QUERY: SCALE - 1, KEY: SCALE - 1},
+        roundings=ROUNDINGS,
     )
 
 
@@ -36,6 +46,8 @@ def assert_same(a: Calibration, b: Calibration) -> None:
     assert set(a.scales) == set(b.scales)
     assert set(a.means) == set(b.means)
     assert all(torch.equal(mean, b.means[name]) for name, mean in a.means.items())
+    assert set(a.roundings) == set(b.roundings)
+    assert all(torch.equal(bits, b.roundings[key]) for key, bits in a.roundings.items())
     assert (a.without_smoothing is None) is (b.without_smoothing is None)
     for name, scale in a.scales.items():
         assert scale.dtype == b.scales[name].dtype
@@ -48,8 +60,12 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 
 def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
-    plain = Calibration(ranges={QUERY: Range(amax=7.0, low=-7.0, high=3.0)}, scales={})
-    both = Calibration(ranges=RANGES, scales={QUERY: SCALE, KEY: SCALE}, without_smoothing=plain)
+    plain = Calibration(
+        ranges={QUERY: Range(amax=7.0, low=-7.0, high=3.0)},
+        means={QUERY: SCALE - 1, KEY: SCALE - 1},
+        roundings={(WEIGHT, TensorSpec(bits=4)): BITS + 2},
+    )
+    both = dataclasses.replace(calibration(), without_smoothing=plain)
     write_ranges(both, tmp_path / "ranges.safetensors")
     read = read_ranges(tmp_path / "ranges.safetensors")
     assert_same(read, both)
@@ -77,6 +93,7 @@ def test_equal_calibrations_give_equal_bytes(tmp_path: Path) -> None:
         ranges=dict(reversed(RANGES.items())),
         scales={KEY: SCALE.clone(), QUERY: SCALE.clone()},
         means={KEY: SCALE - 1, QUERY: SCALE - 1},
+        roundings=dict(reversed(ROUNDINGS.items())),
     )
     for name, each in (("a", calibration()), ("b", calibration()), ("c", reordered)):
         write_ranges(each, tmp_path / name)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqbert.evidence.saturation import SaturationCheck, overflow_percent
+from qdqbert.numerics.weight_rounding import pack
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, Range, Site, TensorSpec
 
 INPUT, WEIGHT = "layer.0.dense._input_quantizer", "layer.0.dense._weight_quantizer"
@@ -30,7 +31,11 @@ def test_the_share_equals_that_of_sums_by_numpy(tokens, outputs, width, seed) ->
 
 
 def checked(
-    weight_spec: TensorSpec, *, mask: torch.Tensor | None = None, amax: float | None = None
+    weight_spec: TensorSpec,
+    *,
+    mask: torch.Tensor | None = None,
+    amax: float | None = None,
+    rounds_up: torch.Tensor | None = None,
 ) -> SaturationCheck:
     # Adjacent codes of the same sign and full magnitude: the worst case of a trained weight.
     weight = torch.ones(4, 6)
@@ -41,6 +46,7 @@ def checked(
         {INPUT: weight},
         {},
         {} if amax is None else {WEIGHT: torch.tensor(amax)},
+        {} if rounds_up is None else {(WEIGHT, weight_spec): pack(rounds_up)},
     )
     check.start_batch(torch.ones(2, 3) if mask is None else mask)
     check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), x)
@@ -61,6 +67,13 @@ def test_weights_with_an_adjacent_sum_limit_never_overflow() -> None:
 def test_weights_with_a_range_of_their_own_are_checked_as_they_are_in_the_graph() -> None:
     # A range of twice the weights halves their codes, and 2 * 255 * 64 < 2^15.
     assert not checked(NARROW, amax=2.0).overflows
+
+
+def test_weights_are_rounded_as_in_the_graph() -> None:
+    # Weights are 64.6 steps: 2 * 255 * 65 overflows, and 2 * 255 * 64 does not.
+    amax = 127 / 64.6
+    assert checked(NARROW, amax=amax).overflows
+    assert not checked(NARROW, amax=amax, rounds_up=torch.zeros(4, 6).bool()).overflows
 
 
 def test_padding_and_float_layers_are_left_out() -> None:

@@ -14,7 +14,8 @@ from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import float_graph, insert_qdq
-from qdqbert.insert.sited import quantizing
+from qdqbert.insert.sited import quantizing, weight_of
+from qdqbert.numerics.weight_rounding import pack
 from qdqbert.recipes import build_recipe
 from qdqbert.spec import (
     QdqStyle,
@@ -256,6 +257,34 @@ def test_corrected_biases_restore_the_mean_of_each_linear_layer(
     output = graph.graph.outputs[0].name
     # float32 sums in another order.
     np.testing.assert_allclose(run_plainly(graph, inputs)[output], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("target", ["portable", "tensorrt"])
+def test_graphs_round_weights_as_pytorch_does(bert, target) -> None:
+    plan = bert.plan(target, "linear")
+    chosen = bert.calibration(plan)
+    rng = np.random.default_rng(0)
+    # Any code next to a weight, not only those that a calibration would choose.
+    roundings = {
+        (name, spec): pack(
+            torch.from_numpy(rng.random(weight_of(bert.checkpoint.model, name).shape) < 0.5)
+        )
+        for name, spec in plan.rounded_weights
+    }
+    graph = insert_qdq(
+        bert.graph, plan.specs, chosen.ranges, scales=bert.scales(plan), roundings=roundings
+    )
+    nearest = insert_qdq(bert.graph, plan.specs, chosen.ranges, scales=bert.scales(plan))
+    with quantizing(bert.sited, plan.specs, chosen.ranges, chosen.scales, roundings=roundings):
+        for name, _ in plan.rounded_weights:
+            base = name.removesuffix("._weight_quantizer")
+            codes, scale, other = (
+                constant_array(model.graph.initializers[f"{base}.weight_{what}"])
+                for model, what in ((graph, "codes"), (graph, "scale"), (nearest, "codes"))
+            )
+            rounded = bert.sited.quantizers[name].action(weight_of(bert.checkpoint.model, name))
+            np.testing.assert_array_equal((codes * scale).T, rounded.numpy())
+            assert 0.2 < (codes != other).mean() < 0.8
 
 
 def test_unsigned_and_signed_codes_give_equal_outputs(bert, run_plainly) -> None:

@@ -7,6 +7,7 @@ from qdqbert.recipes import RECIPES, WEIGHT, QuantizerOptions, build_recipe, sto
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS, target_named
 from qdqbert.targets.target import (
+    Plan,
     Target,
     check_recipe,
     make_plan,
@@ -49,6 +50,21 @@ def test_a_target_with_zero_points_at_linear_layers_keeps_only_these() -> None:
     assert target.adapt(INPUT, affine) == affine
     matmul = Site(name="a.matmul_q_input_quantizer", kind="activation", sequence_axes=(1,))
     assert target.adapt(matmul, affine) == TensorSpec()
+
+
+def test_weights_are_rounded_for_quantized_inputs_only() -> None:
+    weight, inputs = TensorSpec(narrow=True, axis=0), TensorSpec()
+    specs = {
+        "a.dense._weight_quantizer": weight,
+        "a.dense._input_quantizer": inputs,
+        "b.dense._weight_quantizer": weight,
+        "b.dense._input_quantizer": None,
+        "c.dense._weight_quantizer": None,
+        "c.dense._input_quantizer": inputs,
+        "word_embeddings._weight_quantizer": weight,
+    }
+    plan = Plan(target=PLAIN, recipe=build_recipe("linear"), specs=specs)
+    assert plan.rounded_weights == {("a.dense._weight_quantizer", weight)}
 
 
 def test_adjacent_codes_are_limited_in_weights_of_linear_layers_only() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range, Recipe
 
 
@@ -23,6 +24,8 @@ class Calibration:
         means: Mean of the inputs of linear layers whose biases are corrected, before any
             multiplication. By site name, `(channels,)`, float32. See
             `numerics.affine.rounding_shift`.
+        roundings: How the weights of linear layers are rounded, where it is not to the nearest
+            code. See `numerics.weight_rounding`.
         without_smoothing: The same without any `pre_quant_scale`, for recipes that do not smooth.
             `None` if no recipe needs it.
     """
@@ -31,6 +34,7 @@ class Calibration:
     scales: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     weight_amax: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     means: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    roundings: Roundings = dataclasses.field(default_factory=dict)
     without_smoothing: Calibration | None = None
 
     def for_recipe(self, recipe: Recipe) -> Calibration:

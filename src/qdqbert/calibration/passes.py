@@ -7,7 +7,8 @@ the calibration with its results. `CalibrationPlan.passes` lists them in order.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from qdqbert.calibration.processes import (
     sum_over_processes_,
 )
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
+from qdqbert.calibration.second_moments import SecondMomentObserver
 from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import (
     CombinedObserver,
@@ -28,8 +30,12 @@ from qdqbert.calibration.statistics import (
     choose_ranges,
 )
 from qdqbert.numerics.ranges import Calibrator
+from qdqbert.numerics.weight_rounding import UnroundedWeight, choose_rounding, pack
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Range, Site, Smoothing, weight_site_of
+from qdqbert.spec import Range, Site, Smoothing, TensorSpec, weight_site_of
+
+# Memory of the second moments of one pass: those of all layers of BERT-base.
+_BYTES_AT_ONCE = 600_000_000
 
 Run = Callable[[MergeableObserver, Mapping[str, Tensor]], None]
 """Runs a model once over all batches. Passes each batch's mask `(batch, seq)` to the observer, then
@@ -49,6 +55,9 @@ class CalibrationPlan:
         unsmoothed_sites: Names of the activations that also need a range without a scale.
         clips_residuals: Clip the ranges of residual adds to what LayerNorm can distinguish.
         corrects_biases: Keep the means of the inputs of linear layers, which corrected biases need.
+        rounded_weights: Site and spec of each weight that is rounded by the second moments of its
+            input, by recipes that smooth if any does.
+        unsmoothed_rounded_weights: The same by recipes that do not smooth, if others do.
         quantizer_options: Bits, and how ranges are clipped and shared afterwards.
         shared_on: Device that statistics are sent from when several processes calibrate together.
             `None` if this process calibrates alone.
@@ -62,6 +71,8 @@ class CalibrationPlan:
     unsmoothed_sites: frozenset[str] = frozenset()
     clips_residuals: bool = False
     corrects_biases: bool = False
+    rounded_weights: frozenset[tuple[str, TensorSpec]] = frozenset()
+    unsmoothed_rounded_weights: frozenset[tuple[str, TensorSpec]] = frozenset()
     quantizer_options: QuantizerOptions = dataclasses.field(default_factory=QuantizerOptions)
     shared_on: torch.device | None = None
 
@@ -76,7 +87,28 @@ class CalibrationPlan:
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes, in order. Each runs the model over all batches."""
-        return (range_pass,) if self.smoothing is None else (smoothing_pass, range_pass)
+        first = (range_pass,) if self.smoothing is None else (smoothing_pass, range_pass)
+        return (
+            *first,
+            *(functools.partial(rounding_pass, names=names) for names in self._rounded_at_once()),
+        )
+
+    def _rounded_at_once(self) -> list[list[str]]:
+        """Divide the inputs of rounded weights into those whose moments are kept at a time."""
+        rounded = {name for name, _ in self.rounded_weights | self.unsmoothed_rounded_weights}
+        parts: list[list[str]] = []
+        left = 0
+        for site in self.sites:
+            if weight_site_of(site.name) not in rounded or site.name not in self.weights:
+                continue
+            # int32, with the sums in one more row and column.
+            size = 4 * (self.weights[site.name].shape[1] + 1) ** 2
+            if size > left:
+                parts.append([])
+                left = max(size, _BYTES_AT_ONCE)
+            parts[-1].append(site.name)
+            left -= size
+        return parts
 
 
 Pass = Callable[[Run, CalibrationPlan, Calibration], Calibration]
@@ -121,6 +153,62 @@ def range_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibrati
     return dataclasses.replace(
         _adjusted(plan, ranges, found.scales, chosen), without_smoothing=without
     )
+
+
+def rounding_pass(
+    run: Run, plan: CalibrationPlan, found: Calibration, *, names: Collection[str]
+) -> Calibration:
+    """Choose how weights are rounded, by the second moments of their inputs.
+
+    Args:
+        run: See `Run`.
+        plan: Settings of the calibration.
+        found: Its results so far.
+        names: Sites of the inputs.
+    """
+    observer = SecondMomentObserver({name: found.ranges[name] for name in names})
+    run(observer, found.scales)
+    if plan.shared_on is not None:
+        observer.totals = {name: total.long() for name, total in observer.totals.items()}
+        sum_over_processes_(observer.totals, plan.shared_on)
+    wanted, unsmoothed = plan.rounded_weights, plan.unsmoothed_rounded_weights
+    without = found.without_smoothing
+    if without is None:
+        # No input is smoothed, so all recipes use the same ranges.
+        wanted |= unsmoothed
+    for leader, inputs in observer.groups.items():
+        moments = observer.take_moments(leader)
+        found = _with_roundings(found, plan, wanted, inputs, moments)
+        if without is not None and unsmoothed:
+            # The observed input was multiplied by the scale.
+            scale = found.scales.get(leader, torch.ones(())).double()
+            moments = moments / scale / scale.unsqueeze(-1)
+            without = _with_roundings(without, plan, unsmoothed, inputs, moments)
+    return dataclasses.replace(found, without_smoothing=without)
+
+
+def _with_roundings(
+    found: Calibration,
+    plan: CalibrationPlan,
+    wanted: frozenset[tuple[str, TensorSpec]],
+    inputs: Sequence[str],
+    moments: Tensor,
+) -> Calibration:
+    """Add how the weights are rounded that read one input, by the sites at which they read it."""
+    weights = {weight_site_of(name): plan.weights[name] for name in inputs}
+    keys = sorted(((name, spec) for name, spec in wanted if name in weights), key=str)
+    if not keys:
+        return found
+    scales = {weight_site_of(name): found.scales.get(name) for name in inputs}
+    unrounded = []
+    for name, spec in keys:
+        weight, scale = weights[name], scales[name]
+        scaled = weight if scale is None else weight * (1 / scale)
+        amax = found.weight_amax.get(name)
+        unrounded.append(UnroundedWeight(weight=scaled, spec=spec, amax=amax))
+    rounded = [pack(each) for each in choose_rounding(unrounded, moments)]
+    roundings = {**found.roundings, **dict(zip(keys, rounded, strict=True))}
+    return dataclasses.replace(found, roundings=roundings)
 
 
 def _ranges_of(observer: HistogramObserver, plan: CalibrationPlan) -> dict[str, Range]:

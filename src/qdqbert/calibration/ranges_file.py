@@ -6,13 +6,20 @@
     <site>.weight_amax        float32 () or (channels,)    for weights that do not use their own
     <site>.plain.weight_amax  the same for weights that are not divided by a scale
     <site>.mean               float32 (channels,)    for linear layers whose bias is corrected
+    <site>.rounds_up.<spec>   uint8 (out, ceil(in / 8))    bits of weights that are rounded up
+    <site>.plain.rounds_up.<spec>    the same for weights that are not divided by a scale
+
+`<spec>` is JSON with the fields of a `TensorSpec` that differ from their defaults.
 
 The graphs of all targets use it, and so does a later run with `ranges_from`. Neither calibrates
-again. Format 1, which older versions wrote, had no means.
+again. Format 1, which older versions wrote, had no means, and no weights that are not rounded to
+the nearest code.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,10 +30,12 @@ from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.errors import CalibrationError
-from qdqbert.spec import Range
+from qdqbert.numerics.weight_rounding import Roundings
+from qdqbert.spec import Range, TensorSpec
 
 _FORMAT, _OLDER_FORMATS = "qdqbert-ranges/2", ("qdqbert-ranges/1",)
 _SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"
+_ROUNDS_UP = ".rounds_up."
 
 
 def write_ranges(calibration: Calibration, path: Path) -> None:
@@ -37,9 +46,11 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
         tensors |= {site + _PLAIN: row for site, row in plain.items()}
         weights = calibration.without_smoothing.weight_amax
         tensors |= {site + _PLAIN + _WEIGHT: amax.clone() for site, amax in weights.items()}
+        tensors |= _named_roundings(calibration.without_smoothing.roundings, _PLAIN)
     tensors |= {site + _WEIGHT: amax.clone() for site, amax in calibration.weight_amax.items()}
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     tensors |= {site + _MEAN: mean.clone() for site, mean in calibration.means.items()}
+    tensors |= _named_roundings(calibration.roundings, "")
     save_file(tensors, path, metadata={"format": _FORMAT})
     # safetensors makes the file private, unlike the rest of the folder.
     path.chmod(0o644)
@@ -61,6 +72,8 @@ def read_ranges(path: Path) -> Calibration:
         raise CalibrationError(
             f"{str(path)!r} is not a ranges file: expected format {_FORMAT!r}, got {format_name!r}."
         )
+    bits = {name: tensors.pop(name) for name in list(tensors) if _ROUNDS_UP in name}
+    roundings, plain_roundings = _roundings(bits)
     scales = _ending(tensors, _SUFFIX)
     plain = _ranges(_ending(tensors, _PLAIN))
     plain_amax = _ending(tensors, _PLAIN + _WEIGHT)
@@ -75,10 +88,42 @@ def read_ranges(path: Path) -> Calibration:
         scales=scales,
         weight_amax=weight_amax,
         means=means,
+        roundings=roundings,
         without_smoothing=(
-            Calibration(ranges=plain, weight_amax=plain_amax, means=means) if plain else None
+            Calibration(
+                ranges=plain, weight_amax=plain_amax, means=means, roundings=plain_roundings
+            )
+            if plain
+            else None
         ),
     )
+
+
+def _named_roundings(roundings: Roundings, suffix: str) -> dict[str, Tensor]:
+    return {
+        f"{site}{suffix}{_ROUNDS_UP}{_json_of(spec)}": bits.clone()
+        for (site, spec), bits in roundings.items()
+    }
+
+
+def _roundings(tensors: Mapping[str, Tensor]) -> tuple[Roundings, Roundings]:
+    """Return those of weights that are divided by a scale, and those that are not."""
+    smoothed: dict[tuple[str, TensorSpec], Tensor] = {}
+    plain: dict[tuple[str, TensorSpec], Tensor] = {}
+    for name, bits in tensors.items():
+        site, spec = name.split(_ROUNDS_UP)
+        found = plain if site.endswith(_PLAIN) else smoothed
+        found[site.removesuffix(_PLAIN), TensorSpec(**json.loads(spec))] = bits
+    return smoothed, plain
+
+
+def _json_of(spec: TensorSpec) -> str:
+    changed = {
+        field.name: getattr(spec, field.name)
+        for field in dataclasses.fields(spec)
+        if getattr(spec, field.name) != field.default
+    }
+    return json.dumps(changed, sort_keys=True)
 
 
 def _rows(ranges: Mapping[str, Range]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from qdqbert.numerics.affine import (
     quantize,
     quantize_weight,
 )
+from qdqbert.numerics.weight_rounding import Roundings, rounding_of
 from qdqbert.spec import Range, Site, TensorSpec, weight_site_of
 
 # Tokens that are emulated for each linear layer. They make tens of millions of sums, enough to find
@@ -76,6 +77,7 @@ class SaturationCheck:
         weights: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
         weight_amax: Mapping[str, Tensor],
+        roundings: Roundings | None = None,
     ) -> None:
         """Keep how the linear layers are quantized.
 
@@ -85,8 +87,9 @@ class SaturationCheck:
             weights: Weight `(out, in)` of each linear layer, by the name of its input's site.
             scales: `pre_quant_scale` by site name.
             weight_amax: Ranges of weights that do not use their own, by site name.
+            roundings: How weights are rounded, where it is not to the nearest code.
         """
-        self._specs, self._ranges = specs, ranges
+        self._specs, self._ranges, self._roundings = specs, ranges, roundings
         self._weights, self.scales, self._weight_amax = weights, scales, weight_amax
         self._mask = torch.ones(())
         self._seen: dict[str, int] = {}
@@ -120,7 +123,9 @@ class SaturationCheck:
         weight = self._weights[name]
         if name in self.scales:
             weight = weight * (1 / self.scales[name])
-        weight_codes, _ = quantize_weight(weight, weight_spec, self._weight_amax.get(weight_name))
+        amax = self._weight_amax.get(weight_name)
+        rounds_up = rounding_of(self._roundings, weight_name, weight.shape[1], self._specs)
+        weight_codes, _ = quantize_weight(weight, weight_spec, amax, rounds_up)
         self._beyond[name] = self._beyond.get(name, 0.0) + len(tokens) * overflow_percent(
             codes, weight_codes
         )

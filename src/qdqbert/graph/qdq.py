@@ -35,6 +35,7 @@ from qdqbert.numerics.affine import (
     quantize_weight,
     rounding_shift,
 )
+from qdqbert.numerics.weight_rounding import Roundings, rounding_of
 from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual_input
 
 SITE_DOMAIN = "qdqbert"
@@ -72,6 +73,7 @@ def insert_qdq(
     scales: Mapping[str, NDArray[np.float32]] | None = None,
     weight_amax: Mapping[str, torch.Tensor] | None = None,
     means: Mapping[str, torch.Tensor] | None = None,
+    roundings: Roundings | None = None,
     style: QdqStyle | None = None,
 ) -> ir.Model:
     """Return a copy of a graph in which every site is quantized according to its spec.
@@ -89,6 +91,7 @@ def insert_qdq(
             magnitude of the weight.
         means: Mean of the inputs of linear layers whose biases are corrected, by site name,
             `(channels,)`.
+        roundings: How weights are rounded, where it is not to the nearest code.
         style: Form of the Q/DQ pairs that the target needs.
 
     Raises:
@@ -115,7 +118,8 @@ def insert_qdq(
             mean = (means or {}).get(input_site)
             if mean is not None and scale is not None:
                 mean = mean * torch.from_numpy(scale)
-            _lower_weight(model.graph, node, name, weight, spec, amax, mean)
+            rounds_up = rounding_of(roundings, name, weight.shape[-1], specs)
+            _lower_weight(model.graph, node, name, weight, spec, amax, rounds_up, mean)
         elif spec is None:
             _remove_site(model.graph, node)
         elif name not in ranges and not spec.dynamic:
@@ -289,12 +293,13 @@ def _lower_weight(
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
     amax: torch.Tensor | None,
+    rounds_up: torch.Tensor | None,
     mean: torch.Tensor | None,
 ) -> None:
     """Replace a weight site, and the nodes that read it, with int8 constants."""
     for consumer in site.outputs[0].consumers():
         if consumer.op_type == "Transpose":
-            _lower_linear_weight(graph, consumer, name, weight, spec, amax, mean)
+            _lower_linear_weight(graph, consumer, name, weight, spec, amax, rounds_up, mean)
         elif spec is None:
             continue
         elif consumer.op_type == "Gather" and consumer.inputs[0] is site.outputs[0]:
@@ -314,6 +319,7 @@ def _lower_linear_weight(
     weight: NDArray[np.generic],
     spec: TensorSpec | None,
     amax: torch.Tensor | None,
+    rounds_up: torch.Tensor | None,
     mean: torch.Tensor | None,
 ) -> None:
     """Fold the transpose: store a weight `(out, in)` as `(in, out)`, as MatMul reads it.
@@ -326,7 +332,7 @@ def _lower_linear_weight(
         folded = add_constant(graph, f"{base}.weight_transposed", weight.T)
         old.replace_all_uses_with(folded)
         return
-    codes, scale = _quantize_weight(weight, spec, amax)
+    codes, scale = _quantize_weight(weight, spec, amax, rounds_up)
     axis = {} if spec.axis is None else {"axis": 1 - spec.axis}
     dequantize = ir.node(
         "DequantizeLinear",
@@ -367,8 +373,12 @@ def _lower_embedding_table(
 
 
 def _quantize_weight(
-    weight: NDArray[np.generic], spec: TensorSpec, amax: torch.Tensor | None = None
+    weight: NDArray[np.generic],
+    spec: TensorSpec,
+    amax: torch.Tensor | None = None,
+    rounds_up: torch.Tensor | None = None,
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return the int8 codes of a weight, in its shape, and its scale, `()` or `(channels,)`."""
-    codes, parameters = quantize_weight(torch.from_numpy(weight.astype(np.float32)), spec, amax)
+    tensor = torch.from_numpy(weight.astype(np.float32))
+    codes, parameters = quantize_weight(tensor, spec, amax, rounds_up)
     return codes.numpy().astype(np.int8), parameters.scale.numpy()

@@ -41,6 +41,7 @@ from qdqbert.numerics.affine import (
     quantize_weight,
     rounding_shift,
 )
+from qdqbert.numerics.weight_rounding import Roundings, rounding_of
 from qdqbert.quantizers.export import mark
 from qdqbert.quantizers.quantizer import Action, Quantizer
 from qdqbert.spec import (
@@ -237,6 +238,7 @@ def quantizing(
     scales: Mapping[str, Tensor] | None = None,
     weight_amax: Mapping[str, Tensor] | None = None,
     means: Mapping[str, Tensor] | None = None,
+    roundings: Roundings | None = None,
 ) -> Iterator[None]:
     """Fake-quantize every site that has a spec.
 
@@ -250,6 +252,7 @@ def quantizing(
             `(channels,)`.
         means: Mean of the inputs of linear layers whose biases are corrected, by site name,
             `(channels,)`.
+        roundings: How weights are rounded, where it is not to the nearest code.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
@@ -266,7 +269,12 @@ def quantizing(
             continue
         if site.kind == "weight":
             amax = (weight_amax or {}).get(site.name)
-            weight, rounded = _prepared_weight(sited.model, site, spec, scale, amax)
+            # The range comes from the current values, so it cannot be out of date.
+            weight = weight_of(sited.model, site.name)
+            # Bit for bit what a quantizer does whose `pre_quant_scale` is the inverse.
+            weight = weight if scale is None else weight * (1 / scale)
+            rounds_up = rounding_of(roundings, site.name, weight.shape[1], specs)
+            rounded = _rounded_weight(weight, spec, amax, rounds_up)
             actions[site.name] = _constant(rounded)
             if spec is not None and scaled in means:
                 mean = means[scaled].to(weight.device)
@@ -342,18 +350,14 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
     return weight.detach()
 
 
-def _prepared_weight(
-    model: nn.Module, site: Site, spec: TensorSpec | None, scale: Tensor | None, amax: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return a weight, divided by its scale, before and after it is rounded."""
-    # The range comes from the current values, so it cannot be out of date.
-    weight = weight_of(model, site.name)
-    # Bit for bit what a quantizer does whose `pre_quant_scale` is the inverse.
-    weight = weight if scale is None else weight * (1 / scale)
+def _rounded_weight(
+    weight: Tensor, spec: TensorSpec | None, amax: Tensor | None, rounds_up: Tensor | None
+) -> Tensor:
+    """Return what codes of a weight stand for; the weight itself without a spec."""
     if spec is None:
-        return weight, weight
-    codes, parameters = quantize_weight(weight, spec, amax)
-    return weight, dequantize(codes, parameters, spec).to(weight.dtype)
+        return weight
+    codes, parameters = quantize_weight(weight, spec, amax, rounds_up)
+    return dequantize(codes, parameters, spec).to(weight.dtype)
 
 
 def _quantize(

@@ -133,7 +133,10 @@ def weight_parameters(
 
 
 def quantize_weight(
-    weight: Tensor, spec: TensorSpec, amax: Tensor | None = None
+    weight: Tensor,
+    spec: TensorSpec,
+    amax: Tensor | None = None,
+    rounds_up: Tensor | None = None,
 ) -> tuple[Tensor, QuantizationParameters]:
     """Return the codes of a weight as floats, in its shape, and their scale and zero point.
 
@@ -142,10 +145,16 @@ def quantize_weight(
         spec: Symmetric; with an axis, one scale per index of it.
         amax: Range that the weight was trained with or shares, `()` or `(channels,)`. `None` uses
             the weight's own.
+        rounds_up: Whether each weight becomes the code above it instead of the one below it,
+            booleans in the shape of the weight; see `weight_rounding.choose_rounding`. `None`
+            rounds to the nearest code.
     """
     weight = clipped(weight.detach().to(torch.float32), amax, spec.axis)
     parameters = weight_parameters(weight, spec, amax=amax)
-    return quantize(weight, parameters, spec), parameters
+    if rounds_up is None:
+        return quantize(weight, parameters, spec), parameters
+    below, above = adjacent_codes(weight, parameters, spec)
+    return torch.where(rounds_up.to(below.device), above, below), parameters
 
 
 def rounding_shift(weight: Tensor, rounded: Tensor, mean: Tensor) -> Tensor:
@@ -186,6 +195,15 @@ def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) ->
     """Return the codes of `x` as floats: round half to even, add the zero point, saturate."""
     scale, zero_point = _along(parameters, x, spec.axis)
     return (torch.round(x / scale) + zero_point).clamp(spec.qmin, spec.qmax)
+
+
+def adjacent_codes(
+    x: Tensor, parameters: QuantizationParameters, spec: TensorSpec
+) -> tuple[Tensor, Tensor]:
+    """Return the codes below and above `x` as floats; `quantize` returns one of the two."""
+    scale, zero_point = _along(parameters, x, spec.axis)
+    below = torch.floor(x / scale) + zero_point
+    return below.clamp(spec.qmin, spec.qmax), (below + 1).clamp(spec.qmin, spec.qmax)
 
 
 def dequantize(codes: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:

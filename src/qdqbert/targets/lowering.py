@@ -19,6 +19,7 @@ from qdqbert.graph.passes.qordered import fuse_qordered
 from qdqbert.graph.passes.residual_sum import sum_residuals
 from qdqbert.graph.passes.sequence_padding import pad_sequences
 from qdqbert.graph.qdq import insert_qdq
+from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range
 from qdqbert.targets.target import CheckName, Plan, RewriteName
 
@@ -44,6 +45,7 @@ def lower(
     scales: Mapping[str, NDArray[np.float32]],
     weight_amax: Mapping[str, torch.Tensor] | None = None,
     means: Mapping[str, torch.Tensor] | None = None,
+    roundings: Roundings | None = None,
 ) -> ir.Model:
     """Insert Q/DQ pairs where the plan has specs, then apply the target's rewrites and checks.
 
@@ -56,6 +58,7 @@ def lower(
             `(channels,)`.
         means: Mean of the inputs of linear layers whose biases are corrected, by site name,
             `(channels,)`.
+        roundings: How weights are rounded, where it is not to the nearest code.
 
     Raises:
         GraphError: The target cannot run the graph.
@@ -64,7 +67,14 @@ def lower(
     if plan.dedicated_pairs:
         style = dataclasses.replace(style, dedicated_pairs=True)
     model = insert_qdq(
-        sited, plan.specs, ranges, scales=scales, weight_amax=weight_amax, means=means, style=style
+        sited,
+        plan.specs,
+        ranges,
+        scales=scales,
+        weight_amax=weight_amax,
+        means=means,
+        roundings=roundings,
+        style=style,
     )
     for rewrite in plan.target.rewrites:
         model = REWRITES[rewrite](model)

@@ -15,6 +15,7 @@ from qdqbert.spec import (
     Site,
     SiteGroup,
     TensorSpec,
+    input_site_of,
     is_linear_input,
     is_weight,
     linear_sites,
@@ -145,6 +146,20 @@ class Plan:
         """Names of the sites that need a calibrated range."""
         return frozenset(
             name for name, spec in self.specs.items() if spec is not None and not is_weight(name)
+        )
+
+    @property
+    def rounded_weights(self) -> frozenset[tuple[str, TensorSpec]]:
+        """Sites and specs of the weights that are rounded by the moments of their inputs.
+
+        Those are the weights of linear layers whose inputs are quantized too.
+        """
+        return frozenset(
+            (name, spec)
+            for name, spec in self.specs.items()
+            if spec is not None
+            and is_weight(name)
+            and self.specs.get(input_site_of(name)) is not None
         )
 
 

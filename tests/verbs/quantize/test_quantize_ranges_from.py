@@ -103,6 +103,7 @@ def test_the_same_ranges_give_the_same_graph(both, again) -> None:
     folder, report = again
     assert (folder / "model.onnx").read_bytes() == (both / GRAPH).read_bytes()
     assert report.calibration_texts == 24
+    assert not any("nearest codes" in notice for notice in report.notices)
     assert (
         load_file(folder / "ranges.safetensors").keys()
         == load_file(both / "ranges.safetensors").keys()
@@ -129,6 +130,11 @@ def test_other_weight_codes_without_data(checkpoints, both, tmp_path) -> None:
     graph = (tmp_path / "wide" / "model.onnx").read_bytes()
     assert graph != (both / GRAPH).read_bytes()
     assert any("measured on built-in sentences" in notice for notice in report.notices)
+    # Both targets of `both` have weights with an adjacent sum limit.
+    assert any(
+        notice.startswith("Weights for onnxruntime are rounded to the nearest codes")
+        for notice in report.notices
+    )
 
 
 def test_an_onnx_model_uses_its_ranges_again(checkpoints, texts, tmp_path) -> None:

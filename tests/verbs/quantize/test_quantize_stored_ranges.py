@@ -205,6 +205,9 @@ def test_ranges_of_the_checkpoint_are_written(made) -> None:
     assert written.ranges == made.calibration.ranges
     assert written.ranges
     assert written.scales.keys() == made.calibration.scales.keys()
+    # Training has seen the nearest codes.
+    assert not written.roundings
+    assert not written.means
     for name, scale in made.calibration.scales.items():
         assert torch.equal(written.scales[name], scale), name
 

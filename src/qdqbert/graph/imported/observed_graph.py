@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 from collections import deque
@@ -23,6 +22,7 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.imported.sites import SitedGraph
 from qdqbert.graph.qdq import float_graph
+from qdqbert.numerics.threads import one_torch_thread
 from qdqbert.spec import RESIDUAL, Site
 
 # Size of all observed tensors of a part together: 100 MB of float32, for each part in flight.
@@ -86,8 +86,9 @@ class ObservedGraph:
             scales: `pre_quant_scale` by site name, `(channels,)`. Values are multiplied by it.
             advance: Called after each batch.
         """
-        # The engine computes parts while earlier ones are observed, which takes half as long.
-        with _one_torch_thread(), ThreadPoolExecutor(max_workers=_IN_FLIGHT) as engine:
+        # The engine computes parts while earlier ones are observed, which takes half as long. So it
+        # gets the cores.
+        with one_torch_thread(), ThreadPoolExecutor(max_workers=_IN_FLIGHT) as engine:
             running: deque[Future[_Observed]] = deque()
             for batch in batches:
                 for inputs in self._parts(batch.inputs):
@@ -124,17 +125,6 @@ class ObservedGraph:
             part = slice(start, start + count)
             yield {name: inputs[name][part] for name in self._runner.input_names}
             start += count
-
-
-@contextlib.contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Run torch on one thread: its threads wait for each other, and the engine has the cores."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(count)
 
 
 def _observe(

@@ -211,7 +211,12 @@ def find_overflows(
             continue
         chosen = ready.calibration.for_recipe(plan.recipe)
         check = SaturationCheck(
-            plan.specs, chosen.ranges, ready.sited.weights(), chosen.scales, chosen.weight_amax
+            plan.specs,
+            chosen.ranges,
+            ready.sited.weights(),
+            chosen.scales,
+            chosen.weight_amax,
+            chosen.roundings,
         )
         with progress.stage(f"Checking {plan.target.name} for saturation"):
             ready.sited.check_saturation(check, batches[:: max(1, len(batches) // 8)])

@@ -123,7 +123,9 @@ def digest_weights(graph: ir.Model) -> str:
 def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
     chosen = calibration.for_recipe(plan.recipe)
     scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
-    return lower(graph, plan, chosen.ranges, scales, chosen.weight_amax, chosen.means)
+    return lower(
+        graph, plan, chosen.ranges, scales, chosen.weight_amax, chosen.means, chosen.roundings
+    )
 
 
 def _write_cache(

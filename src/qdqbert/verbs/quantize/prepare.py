@@ -31,6 +31,7 @@ from qdqbert.verbs.quantize.ranges import (
     choose_range_source,
     effective_quantizer_options,
     find_calibration,
+    rounding_notices,
 )
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
 from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
@@ -128,11 +129,12 @@ def prepare(
     plans = check_models(source, sited, plans, progress, refused if leaves_out else None)
     batches = inputs.calibration.batches
     calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
+    notices = (*ranges.notices, *rounding_notices(ranges, plans, calibration))
     check_finite(source, predictions)
     baseline = make_baseline(source, inputs, predictions, is_labeled=options.eval_data is not None)
     return Ready(
         source=source,
-        ranges=ranges,
+        ranges=dataclasses.replace(ranges, notices=notices),
         examples=examples,
         plans=plans,
         refused=refused,

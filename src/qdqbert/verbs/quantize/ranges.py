@@ -19,7 +19,7 @@ from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Site, is_weight
+from qdqbert.spec import Site, TensorSpec, is_weight
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.quantize.cluster import cluster_run
 from qdqbert.verbs.quantize.graphs import digest_weights
@@ -145,6 +145,26 @@ def find_calibration(
     return _calibrate(sited, batches, plans, options, progress)
 
 
+def rounding_notices(
+    ranges: RangeSource, plans: Sequence[Plan], calibration: Calibration
+) -> tuple[str, ...]:
+    """Say which targets round weights to the nearest codes because of an earlier call."""
+    if ranges.earlier is None:
+        return ()
+    targets = [
+        plan.target.name
+        for plan in plans
+        if not plan.rounded_weights <= calibration.for_recipe(plan.recipe).roundings.keys()
+    ]
+    if not targets or ranges.earlier.quantization["calibration"]["calibrator"] == "stored":
+        return ()
+    return (
+        f"Weights for {', '.join(targets)} are rounded to the nearest codes: `ranges_from` has the "
+        "rounded weights of other targets or settings only. To get closer to float, calibrate for "
+        "all targets in one call.",
+    )
+
+
 def effective_quantizer_options(options: QuantizeOptions) -> QuantizerOptions:
     """Return the quantizer options of a call, with the calibrator in use."""
     return quantizer_options_of(
@@ -182,6 +202,10 @@ def _calibrate(
         unsmoothed_sites=frozenset().union(*without_smoothing),
         clips_residuals=any(plan.recipe.clips_residuals for plan in plans),
         corrects_biases=True,
+        rounded_weights=_rounded_weights(plans, smooths=smoothing is not None),
+        unsmoothed_rounded_weights=(
+            frozenset() if smoothing is None else _rounded_weights(plans, smooths=False)
+        ),
         quantizer_options=quantizer_options,
     )
     total = len(calibration_plan.passes) * len(batches)
@@ -192,6 +216,13 @@ def _calibrate(
         groups = {site.group for site in sited.sites}
         with cluster_run(options, groups, names, batches, advance) as run:
             return run_passes(run, calibration_plan)
+
+
+def _rounded_weights(plans: Sequence[Plan], *, smooths: bool) -> frozenset[tuple[str, TensorSpec]]:
+    """Return the rounded weights of the plans whose recipe smooths, or of those whose does not."""
+    return frozenset().union(
+        *(plan.rounded_weights for plan in plans if (plan.recipe.smoothing is not None) is smooths)
+    )
 
 
 def _has_all_ranges(stored: StoredQuantizers) -> bool:

@@ -136,6 +136,7 @@ class SitedCheckpoint:
             calibration.scales,
             calibration.weight_amax,
             calibration.means,
+            calibration.roundings,
         )
 
     def _forward(self, inputs: Mapping[str, Tensor]) -> object:

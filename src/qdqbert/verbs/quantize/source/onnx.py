@@ -190,6 +190,7 @@ class SitedOnnx:
             scales={name: scale.numpy() for name, scale in calibration.scales.items()},
             weight_amax=calibration.weight_amax,
             means=calibration.means,
+            roundings=calibration.roundings,
         )
         keep_outputs(model, self._output_names)
         return model
