@@ -182,6 +182,18 @@ def test_errors_can_be_returned_in_the_place_of_answers(scheduler, count) -> Non
             assert str(answer) == "odd"
 
 
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_a_thread_can_run_a_stream_by_itself(scheduler, opened, count) -> None:
+    items = [*make_items(count), "odd"]
+    *found, error = scheduler.run_in_stream(SumJob(), items)
+    assert found == [total(item) for item in items[:-1]]
+    assert isinstance(error, UserInputError)
+    [runner] = opened
+    assert (runner.threads, runner.streams) == (1, scheduler.streams)
+    assert all(rows * length <= 64 or rows == 1 for rows, length in runner.shapes)
+    assert runner.used <= {threading.current_thread().name}
+
+
 def test_calls_from_several_threads_do_not_mix(scheduler) -> None:
     items = [make_items(60 + index) for index in range(4)]
     found: dict[int, list[int]] = {}

@@ -41,6 +41,7 @@ class FakeModel:
     """Runs jobs without a graph, one call at a time, when it may."""
 
     max_length = 9
+    streams = 2
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
@@ -48,13 +49,12 @@ class FakeModel:
         self.may_run.set()
         self.started = threading.Semaphore(0)
 
-    def stream(self, job: Any, items: Any, *, return_errors: bool) -> Any:
-        assert return_errors
+    def run_in_stream(self, job: Any, items: Any) -> list[Any]:
         self.calls.append([item.value for item in items])
         self.started.release()
         self.may_run.wait()
-        for item, encoded in zip(items, job.encode(items), strict=True):
-            yield encoded.error or job.answer(item, encoded, ())
+        pairs = zip(items, job.encode(items), strict=True)
+        return [encoded.error or job.answer(item, encoded, ()) for item, encoded in pairs]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
+from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
@@ -151,6 +152,22 @@ class Model:
         return self._loaded.scheduler.run(
             job, inputs, advance, continues=continues, return_errors=return_errors
         )
+
+    def run_in_stream(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A | UserInputError]:
+        """Return the answer to each input or the error about it, computed on one core.
+
+        A server calls this from as many threads as `streams` says.
+
+        Args:
+            job: What to do with the inputs: the result of the model's `job`.
+            items: The inputs; all are in memory together.
+        """
+        return self._loaded.scheduler.run_in_stream(job, items)
+
+    @property
+    def streams(self) -> int:
+        """Number of batches that run at once."""
+        return self._loaded.scheduler.streams
 
     def _all(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A]:
         """Return the answers to all items. A log line reports how many items were truncated."""

@@ -186,6 +186,30 @@ class Scheduler:
                 for _, future in chunk.batches:
                     future.cancel()
 
+    def run_in_stream(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A | UserInputError]:
+        """Return the answer to each item or its error, computed in this thread on one core.
+
+        As many threads as there are streams can call this at once.
+
+        Args:
+            job: The task.
+            items: The items; all are in memory together. Without any, the graph is loaded only.
+        """
+        runner = self._runners.many
+        chunk = _encode(job, items)
+        lengths = [_length(feature) for feature in chunk.features]
+        for indices, length in self._schedule.plan.group(lengths, streams=1, limit=self._limit):
+            features = [chunk.features[index] for index in indices]
+            future: Future[Sequence[Any]] = Future()
+            future.set_result(self._run_batch(job, runner, features, length))
+            chunk.batches.append((indices, future))
+        return list(_answers(job, chunk, lambda done: None))
+
+    @property
+    def streams(self) -> int:
+        """Number of batches that run at once."""
+        return self._runners.streams
+
     def close(self) -> None:
         """Stop the threads. They are started again when needed."""
         with self._lock:

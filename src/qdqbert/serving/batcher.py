@@ -1,7 +1,8 @@
 """Run the inputs of many requests together on one model.
 
-A request that finds the model idle runs at once. Requests that arrive while it runs wait, and form
-the next batches together. So the batches grow with the load, and no timer delays a request.
+Each core has a thread, which takes the oldest requests, up to about a thousand tokens, tokenizes
+and runs them, and makes their answers. A request that finds a thread idle runs at once. So the
+batches grow with the load, and no timer delays a request.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -21,10 +23,9 @@ from qdqbert.inference.batches import Feature
 from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Encoded, Job
 
-# While the texts of one thread run, the other one tokenizes and makes answers.
-_THREADS = 2
-# Characters of the texts that a thread takes together: several thousand tokens.
-_CHARACTERS = 32_768
+# Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
+# nothing, and the last one of many requests would wait for all of them.
+_CHARACTERS = 4096
 
 
 class OverloadedError(Exception):
@@ -130,7 +131,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=self._work, name=f"qdqbert-batch-{each}", daemon=True)
-            for each in range(_THREADS)
+            for each in range(model.streams)
         ]
         for thread in self._threads:
             thread.start()
@@ -219,31 +220,31 @@ class Batcher:
         items = [item for request in requests for item in request.items]
         job = _Counted(job=requests[0].job, max_length=self._model.max_length)
         try:
-            answers = list(self._model.stream(job, items, return_errors=True))
+            answers = self._model.run_in_stream(job, items)
         except Exception as error:
             if len(requests) > 1:
                 # One of them must not fail the others.
                 for request in requests:
                     self._answer([request])
                 return
-            _finish(requests[0], error)
+            _finish([(requests[0], error)])
             return
-        start = 0
-        for request in requests:
-            end = start + len(request.items)
-            _finish(request, answers[start:end])
-            start = end
+        rest = iter(answers)
+        _finish([(each, list(itertools.islice(rest, len(each.items)))) for each in requests])
         tokens = sum(each.tokens for each in answers if isinstance(each, Answered))
         self._observe(len(requests), len(items), tokens)
 
 
-def _finish(request: _Request, result: list[Any] | Exception) -> None:
-    def finish() -> None:
-        if request.future.done():
-            return
-        if isinstance(result, Exception):
-            request.future.set_exception(result)
-        else:
-            request.future.set_result(result)
+def _finish(results: Sequence[tuple[_Request, list[Any] | Exception]]) -> None:
+    """Give requests of one event loop their results, which wakes the loop once."""
 
-    request.loop.call_soon_threadsafe(finish)
+    def finish() -> None:
+        for request, result in results:
+            if request.future.done():
+                continue
+            if isinstance(result, Exception):
+                request.future.set_exception(result)
+            else:
+                request.future.set_result(result)
+
+    results[0][0].loop.call_soon_threadsafe(finish)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from qdqbert.inference.embedding import Embedder
 from qdqbert.serving.bodies import Text, Texts
 from qdqbert.serving.responses import json_response
+from qdqbert.serving.routing import BodyRoute
 from qdqbert.serving.service import Models
 
 
@@ -36,7 +37,7 @@ class EmbeddingsBody(BaseModel):
 
 def openai_routes(models: Models) -> APIRouter:
     """Return the routes of OpenAI's API."""
-    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
     @router.post("/embeddings", summary="Embed texts")
     async def embeddings(body: EmbeddingsBody) -> Response:

@@ -25,6 +25,7 @@ from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.serving.bodies import Text
 from qdqbert.serving.responses import json_response
+from qdqbert.serving.routing import BodyRoute
 from qdqbert.serving.service import Models
 
 Count = Annotated[int, Field(ge=1)]
@@ -174,7 +175,7 @@ ROUTES = (
 
 def task_routes(models: Models) -> APIRouter:
     """Return a route for each task, which may have the name of a model in its path."""
-    router = APIRouter(tags=["tasks"])
+    router = APIRouter(tags=["tasks"], route_class=BodyRoute)
     for route in ROUTES:
         _add(router, route, models)
     return router

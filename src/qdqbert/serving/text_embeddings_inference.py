@@ -13,6 +13,7 @@ from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
 from qdqbert.serving.bodies import Text, Texts
 from qdqbert.serving.responses import json_response
+from qdqbert.serving.routing import BodyRoute
 from qdqbert.serving.service import Models
 
 TextOrPair = Annotated[list[Text], Field(min_length=1, max_length=2)]
@@ -51,7 +52,7 @@ class PredictBody(BaseModel):
 
 def text_embeddings_inference_routes(models: Models) -> APIRouter:
     """Return the routes, which may have the name of a model in their path."""
-    router = APIRouter(tags=["text-embeddings-inference"])
+    router = APIRouter(tags=["text-embeddings-inference"], route_class=BodyRoute)
 
     @router.post("/embed", summary="Embed texts")
     async def embed(body: EmbedBody, request: Request) -> Response:

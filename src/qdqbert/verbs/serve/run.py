@@ -94,8 +94,8 @@ def _models(options: ServeOptions, progress: Progress) -> Iterator[dict[str, Mod
                     argument="models",
                 )
             with progress.stage(f"Loading {name}"):
-                # This needs the graph.
-                _ = model.precision
+                # Loads the graph.
+                model.run_in_stream(model.job(), [])
         yield models
 
 
