@@ -25,6 +25,7 @@ import base64
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--texts", required=True)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--texts-per-request", type=int, default=1)
     parser.add_argument("--limit", type=int, default=5000, help="number of different texts")
     parser.add_argument("--half-seconds", type=float, default=20.0)
     arguments = parser.parse_args()
@@ -64,18 +66,23 @@ def main() -> None:
         base64.b64encode(each.tobytes()).decode() for each in embed(arguments.folder, texts)
     ]
     with server(arguments.folder) as (port, process):
-        client = Client(port, Path(arguments.folder).resolve().name, texts, expected)
+        size = arguments.texts_per_request
+        client = Client(port, Path(arguments.folder).resolve().name, texts, expected, size)
         alone = asyncio.run(client.one_by_one(200))
         before = client_seconds()
         found = asyncio.run(client.saturate(arguments.connections, arguments.requests, process))
         share = (client_seconds() - before) / (found["seconds"] * usable_cores())
         half = asyncio.run(client.at_rate(found["rate"] / 2, arguments.half_seconds))
+    served = found["rate"] * size
     left = rate * (1 - share)
     rows = [
         ("`run`, texts/s", f"{rate:.0f}"),
-        (f"server, {arguments.connections} connections, texts/s", f"{found['rate']:.0f}"),
+        (
+            f"server, {arguments.connections} connections, {size} texts a request, texts/s",
+            f"{served:.0f}",
+        ),
         ("share of the CPU that the clients take", f"{share:.2f}"),
-        ("server / what is left of `run`", f"{found['rate'] / left:.2f}"),
+        ("server / what is left of `run`", f"{served / left:.2f}"),
         ("wrong or lost answers", f"{client.wrong} of {client.asked}"),
         ("one request alone, median, p99, ms", quantiles(alone)),
         ("at half of the load, median, p99, ms", quantiles(half)),
@@ -140,18 +147,21 @@ def server(folder: str) -> Iterator[tuple[int, psutil.Process]]:
 
 
 class Client:
-    """Sends texts, one in a request, and compares the answers."""
+    """Sends requests with some texts each, and compares the answers."""
 
-    def __init__(self, port: int, name: str, texts: list[str], expected: list[str]) -> None:
+    def __init__(
+        self, port: int, name: str, texts: list[str], expected: list[str], size: int
+    ) -> None:
         self._port = port
-        self._expected = [each.encode() for each in expected]
-        self._requests = [self._request(name, text) for text in texts]
+        starts = range(0, len(texts) - size + 1, size)
+        self._expected = [[each.encode() for each in expected[i : i + size]] for i in starts]
+        self._requests = [self._request(name, texts[i : i + size]) for i in starts]
         self._random = random.Random(0)
         self.asked = self.wrong = 0
 
     @staticmethod
-    def _request(name: str, text: str) -> bytes:
-        body = json.dumps({"input": text, "model": name, "encoding_format": "base64"}).encode()
+    def _request(name: str, texts: list[str]) -> bytes:
+        body = json.dumps({"input": texts, "model": name, "encoding_format": "base64"}).encode()
         head = "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         return head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -163,7 +173,8 @@ class Client:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         body = await reader.readexactly(length)
-        self.wrong += b'"' + self._expected[index] + b'"' not in body
+        found = re.findall(rb'"embedding":"([^"]*)"', body)
+        self.wrong += found != self._expected[index]
 
     def _open(self) -> object:
         return asyncio.open_connection("127.0.0.1", self._port)
