@@ -59,6 +59,8 @@ class CalibrationPlan:
             input, by recipes that smooth if any does.
         unsmoothed_rounded_weights: The same by recipes that do not smooth, if others do.
         quantizer_options: Bits, and how ranges are clipped and shared afterwards.
+        on_rounded: Called after the weights that read an input were rounded, once for each of
+            `rounded_inputs`.
         shared_on: Device that statistics are sent from when several processes calibrate together.
             `None` if this process calibrates alone.
     """
@@ -74,6 +76,7 @@ class CalibrationPlan:
     rounded_weights: frozenset[tuple[str, TensorSpec]] = frozenset()
     unsmoothed_rounded_weights: frozenset[tuple[str, TensorSpec]] = frozenset()
     quantizer_options: QuantizerOptions = dataclasses.field(default_factory=QuantizerOptions)
+    on_rounded: Callable[[], None] = lambda: None
     shared_on: torch.device | None = None
 
     @property
@@ -92,6 +95,11 @@ class CalibrationPlan:
             *first,
             *(functools.partial(rounding_pass, names=names) for names in self._rounded_at_once()),
         )
+
+    @property
+    def rounded_inputs(self) -> int:
+        """Number of inputs by whose second moments weights are rounded."""
+        return sum(map(len, self._rounded_at_once()))
 
     def _rounded_at_once(self) -> list[list[str]]:
         """Divide the inputs of rounded weights into those whose moments are kept at a time."""
@@ -184,6 +192,8 @@ def rounding_pass(
             scale = found.scales.get(leader, torch.ones(())).double()
             moments = moments / scale / scale.unsqueeze(-1)
             without = _with_roundings(without, plan, unsmoothed, inputs, moments)
+        for _ in inputs:
+            plan.on_rounded()
     return dataclasses.replace(found, without_smoothing=without)
 
 

@@ -208,8 +208,9 @@ def _calibrate(
         ),
         quantizer_options=quantizer_options,
     )
-    total = len(calibration_plan.passes) * len(batches)
+    total = len(calibration_plan.passes) * len(batches) + calibration_plan.rounded_inputs
     with progress.stage("Calibrating", total) as advance:
+        calibration_plan = dataclasses.replace(calibration_plan, on_rounded=advance)
         names = [site.name for site in calibration_plan.sites]
         if options.ray is None:
             return run_passes(sited.observed_run(names, batches, advance), calibration_plan)
