@@ -153,6 +153,15 @@ def test_a_full_queue_refuses_requests_and_says_when_to_come_back(model, batcher
     asyncio.run(main())
 
 
+def test_large_requests_run_in_parts(model, batcher, monkeypatch) -> None:
+    monkeypatch.setattr("qdqbert.serving.batcher._CHARACTERS", 4)
+    found = asyncio.run(run(batcher, "abc", "de", "fghij", "k"))
+    assert [each.answer for each in found] == [3, 2, 5, 1]
+    assert sorted(model.calls) == [["abc", "de"], ["fghij"], ["k"]]
+    with pytest.raises(UserInputError, match="bad"):
+        asyncio.run(run(batcher, "abcd", "bad", "bad", "efgh"))
+
+
 def test_clients_that_have_gone_are_left_out(model, batcher) -> None:
     async def main() -> None:
         held = await hold(model, batcher)

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -96,6 +96,8 @@ class _Counted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Request:
+    """A request, or a part of a large one."""
+
     key: Hashable
     job: Job[Any, Any]
     items: Sequence[_Input]
@@ -158,24 +160,30 @@ class Batcher:
             UserInputError: An input is not what the task needs.
         """
         loop = asyncio.get_running_loop()
-        request = _Request(
-            key=key,
-            job=job,
-            items=[_Input(value=each, truncate=truncate) for each in items],
-            characters=sum(len(str(each)) for each in items),
-            loop=loop,
-            future=loop.create_future(),
-        )
+        # All cores work on a large request.
+        requests = [
+            _Request(
+                key=key,
+                job=job,
+                items=[_Input(value=each, truncate=truncate) for each in part],
+                characters=characters,
+                loop=loop,
+                future=loop.create_future(),
+            )
+            for part, characters in _parts(items)
+        ]
         with self._changed:
             if self._is_closed:
                 raise OverloadedError(1)
             # A request of any size is taken by an idle server.
             if self._queued and self._queued + len(items) > self._max_queued:
                 raise OverloadedError(1 + self._queued // max(self._max_queued, 1))
-            self._waiting.append(request)
+            self._waiting.extend(requests)
             self._queued += len(items)
-            self._changed.notify()
-        for found in (answers := await request.future):
+            self._changed.notify(len(requests))
+        parts = await asyncio.gather(*(each.future for each in requests))
+        answers = [answer for part in parts for answer in part]
+        for found in answers:
             if isinstance(found, UserInputError):
                 raise found
         return answers
@@ -233,6 +241,20 @@ class Batcher:
         _finish([(each, list(itertools.islice(rest, len(each.items)))) for each in requests])
         tokens = sum(each.tokens for each in answers if isinstance(each, Answered))
         self._observe(len(requests), len(items), tokens)
+
+
+def _parts(items: Sequence[Any]) -> Iterator[tuple[list[Any], int]]:
+    """Divide the inputs of a request into parts that run together, with their characters."""
+    part: list[Any] = []
+    characters = 0
+    for item in items:
+        part.append(item)
+        characters += len(str(item))
+        if characters >= _CHARACTERS:
+            yield part, characters
+            part, characters = [], 0
+    if part:
+        yield part, characters
 
 
 def _finish(results: Sequence[tuple[_Request, list[Any] | Exception]]) -> None:
