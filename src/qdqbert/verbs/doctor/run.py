@@ -63,6 +63,7 @@ _EXTRAS: tuple[tuple[str, str, str], ...] = (
     ("parquet", "pyarrow", "`run` on .parquet files"),
     ("ray", "ray", "`run` and `quantize` on a Ray cluster"),
     ("serve", "fastapi", "`serve`"),
+    ("langchain", "langchain_core", "embeddings for LangChain"),
     ("sentence-transformers", "sentence_transformers", "models for sentence-transformers"),
 )
 

@@ -1,0 +1,68 @@
+"""Use a quantized folder as the embeddings of LangChain.
+
+    from qdqbert.integrations.langchain import QdqbertEmbeddings
+
+    embeddings = QdqbertEmbeddings("./my-embedder-int8")
+    vectors = embeddings.embed_documents(["A sentence."])
+
+Nothing of torch and transformers is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.inference.embedding import Embedder
+from qdqbert.inference.load import load
+
+if importlib.util.find_spec("langchain_core") is None:
+    raise MissingExtraError(
+        "langchain-core is not installed. Install it with: pip install 'qdqbert[langchain]'"
+    )
+
+from langchain_core.embeddings import Embeddings
+
+
+class QdqbertEmbeddings(Embeddings):
+    """An embedder that LangChain's vector stores and retrievers take.
+
+    Documents get the folder's prompt for documents, and queries that for queries, if it has them,
+    as in sentence-transformers.
+    """
+
+    def __init__(
+        self, path: str, *, encode_options: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """Load the folder.
+
+        Args:
+            path: Folder that `quantize` wrote for an embedder, or its name on the hub.
+            encode_options: Options of `Embedder.encode`, such as `normalize_embeddings`.
+            options: Options of `qdqbert.load`, such as `engine`.
+
+        Raises:
+            UserInputError: The folder has no embedder.
+            CheckpointError: The folder was not written by `quantize`, or is incomplete.
+        """
+        model = load(path, **options)
+        if not isinstance(model, Embedder):
+            raise UserInputError(
+                f"`path={str(path)!r}` was quantized for task {model.task!r}. LangChain's "
+                "embeddings need an embedder (task 'feature-extraction').",
+                argument="path",
+            )
+        self.model = model
+        self._options = dict(encode_options or {})
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return an embedding for each text."""
+        found: list[list[float]] = self.model.encode_document(texts, **self._options).tolist()
+        return found
+
+    def embed_query(self, text: str) -> list[float]:
+        """Return the embedding of a query."""
+        found: list[float] = self.model.encode_query(text, **self._options).tolist()
+        return found
