@@ -144,7 +144,8 @@ def _described(error: RequestValidationError) -> BadRequestError:
     """Return an error that names the first field that is wrong."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return BadRequestError(422, "The body is not JSON.", "Validation")
+        reason = first["ctx"]["error"]
+        return BadRequestError(422, f"The body is not JSON: {reason}.", "Validation")
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     text = first["msg"][:1].lower() + first["msg"][1:]
     return BadRequestError(

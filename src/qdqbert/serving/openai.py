@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from fastapi import APIRouter
@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from qdqbert.inference.embedding import Embedder
-from qdqbert.serving.bodies import Text, Texts
 from qdqbert.serving.responses import json_response
 from qdqbert.serving.routing import BodyRoute
 from qdqbert.serving.service import Models
@@ -22,7 +21,7 @@ class EmbeddingsBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    input: Text | Texts = Field(
+    input: str | Annotated[list[str], Field(min_length=1)] = Field(
         description="A text or several. Arrays of token ids are not supported."
     )
     model: str = Field(description="Name of the model.")

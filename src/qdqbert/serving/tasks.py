@@ -23,7 +23,6 @@ from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.token_classification import TokenClassifier
-from qdqbert.serving.bodies import Text
 from qdqbert.serving.responses import json_response
 from qdqbert.serving.routing import BodyRoute
 from qdqbert.serving.service import Models
@@ -38,23 +37,23 @@ class _Strict(BaseModel):
 class Pair(_Strict):
     """Two texts."""
 
-    text: Text
-    text_pair: Text | None = None
+    text: str
+    text_pair: str | None = None
 
 
 class Question(_Strict):
     """A question about a text."""
 
-    question: Text
-    context: Text
+    question: str
+    context: str
 
 
 class Choices(_Strict):
     """Endings, of which one fits."""
 
-    context: Text
-    prompt: Text | None = None
-    choices: Annotated[list[Text], Field(min_length=2)]
+    context: str
+    prompt: str | None = None
+    choices: Annotated[list[str], Field(min_length=2)]
 
 
 class ClassificationParameters(_Strict):
@@ -133,7 +132,7 @@ ROUTES = (
     TaskRoute(
         task="text-classification",
         kind=TextClassifier,
-        input=Text | Pair,
+        input=str | Pair,
         parameters=ClassificationParameters,
         # All classes.
         keeps_none=("top_k",),
@@ -143,7 +142,7 @@ ROUTES = (
     TaskRoute(
         task="token-classification",
         kind=TokenClassifier,
-        input=Text,
+        input=str,
         parameters=TokenParameters,
     ),
     TaskRoute(
@@ -154,7 +153,7 @@ ROUTES = (
         item=_fields,
         each=lambda answer, parameters: answer[0] if parameters.top_k == 1 else answer,
     ),
-    TaskRoute(task="fill-mask", kind=MaskFiller, input=Text, parameters=FillParameters),
+    TaskRoute(task="fill-mask", kind=MaskFiller, input=str, parameters=FillParameters),
     TaskRoute(
         task="next-sentence-prediction",
         kind=NextSentencePredictor,

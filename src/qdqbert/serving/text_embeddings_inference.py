@@ -11,19 +11,19 @@ from starlette.responses import Response
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
-from qdqbert.serving.bodies import Text, Texts
 from qdqbert.serving.responses import json_response
 from qdqbert.serving.routing import BodyRoute
 from qdqbert.serving.service import Models
 
-TextOrPair = Annotated[list[Text], Field(min_length=1, max_length=2)]
+Texts = Annotated[list[str], Field(min_length=1)]
+TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 _TRUNCATE = "Cut inputs that are too long. Otherwise they are refused."
 
 
 class EmbedBody(BaseModel):
     """Body of `/embed`."""
 
-    inputs: Text | Texts = Field(description="A text or several.")
+    inputs: str | Texts = Field(description="A text or several.")
     normalize: bool = Field(True, description="Scale embeddings to length 1.")
     truncate: bool = Field(False, description=_TRUNCATE)
     prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
@@ -33,7 +33,7 @@ class EmbedBody(BaseModel):
 class RerankBody(BaseModel):
     """Body of `/rerank`."""
 
-    query: Text = Field(description="The query.")
+    query: str = Field(description="The query.")
     texts: Texts = Field(description="Texts to sort by how well they answer the query.")
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
     return_text: bool = Field(False, description="Return the texts, too.")
@@ -43,7 +43,7 @@ class RerankBody(BaseModel):
 class PredictBody(BaseModel):
     """Body of `/predict`."""
 
-    inputs: Text | TextOrPair | Annotated[list[TextOrPair], Field(min_length=1)] = Field(
+    inputs: str | TextOrPair | Annotated[list[TextOrPair], Field(min_length=1)] = Field(
         description="A text, a pair of texts, or a list of lists of one text or a pair."
     )
     raw_scores: bool = Field(False, description="Return scores before the activation function.")

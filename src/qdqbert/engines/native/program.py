@@ -349,7 +349,7 @@ class Scratch:
             "inner": zeros(
                 (BLOCK + SPARE_ROWS, bytes_of_codes(max(program.inner, program.width))), np.uint8
             ),
-            "row_scales": zeros((3, code_rows, 2), np.float32),
+            "row_scales": zeros((3 * code_rows, 2), np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
             ),

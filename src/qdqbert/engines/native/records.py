@@ -177,7 +177,7 @@ THREAD = Record(
     # u8 (3 * code_rows, hidden) with a line between rows: of query, key and value if they differ
     codes=PTR,
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
-    row_scales=PTR,  # float32 (3, code_rows, 2): see `ROW_SCALE`
+    row_scales=PTR,  # float32 (3 * code_rows, 2): see `ROW_SCALE`
     normed=PTR,  # float32 (hidden,), if layers normalize first
     inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate
     queries=PTR,  # split float32 (queries, head_size)

@@ -20,8 +20,9 @@ from qdqbert.engines.native.packed import padded
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 LIMIT = 80
-# Largest error of a context, relative to the largest value: products on AMX are within 2^-16.
-_TOLERANCE = 3e-5
+# Largest error of a context, relative to the largest value: products on AMX are within 2^-16, and
+# the scores, whose errors change the weights, too.
+_TOLERANCE = 5e-5
 _ZERO_POINT = 121
 
 
