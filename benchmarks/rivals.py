@@ -278,8 +278,18 @@ def plot(rows: list[dict[str, Any]], shape: str, path: Path) -> None:
         color = "#1a5fb4" if is_ours else "#9a9996"
         axes.scatter(faster, row["sqnr_db"], s=60, color=color, zorder=2)
         label = row["name"] if row["engine"] in row["name"].lower() else _label(row)
-        place = (faster, row["sqnr_db"])
-        axes.annotate(label, place, (7, 4), textcoords="offset points", fontsize=8, color=color)
+        # Labels of neighbors are on different sides.
+        is_last = row["engine"] == "native"
+        offset = (-7 if is_last else 7, -12 if row["name"] == "qdqbert dynamic" else 4)
+        axes.annotate(
+            label,
+            (faster, row["sqnr_db"]),
+            offset,
+            textcoords="offset points",
+            horizontalalignment="right" if is_last else "left",
+            fontsize=8,
+            color=color,
+        )
     for engine in ("onnxruntime", "openvino"):
         row = next(r for r in rows if (r["name"], r["engine"]) == ("float", engine))
         faster = reference[f"{shape} ms"] / row[f"{shape} ms"]
