@@ -178,6 +178,22 @@ def test_clients_that_have_gone_are_left_out(model, batcher) -> None:
     assert batcher.queued == 0
 
 
+def test_threads_go_on_after_batches_whose_clients_have_all_gone(model, batcher) -> None:
+    async def main() -> list[Any]:
+        held = await hold(model, batcher)
+        for count in range(2):
+            gone = asyncio.ensure_future(run(batcher, "gone", key=count))
+            await settle()
+            gone.cancel()
+            await settle()
+        model.may_run.set()
+        await asyncio.gather(*held)
+        return await run(batcher, "comes later")
+
+    assert asyncio.run(main())[0].answer == 11
+    assert all(each.is_alive() for each in batcher._threads)
+
+
 def test_closing_answers_what_waits_and_refuses_what_comes_later(model) -> None:
     batcher = Batcher(model, max_queued=10)
 

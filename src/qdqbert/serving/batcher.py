@@ -199,12 +199,14 @@ class Batcher:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._is_closed:
+                while not self._waiting:
+                    if self._is_closed:
+                        return
                     self._changed.wait()
                 taken = self._take()
-            if not taken:
-                return
-            self._answer(taken)
+            # All clients may have gone.
+            if taken:
+                self._answer(taken)
 
     def _take(self) -> list[_Request]:
         """Remove the oldest request and others that can run with it, in their order."""

@@ -49,8 +49,6 @@ class Served:
             BadRequestError: The inputs or options cannot be used, or too many inputs wait.
         """
         most = self.limits.max_texts
-        if not items:
-            raise BadRequestError(422, "`inputs` is empty.", "Empty")
         if len(items) > most:
             raise BadRequestError(
                 413, f"A request may have {most} inputs, got {len(items)}.", "Validation"

@@ -8,7 +8,7 @@ Answers are those of transformers' pipelines. A list of inputs gets a list of an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -98,7 +98,6 @@ class TaskRoute:
         input: Type of an input.
         parameters: The parameters, which become arguments of the model's `job`.
         keeps_none: Parameters whose `None` is passed on.
-        item: Returns the input of the job.
         each: Returns the answer to an input, from that of the job and the parameters.
         wraps_one: Whether the answer to a request with one input is a list with that answer, as in
             Hugging Face's API.
@@ -109,23 +108,8 @@ class TaskRoute:
     input: Any
     parameters: type[BaseModel]
     keeps_none: tuple[str, ...] = ()
-    item: Callable[[Any], Any] = lambda value: value
     each: Callable[[Any, Any], Any] = lambda answer, parameters: answer
     wraps_one: bool = False
-
-
-def _pair(value: str | Pair) -> Any:
-    if isinstance(value, str):
-        return value
-    return value.text if value.text_pair is None else (value.text, value.text_pair)
-
-
-def _both(value: Pair) -> tuple[str, str]:
-    return value.text, value.text_pair or ""
-
-
-def _fields(value: BaseModel) -> Mapping[str, Any]:
-    return value.model_dump()
 
 
 ROUTES = (
@@ -136,7 +120,6 @@ ROUTES = (
         parameters=ClassificationParameters,
         # All classes.
         keeps_none=("top_k",),
-        item=_pair,
         wraps_one=True,
     ),
     TaskRoute(
@@ -150,7 +133,6 @@ ROUTES = (
         kind=QuestionAnswerer,
         input=Question,
         parameters=QuestionParameters,
-        item=_fields,
         each=lambda answer, parameters: answer[0] if parameters.top_k == 1 else answer,
     ),
     TaskRoute(task="fill-mask", kind=MaskFiller, input=str, parameters=FillParameters),
@@ -159,7 +141,6 @@ ROUTES = (
         kind=NextSentencePredictor,
         input=Pair,
         parameters=NoParameters,
-        item=_both,
         each=lambda answer, parameters: answer[0],
     ),
     TaskRoute(
@@ -167,7 +148,6 @@ ROUTES = (
         kind=ChoiceSelector,
         input=Choices,
         parameters=NoParameters,
-        item=_fields,
     ),
 )
 
@@ -197,7 +177,9 @@ def _add(router: APIRouter, route: TaskRoute, models: Models) -> None:
         }
         is_one = not isinstance(body.inputs, list)
         items = [body.inputs] if is_one else body.inputs
-        found = await served.run("job", given, [route.item(each) for each in items])
+        # Jobs take texts, and mappings with the fields of the other inputs.
+        inputs = [each if isinstance(each, str) else each.model_dump() for each in items]
+        found = await served.run("job", given, inputs)
         answers = [route.each(each.answer, body.parameters) for each in found]
         return json_response(answers[0] if is_one and not route.wraps_one else answers)
 

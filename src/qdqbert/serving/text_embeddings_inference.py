@@ -93,14 +93,10 @@ def text_embeddings_inference_routes(models: Models) -> APIRouter:
             options["function_to_apply"] = "none"
         is_one = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
         items: list[Any] = [body.inputs] if is_one else list(body.inputs)
-        texts = [each if isinstance(each, str) else text_or_pair(each) for each in items]
+        # Jobs take texts and pairs.
+        texts = [each[0] if len(each) == 1 else each for each in items]
         found = await served.run("job", options, texts, truncate=body.truncate)
         answers = [each.answer for each in found]
         return json_response(answers[0] if is_one else answers)
 
     return router
-
-
-def text_or_pair(texts: list[str]) -> Any:
-    """Return the only text, or a pair of texts."""
-    return texts[0] if len(texts) == 1 else tuple(texts)
