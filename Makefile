@@ -2,6 +2,7 @@
 # make test       Run the tests.
 # make test-slow  Run the tests that are marked `slow`: servers, browsers, clusters.
 # make check      Check formatting, lint and types.
+# make docs       Build the documentation site, build/docs/index.html. Warnings are errors.
 # make clean      Remove the virtual environment, which the first of these commands sets up.
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow check docs clean
 
 demo: $(STAMP)
 	$(BIN)/qdqbert quantize
@@ -19,13 +20,17 @@ test: $(STAMP)
 
 # pytest exits with 5 if no test is marked.
 test-slow: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,ray]'
 	$(PYTEST) -m slow || test $$? -eq 5
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'

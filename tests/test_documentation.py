@@ -1,4 +1,4 @@
-"""Run every command and every Python snippet of the README and the guides, and check their links.
+"""Run every command and every Python snippet of README, tutorials and guides; check their links.
 
 A document runs from top to bottom in a folder that holds what a reader is assumed to have: models
 under the documents' names, and data. Commands and calls that occur in several documents run once.
@@ -35,11 +35,15 @@ import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
 from qdqbert.cli.app import _COMMANDS, main
 from qdqbert.options import declared_options
+from task_files import TAGS, plain, questions, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+GUIDES = [path for name in ("tutorials", "guides") for path in sorted((DOCS / name).glob("*.md"))]
 PAGES = [path for path in ROOT.rglob("*.md") if not {".venv", ".git"} & set(path.parts)]
+# Directives of the site.
+DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
 LABELS = ("dull", "fine")
@@ -73,7 +77,36 @@ def reader_files(save_tiny, tmp_path_factory) -> Path:
     ]
     write_rows(folder / "sts.csv", [("sentence1", "sentence2", "score"), *pairs])
     (folder / "texts.txt").write_text("\n".join(texts))
+    add_tutorial_files(folder, save_tiny)
     return folder
+
+
+def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
+    """Add models of further tasks, and their data."""
+    tags = {"id2label": dict(enumerate(TAGS))}
+    # As long as the windows of question answering.
+    window = {"max_position_embeddings": 384}
+    for name, auto_class, changes in (
+        ("my-tagger", transformers.AutoModelForTokenClassification, tags),
+        ("my-reader", transformers.AutoModelForQuestionAnswering, window),
+        ("my-reranker", transformers.AutoModelForSequenceClassification, {"num_labels": 1}),
+        ("my-masked-model", transformers.AutoModelForMaskedLM, {}),
+    ):
+        save_tiny(folder / name, "bert", auto_class, num_hidden_layers=1, **changes)
+    rng = random.Random(0)
+    (folder / "train.conll").write_text(tagged(rng, 80))
+    (folder / "dev.conll").write_text(tagged(rng, 20))
+    (folder / "questions.jsonl").write_text(questions(rng, 80))
+    (folder / "dev-questions.jsonl").write_text(questions(rng, 20))
+    (folder / "dev.txt").write_text(plain(rng, 20))
+    (folder / "masked.txt").write_text("the river was [MASK]\nthe [MASK] was [MASK]\n")
+    for name, queries in (("ranking.csv", 20), ("ranking-dev.csv", 5)):
+        rows = [
+            (query, sentence(rng), int(rank == 0))
+            for query in plain(rng, queries).splitlines()
+            for rank in range(4)
+        ]
+        write_rows(folder / name, [("query", "document", "relevance"), *rows])
 
 
 def add_sentence_files(folder: Path) -> None:
@@ -173,7 +206,9 @@ def compat_uninstalled() -> Iterator[None]:
 
 @pytest.mark.openvino
 @pytest.mark.parametrize(
-    "page", [README, *GUIDES, ROOT / "docs" / "compatibility.md"], ids=lambda path: path.stem
+    "page",
+    [README, DOCS / "index.md", *GUIDES, DOCS / "compatibility.md"],
+    ids=lambda path: path.stem,
 )
 def test_page_runs_from_top_to_bottom(
     page, reader_files, cheap_calls, tmp_path, monkeypatch
@@ -186,7 +221,8 @@ def test_page_runs_from_top_to_bottom(
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
     # Another program may use the default port.
     port = free_port()
-    text = page.read_text(encoding="utf-8").replace("localhost:8000", f"localhost:{port}")
+    text = DIRECTIVE.sub("", page.read_text(encoding="utf-8"))
+    text = text.replace("localhost:8000", f"localhost:{port}")
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("\n```") / 2 > 0
     with compat_uninstalled(), contextlib.ExitStack() as servers:
@@ -273,7 +309,7 @@ def options_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [README, *GUIDES, ROOT / "docs" / "glossary.md"], ids=lambda path: path.stem
+    "page", [README, DOCS / "index.md", *GUIDES, DOCS / "glossary.md"], ids=lambda path: path.stem
 )
 def test_options_and_names_in_page_exist(page) -> None:
     text = page.read_text(encoding="utf-8")
@@ -300,7 +336,7 @@ def test_every_option_is_described_in_a_guide() -> None:
 
 
 def test_benchmark_commands_name_scripts_and_options_that_exist() -> None:
-    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     text += README.read_text(encoding="utf-8")
     commands = re.findall(
         r"^    (python benchmarks/.*(?:\\\n.*)*)$", text.replace("\\\n", " "), re.MULTILINE

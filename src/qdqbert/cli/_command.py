@@ -79,7 +79,7 @@ def add_command(app: App, command: Command) -> None:
             sys.exit(int(ExitCode.QUALITY_GATE))
 
     call.__name__ = command.name.replace("-", "_")
-    call.__doc__ = _summary(command.function)
+    call.__doc__ = in_flags(_summary(command.function), options)
     parameters.sort(key=lambda each: each.kind)
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -23,13 +23,13 @@ PACKAGE = "pytorch_quantization"
 def install(*, force: bool = False) -> bool:
     """Let `import pytorch_quantization`, and all of its submodules, resolve to this package.
 
+    It can be called again.
+
     Args:
         force: Replace a real pytorch-quantization, if one is installed.
 
     Returns:
         Whether the names resolve to this package. `False` if a real one is installed and is kept.
-
-    Can be repeated.
     """
     from qdqbert.compat import layout
 

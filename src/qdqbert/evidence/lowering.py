@@ -89,11 +89,12 @@ class LoweringCheck:
 
     @property
     def wanted_db(self) -> float:
-        """SQNR that is required, dB: `agreement_db`, or 3 dB below `ties_db` if that is lower.
+        """SQNR that is required, in dB.
 
-        It is at least 25 dB, or 12 dB where floats between int8 operators are float16. That is
-        also required where `ties_db` is infinite: a layer whose output is quantized hides noise in
-        the last bits, and then the simulation does not show how much ties cost.
+        It is `agreement_db`, or 3 dB below `ties_db` if that is lower, but at least 25 dB, or 12 dB
+        where floats between int8 operators are float16. This minimum is also what is required where
+        `ties_db` is infinite. A layer whose output is quantized hides noise in the last bits, and
+        then the simulation does not show how much ties cost.
         """
         least = _LEAST_DB if self.last_bits <= LAST_BITS else _LEAST_DB_IN_HALF
         if math.isinf(self.ties_db):

@@ -18,7 +18,7 @@ class RunOptions(RowOptions):
 
     Attributes:
         input: A .txt, .csv, .tsv, .jsonl or .parquet file, a folder of them, a pattern such as
-            "part-*.csv.gz", or "-" for stdin. All but .parquet files can be compressed (.gz).
+            `part-*.csv.gz`, or "-" for stdin. All but .parquet files can be compressed (.gz).
         output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for
             stdout. All but .parquet and .npy files can be compressed (.gz).
         input_format: Format of the input. By the suffix by default; "jsonl" for stdin.

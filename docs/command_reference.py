@@ -1,0 +1,22 @@
+"""Describe the commands and their options, as `qdqbert COMMAND --help` does."""
+
+from __future__ import annotations
+
+import re
+
+from qdqbert.cli.app import _COMMANDS, app
+
+# An option or an argument, as cyclopts lists it.
+_ITEM = re.compile(r"^\* `([^`]+)`: (.*)$", re.MULTILINE)
+
+
+def command_reference() -> str:
+    """Return the part of a page in Markdown that describes all commands."""
+    text = app.generate_docs(output_format="markdown")
+    described = dict(re.findall(r"^## qdqbert (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    parts = []
+    for command in _COMMANDS:
+        items = _ITEM.sub(r"```{option} \1\n\2\n```\n", described[command.name])
+        parts += [f"## qdqbert {command.name}\n\n```{{program}} qdqbert {command.name}\n```", items]
+        parts.append(f"**Example**:\n\n```console\n{command.example}\n```")
+    return "\n\n".join(parts)
