@@ -12,7 +12,8 @@ _ITEM = re.compile(r"^\* `([^`]+)`: (.*)$", re.MULTILINE)
 
 def command_reference() -> str:
     """Return the part of a page in Markdown that describes all commands."""
-    text = app.generate_docs(output_format="markdown")
+    # Under `python -m sphinx`, cyclopts takes these words for a part of the name.
+    text = app.generate_docs(output_format="markdown").replace(" -m sphinx", "")
     described = dict(re.findall(r"^## qdqbert (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     parts = []
     for command in _COMMANDS:

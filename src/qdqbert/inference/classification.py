@@ -103,6 +103,10 @@ class TextClassifier(Model):
 
         Raises:
             UserInputError: An input is not a text or a pair, or an option has a wrong value.
+
+        Example:
+            >>> model(["great food", "the room was cold"])
+            [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
         """
         is_one = isinstance(inputs, str | Mapping)
         job = self.job(top_k=top_k, function_to_apply=function_to_apply, threshold=threshold)

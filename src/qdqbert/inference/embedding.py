@@ -214,6 +214,11 @@ class Embedder(Model):
             UserInputError: `prompt_name` is unknown, or `sentences` is not a text or a list of
                 texts, or the graph has no token states, or `chunk_overlap` is too large or used
                 with token states.
+
+        Example:
+            >>> vectors = model.encode(["Where is the river?", "It is near the house."])
+            >>> vectors.shape
+            (2, 384)
         """
         is_one = isinstance(sentences, str)
         job = self.job(

@@ -64,6 +64,11 @@ class Reranker(TextClassifier):
         Returns:
             For each document, best first, its index as `corpus_id`, its `score` and, if
             requested, its `text`.
+
+        Example:
+            >>> documents = ["The music was good.", "The river is near the house."]
+            >>> [each["corpus_id"] for each in model.rank("where is the river", documents)]
+            [1, 0]
         """
         scores = self.predict([(query, each) for each in documents], activation=activation)
         order = np.argsort(-scores, kind="stable")[:top_k]
