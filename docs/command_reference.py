@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from qdqbert.cli.app import _COMMANDS, app
 
@@ -10,8 +11,12 @@ from qdqbert.cli.app import _COMMANDS, app
 _ITEM = re.compile(r"^\* `([^`]+)`: (.*)$", re.MULTILINE)
 
 
-def command_reference() -> str:
-    """Return the part of a page in Markdown that describes all commands."""
+# The page that lists the commands.
+_PAGE = "reference/command-line"
+
+
+def _describe_commands() -> str:
+    """Return a part of a page, in Markdown, that describes all commands."""
     # Under `python -m sphinx`, cyclopts takes these words for a part of the name.
     text = app.generate_docs(output_format="markdown").replace(" -m sphinx", "")
     described = dict(re.findall(r"^## qdqbert (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
@@ -21,3 +26,16 @@ def command_reference() -> str:
         parts += [f"## qdqbert {command.name}\n\n```{{program}} qdqbert {command.name}\n```", items]
         parts.append(f"**Example**:\n\n```console\n{command.example}\n```")
     return "\n\n".join(parts)
+
+
+def _add_commands(app: Any, page: str, source: list[str]) -> None:
+    """Add the description of the commands to their page."""
+    del app
+    if page == _PAGE:
+        source[0] += f"\n{_describe_commands()}\n"
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connect to Sphinx."""
+    app.connect("source-read", _add_commands)
+    return {"parallel_read_safe": True}
