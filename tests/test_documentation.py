@@ -47,6 +47,8 @@ DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
 LABELS = ("dull", "fine")
+# Each quantizes a model of its own and starts a server. The other tutorials run all kinds of calls.
+SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
 # Options of other programs: torchrun, docker and the scripts in `benchmarks/`.
 FOREIGN = {"--nproc-per-node", "--test", "--publish", "--tag", "--volume"}
 
@@ -207,8 +209,10 @@ def compat_uninstalled() -> Iterator[None]:
 @pytest.mark.openvino
 @pytest.mark.parametrize(
     "page",
-    [README, DOCS / "index.md", *GUIDES, DOCS / "compatibility.md"],
-    ids=lambda path: path.stem,
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW))
+        for path in (README, DOCS / "index.md", *GUIDES, DOCS / "compatibility.md")
+    ],
 )
 def test_page_runs_from_top_to_bottom(
     page, reader_files, cheap_calls, tmp_path, monkeypatch
