@@ -41,7 +41,11 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 GUIDES = [path for name in ("tutorials", "guides") for path in sorted((DOCS / name).glob("*.md"))]
-PAGES = [path for path in ROOT.rglob("*.md") if not {".venv", ".git", "build"} & set(path.parts)]
+PAGES = [
+    path
+    for path in ROOT.rglob("*.md")
+    if not {".venv", ".git", "build"} & set(path.relative_to(ROOT).parts)
+]
 # Directives of the site.
 DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
