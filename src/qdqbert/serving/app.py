@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
 
@@ -34,6 +34,7 @@ def build_app(
     metrics: Metrics | None = None,
     limits: Limits | None = None,
     api_key: str | None = None,
+    after_shutdown: Callable[[], None] = lambda: None,
 ) -> Application:
     """Return an ASGI application that serves models.
 
@@ -44,6 +45,7 @@ def build_app(
         metrics: Counts of the server.
         limits: What is accepted.
         api_key: Key that requests need, if there is one.
+        after_shutdown: Called when all requests are answered.
     """
     limits = limits or Limits()
     metrics = metrics or Metrics()
@@ -68,6 +70,7 @@ def build_app(
         yield
         for each in every:
             each.batcher.close()
+        after_shutdown()
 
     app = FastAPI(
         title="qdqbert",

@@ -8,6 +8,8 @@ import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from qdqbert.serving.options import ServerOptions
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -33,6 +35,15 @@ class Limits:
     max_texts: int = 512
     max_queued: int = 4096
     body_seconds: float = 30.0
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> Limits:
+        """Return the limits that options set."""
+        return cls(
+            max_body=options.max_body,
+            max_texts=options.max_texts,
+            max_queued=options.max_queued,
+        )
 
 
 class BadRequestError(Exception):
