@@ -19,7 +19,7 @@ test: $(STAMP)
 
 # pytest exits with 5 if no test is marked.
 test-slow: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray,ray-serve]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[llama-index,ray,ray-serve]'
 	$(PYTEST) -m slow || test $$? -eq 5
 
 check: $(STAMP)
