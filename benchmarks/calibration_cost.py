@@ -1,6 +1,6 @@
 """Measure what calibration takes: time next to the forward passes alone, and peak memory.
 
-    python benchmarks/calibration_cost.py [--model MODEL] [--texts texts.txt] [--counts 300,2400]
+    python benchmarks/calibration_cost.py [--model MODEL] [--texts texts.txt] [--counts 300,1200]
 
 Each run is a separate process that loads the checkpoint and calibrates it for the target
 `portable`, as `quantize` does: smoothing, ranges, corrected biases and the rounding of weights.
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="demo", help="checkpoint (default: the packaged one)")
     parser.add_argument("--texts", help="one text per line (default: the built-in ones)")
-    parser.add_argument("--counts", default="300,2400", help="numbers of calibration texts")
+    parser.add_argument("--counts", default="300,1200", help="numbers of calibration texts")
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument(
         "--one", nargs=2, metavar=("CALIBRATOR", "COUNT"), help="measure in this process only"
