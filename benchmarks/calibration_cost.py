@@ -6,7 +6,8 @@ Each run is a separate process that loads the checkpoint and calibrates it for t
 `portable`, as `quantize` does: smoothing, ranges, corrected biases and the rounding of weights.
 The built-in texts are used without `--texts`. They are repeated, so that all runs have inputs of
 the same lengths. "Forward" is the time of as many passes over the same batches that observe
-nothing. In the row "max, nearest codes", weights are rounded to the nearest codes, which needs no
+nothing. Seconds are those of all threads together, which depend less on what else the machine does.
+In the row "max, nearest codes", weights are rounded to the nearest codes, which needs no
 second moments.
 """
 
@@ -31,7 +32,7 @@ def main() -> None:
         return
     counts = [int(count) for count in arguments.counts.split(",")]
     first = counts[0]
-    header = [f"{first} texts, s", "forward, s", "ratio", "peak, MB"]
+    header = [f"{first} texts, CPU s", "forward, CPU s", "ratio", "peak, MB"]
     header += [f"peak with {count} texts, MB" for count in counts[1:]]
     print(f"| calibrator | {' | '.join(header)} |")
     print("|---" * (len(header) + 1) + "|")
@@ -107,11 +108,11 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     if not nearest:
         settings["rounded_weights"] = plan.rounded_weights
         passes = 3
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(passes):
         run_observed(sited, forward, as_tensors(encoded.batches), CombinedObserver(), {})
-    alone = time.perf_counter() - start
-    start = time.perf_counter()
+    alone = time.process_time() - start
+    start = time.process_time()
     calibrate(
         sited,
         forward,
@@ -120,7 +121,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
         calibrator=rules[name],
         **settings,
     )
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"seconds": seconds, "forward": alone, "peak": peak}))
 
