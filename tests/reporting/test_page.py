@@ -167,6 +167,22 @@ def test_the_choice_of_auto_is_shown_with_all_candidates(quantize_report, candid
     assert "chosen from" not in quantize_page(quantize_report)
 
 
+def test_titles_are_short_where_the_model_is_a_long_path(quantize_report, evaluate_report) -> None:
+    path = "/data/models/2026/my-model"
+    for page, title in (
+        (
+            quantize_page(dataclasses.replace(quantize_report, checkpoint=path)),
+            "2026/my-model in INT8",
+        ),
+        (
+            evaluate_page(dataclasses.replace(evaluate_report, model=path)),
+            "2026/my-model: evaluation",
+        ),
+    ):
+        assert ("h1", title) in parse(page).texts
+        assert path in page
+
+
 def test_limits_are_in_a_table_and_in_the_plot(quantize_report, check) -> None:
     target = dataclasses.replace(quantize_report.targets[0], limits=(check,))
     text = quantize_page(dataclasses.replace(quantize_report, targets=(target,)))
