@@ -71,7 +71,7 @@ def application(
         max_queued=max_queued,
     )
     require(
-        "`ray_serve`", "ray-serve", ("aiohttp", "fastapi", "orjson", "prometheus_client", "ray")
+        "`ray_serve`", "ray-serve", ("aiohttp", "orjson", "prometheus_client", "pydantic", "ray")
     )
     from ray import serve
 

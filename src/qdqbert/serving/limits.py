@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from qdqbert.serving.options import ServerOptions
@@ -65,56 +65,26 @@ class BadRequestError(Exception):
         self.headers = headers or {}
 
 
-class CheckedBodies:
-    """Middleware that checks the key and reads the body of a request, within the limits.
+class BodyReader:
+    """Checks the key of a request and reads its body, within the limits."""
 
-    A body that comes too slowly gets status 408, one that is too large 413, and a request without
-    the key 401.
-    """
-
-    def __init__(
-        self,
-        app: Application,
-        *,
-        limits: Limits,
-        api_key: str | None,
-        refuse: Callable[[BadRequestError], Application],
-    ) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application.
-            limits: The limits.
-            api_key: Key that requests need as `Authorization: Bearer KEY`, if there is one.
-            refuse: Returns an application that answers with an error.
-        """
-        self._app = app
+    def __init__(self, limits: Limits, api_key: str | None) -> None:
+        """Keep the limits, and the key that requests need as `Authorization: Bearer KEY`."""
         self._limits = limits
         self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
-        self._refuse = refuse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            headers = dict(scope["headers"])
-            self._check_key(scope["path"], headers.get(b"authorization", b""))
-            body = await self._body(headers.get(b"content-length"), receive)
-        except BadRequestError as error:
-            await self._refuse(error)(scope, receive, send)
-            return
-        if body is None:
-            # The client has gone.
-            return
-        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+    async def read(
+        self, path: str, headers: Iterable[tuple[bytes, bytes]], receive: Receive
+    ) -> bytes | None:
+        """Return the body of a request; `None` if the client has gone.
 
-        async def replay() -> Message:
-            part = next(parts, None)
-            return await receive() if part is None else part
-
-        await self._app(scope, replay, send)
+        Raises:
+            BadRequestError: The key is missing or wrong (401), or the body is too large (413) or
+                comes too slowly (408).
+        """
+        named = dict(headers)
+        self._check_key(path, named.get(b"authorization", b""))
+        return await self._body(named.get(b"content-length"), receive)
 
     def _check_key(self, path: str, given: bytes) -> None:
         if self._authorization is None or path in _OPEN_PATHS:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qdqbert.serving.metrics import Metrics
 
 _LOGGER = logging.getLogger("qdqbert")
-_MODULES = ("fastapi", "httptools", "orjson", "prometheus_client", "uvicorn")
+_MODULES = ("httptools", "orjson", "prometheus_client", "pydantic", "uvicorn")
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 _SWITCH_SECONDS = 0.0005
@@ -54,6 +54,9 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
                 app,
                 log_level="warning",
                 access_log=False,
+                ws="none",
+                # Addresses of clients are not used.
+                proxy_headers=False,
                 # Longer than load balancers keep a connection.
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=options.shutdown_seconds,
