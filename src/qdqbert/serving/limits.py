@@ -99,14 +99,8 @@ class BodyReader:
 
     async def _body(self, declared: bytes | None, receive: Receive) -> bytes | None:
         """Return the body; `None` if the client has gone."""
-        too_large = BadRequestError(
-            413,
-            f"The body is larger than {self._limits.max_body} bytes. Send fewer texts at a time.",
-            "Validation",
-            {"Connection": "close"},
-        )
-        if declared is not None and declared.isdigit() and int(declared) > self._limits.max_body:
-            raise too_large
+        if declared is not None and declared.isdigit():
+            self._check_size(int(declared))
         parts: list[bytes] = []
         size = 0
         try:
@@ -117,8 +111,7 @@ class BodyReader:
                         return None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if size > self._limits.max_body:
-                        raise too_large
+                    self._check_size(size)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError as error:
@@ -128,3 +121,13 @@ class BodyReader:
                 "Timeout",
                 {"Connection": "close"},
             ) from error
+
+    def _check_size(self, size: int) -> None:
+        most = self._limits.max_body
+        if size > most:
+            raise BadRequestError(
+                413,
+                f"The body is larger than {most} bytes. Send fewer texts at a time.",
+                "Validation",
+                {"Connection": "close"},
+            )
