@@ -20,7 +20,7 @@ test: $(STAMP)
 
 # pytest exits with 5 if no test is marked.
 test-slow: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,ray]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index,ray,ray-serve]'
 	$(PYTEST) -m slow || test $$? -eq 5
 
 check: $(STAMP)
@@ -29,7 +29,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 docs: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index]'
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
 $(STAMP): pyproject.toml constraints.txt

@@ -4,8 +4,9 @@ r"""Compare calibrators for one recipe on a whole test file, in PyTorch and on e
         [--engines pytorch onnxruntime openvino] [--max-length N]
 
 Statistics are collected once, on 300 examples. Each calibrator chooses ranges from them, as in the
-paper. If the recipe clips residuals, each calibrator is measured with and without clipping. Graphs
-with clipping are those that `qdqbert quantize --target ENGINE` writes.
+paper, and weights are rounded for these ranges. If the recipe clips residuals, each calibrator is
+measured with and without clipping. Graphs with clipping are those that `qdqbert quantize --target
+ENGINE` writes.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import argparse
 import functools
 import itertools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibrate import run_observed
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.passes import CalibrationPlan, Run
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import example_inputs, export_sited
-from qdqbert.insert.sited import insert_quantizers_, linear_weights, quantizing
+from qdqbert.insert.sited import SitedModel, insert_quantizers_, linear_weights, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import make_plan
+from qdqbert.targets.target import Plan, make_plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 CALIBRATORS: dict[str, Calibrator] = {
@@ -80,18 +84,51 @@ def main() -> None:
         if not any(part in name for part in arguments.only):
             continue
         ranges = choose_ranges(histograms.statistics, calibrator)
-        ranges = clip_residual_ranges(ranges, errors.errors if clip else {})
+        found = Calibration(
+            ranges=clip_residual_ranges(ranges, errors.errors if clip else {}),
+            scales=scales,
+            means=means,
+        )
+        plans = [
+            make_plan(
+                TARGETS["portable" if engine == "pytorch" else engine],
+                sited.sites,
+                recipe=arguments.recipe,
+                embeddings="int8",
+            )
+            for engine in arguments.engines
+        ]
+        found = with_roundings(found, sited, plans, run)
         cells = []
-        for engine in arguments.engines:
-            target = TARGETS["portable" if engine == "pytorch" else engine]
-            plan = make_plan(target, sited.sites, recipe=arguments.recipe, embeddings="int8")
+        for engine, plan in zip(arguments.engines, plans, strict=True):
             if engine == "pytorch":
-                with quantizing(sited, plan.specs, ranges, scales, means=means):
+                with quantizing(
+                    sited, plan.specs, found.ranges, scales, means=means, roundings=found.roundings
+                ):
                     cells.append(test.run(test.runner))
             else:
-                model = lower(graph, plan, ranges, arrays, means=means)
+                model = lower(
+                    graph, plan, found.ranges, arrays, means=means, roundings=found.roundings
+                )
                 cells.append(on_engine(model, engine, test))
         print(f"| {name} | {' | '.join(map(str, cells))} |", flush=True)
+
+
+def with_roundings(
+    found: Calibration, sited: SitedModel, plans: Sequence[Plan], run: Run
+) -> Calibration:
+    """Add how the weights of all plans are rounded, which takes a pass for their inputs."""
+    plan = CalibrationPlan(
+        sites=[site for site in sited.sites if site.kind == "activation"],
+        all_sites=sited.sites,
+        weights=linear_weights(sited),
+        calibrator=Max(),
+        rounded_weights=frozenset().union(*(each.rounded_weights for each in plans)),
+    )
+    # The first pass chooses ranges, which are known here.
+    for rounding_pass in plan.passes[1:]:
+        found = rounding_pass(run, plan, found)
+    return found
 
 
 def on_engine(model: Any, engine: Any, test: TestSet) -> Any:

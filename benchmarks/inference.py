@@ -13,6 +13,7 @@ in turn; the table has medians. Loading and the first 64 texts are not timed.
 - "file order" and "sorted": batches of 32 texts, tokenized and run one after another on all cores.
 - "one stream": `encode` of `qdqbert.load`, but with one stream on all cores.
 - "qdqbert": `encode` of `qdqbert.load`.
+- "integration": `encode` of `qdqbert.integrations.sentence_transformers.load`.
 - "sentence-transformers": `encode` with its default batch size, which sorts by length. bfloat16 is
   left out on CPUs without it.
 - "CTranslate2": int8, sorted, batches of 4096 tokens. Left out if it is not installed.
@@ -242,6 +243,8 @@ def ways(arguments: argparse.Namespace) -> dict[str, Callable[[argparse.Namespac
             found[f"{engine}, {name}"] = bare(engine, is_sorted=is_sorted)
         found[f"{engine}, one stream"] = ours(engine, streams=1)
         found[f"{engine}, qdqbert"] = ours(engine)
+        if importlib.util.find_spec("sentence_transformers"):
+            found[f"{engine}, integration"] = integration(engine)
     if importlib.util.find_spec("sentence_transformers"):
         found["sentence-transformers, float32"] = sentence_transformers("float32")
         if {"avx512_bf16", "amx_bf16", "bf16"} & set(cpu_features()):
@@ -318,6 +321,16 @@ def sentence_transformers(dtype: str) -> Callable[[argparse.Namespace], Embed]:
             str(path), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)}
         )
         return lambda texts: iter(model.encode(list(texts), convert_to_tensor=True))
+
+    return start
+
+
+def integration(engine: Any) -> Callable[[argparse.Namespace], Embed]:
+    def start(arguments: argparse.Namespace) -> Embed:
+        from qdqbert.integrations.sentence_transformers import load
+
+        model = load(arguments.folder, engine=engine, threads=arguments.threads)
+        return lambda texts: iter(model.encode(list(texts)))
 
     return start
 

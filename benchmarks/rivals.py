@@ -143,7 +143,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         text_column=columns.text if arguments.calibration else None,
         label_column=columns.label if arguments.calibration else None,
         calibration_samples=CALIBRATION_EXAMPLES,
-        targets=("onnxruntime", "onnxruntime-dynamic", "openvino", "native"),
+        targets=("onnxruntime", "onnxruntime-dynamic", "openvino", "native", "native-dynamic"),
         max_length=limit,
         weights_for=arguments.weights_for,
         benchmark=False,
@@ -157,6 +157,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         ("qdqbert dynamic", "onnxruntime"): folder / "ours" / ours.targets[1].model,
         ("qdqbert", "openvino"): folder / "ours" / ours.targets[2].model,
         ("qdqbert", "native"): folder / "ours" / ours.targets[3].model,
+        ("qdqbert dynamic", "native"): folder / "ours" / ours.targets[4].model,
     }
     plain = without_value_info(folder / "float.onnx", folder / "plain.onnx")
     for name, (engine, file, make) in RIVALS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.lengths import text_lengths
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
-from qdqbert.evidence.reports import EvaluateReport, LatencyReport, QuantizeReport, TargetReport
+from qdqbert.evidence.reports import (
+    CandidateReport,
+    EvaluateReport,
+    LatencyReport,
+    QuantizeReport,
+    TargetReport,
+)
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.tasks.task import Metric
 
@@ -126,3 +133,31 @@ def check() -> LimitCheck:
         interval=Interval(low=0.25, high=4.0),
         verdict="met",
     )
+
+
+@pytest.fixture
+def candidates() -> tuple[CandidateReport, ...]:
+    """Two candidates of the target `auto`: a chosen one and one that was rejected."""
+    chosen = CandidateReport(
+        target="native",
+        engine="native",
+        precision="float32",
+        recipe="linear",
+        single_ms=1.5,
+        texts_per_second=1000.0,
+        relative_time=1.0,
+        verdict="chosen",
+    )
+    rejected = dataclasses.replace(
+        chosen,
+        target="float",
+        engine="openvino",
+        precision="bf16",
+        recipe="float",
+        single_ms=2.0,
+        texts_per_second=800.0,
+        relative_time=1.25,
+        verdict="rejected",
+        reason="SQNR of 20.0 dB",
+    )
+    return chosen, rejected

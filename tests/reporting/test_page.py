@@ -145,8 +145,42 @@ def test_the_page_has_everything_that_was_measured(quantize_report) -> None:
     ):
         assert expected in text
     assert ("code", "calibration_data") in parsed.texts
-    # Accuracy, changed predictions, SQNR, two shapes, sizes, layers, lengths.
-    assert parsed.tags["svg"] == parsed.tags["figure"] == 8
+    # 8 texts in 30 and in 90 ms.
+    assert "portable on onnxruntime, INT8: 267 texts/s" in text
+    assert "portable on onnxruntime, float: 89 texts/s" in text
+    # Accuracy, changed predictions, SQNR, two shapes, throughput, sizes, layers, lengths.
+    assert parsed.tags["svg"] == parsed.tags["figure"] == 9
+
+
+def test_the_choice_of_auto_is_shown_with_all_candidates(quantize_report, candidates) -> None:
+    report = dataclasses.replace(quantize_report, candidates=candidates, reason="It is fast.")
+    parsed = parse(quantize_page(report))
+    text = " ".join(text for _, text in parsed.texts)
+    for expected in (
+        "What was it chosen from? It is fast.",
+        "native, INT8 linear native 1.00 chosen",
+        "openvino, bf16 float 1.25 rejected SQNR of 20.0 dB",
+        "native, INT8 linear: 1.50 ms",
+        "openvino, bf16: 800 texts/s",
+    ):
+        assert expected in text
+    assert "chosen from" not in quantize_page(quantize_report)
+
+
+def test_titles_are_short_where_the_model_is_a_long_path(quantize_report, evaluate_report) -> None:
+    path = "/data/models/2026/my-model"
+    for page, title in (
+        (
+            quantize_page(dataclasses.replace(quantize_report, checkpoint=path)),
+            "2026/my-model in INT8",
+        ),
+        (
+            evaluate_page(dataclasses.replace(evaluate_report, model=path)),
+            "2026/my-model: evaluation",
+        ),
+    ):
+        assert ("h1", title) in parse(page).texts
+        assert path in page
 
 
 def test_limits_are_in_a_table_and_in_the_plot(quantize_report, check) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -215,8 +216,53 @@ def test_status_routes_describe_the_server(client, models) -> None:
     assert {each["name"]: each["task"] for each in info} == {
         name: each.task for name, each in models.items()
     }
-    paths = client.get("/openapi.json").json()["paths"]
+    assert client.head("/health").status_code == 200
+
+
+def test_the_description_has_every_route_with_its_body(client) -> None:
+    described = client.get("/openapi.json").json()
+    assert described["openapi"] == "3.1.0"
+    paths = described["paths"]
     assert {"/v1/embeddings", "/embed", "/models/{model}/fill-mask", "/metrics"} <= paths.keys()
+    schemas = described["components"]["schemas"]
+    # Every reference, also inside schemas, leads to a schema.
+    references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))
+    assert set(references) == schemas.keys()
+    body = paths["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/EmbedBody"}
+    assert schemas["EmbedBody"]["required"] == ["inputs"]
+    for path, operations in paths.items():
+        (operation,) = operations.values()
+        names = [each["name"] for each in operation.get("parameters", [])]
+        assert names == re.findall(r"\{(\w+)\}", path)
+
+
+def test_routes_refuse_other_methods(client) -> None:
+    refused = client.get("/embed")
+    assert refused.status_code == 405
+    assert refused.headers["Allow"] == "POST"
+    assert "got GET" in refused.json()["error"]
+    assert post(client, "/models/embedder/health", {}).status_code == 404
+
+
+def test_failures_are_answered_and_logged(client, models, monkeypatch, caplog) -> None:
+    def fail(**options):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(models["embedder"], "job", fail)
+    response = post(client, "/embed", {"inputs": "x"})
+    assert response.status_code == 500
+    assert response.json() == {
+        "error": "The request failed in the server.",
+        "error_type": "Backend",
+    }
+    assert "out of order" in caplog.text
+
+
+def test_a_prefix_of_the_path_is_left_out(models) -> None:
+    app = build_app({"embedder": models["embedder"]})
+    with TestClient(app, root_path="/prefix") as client:
+        assert client.get("/prefix/health").status_code == 200
 
 
 def test_requests_are_counted_by_route(models) -> None:

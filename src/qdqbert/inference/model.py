@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
+from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.runners import Runners
@@ -152,6 +153,37 @@ class Model:
         return self._loaded.scheduler.run(
             job, inputs, advance, continues=continues, return_errors=return_errors
         )
+
+    def forward(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Return the outputs of the graph for token ids, computed by all threads.
+
+        Args:
+            inputs: What a tokenizer returns, `(batch, tokens)` each, whole numbers: `input_ids`,
+                and `attention_mask` and `token_type_ids` if the graph has them. Others are ignored.
+
+        Returns:
+            The outputs by name, float32.
+
+        Raises:
+            UserInputError: An input is missing, or longer than `max_length`.
+        """
+        runner = self._loaded.runners.single
+        missing = [name for name in runner.input_names if name not in inputs]
+        if missing:
+            raise UserInputError(
+                f"`inputs` lacks {', '.join(map(repr, missing))}. The graph reads "
+                f"{', '.join(runner.input_names)}.",
+                argument="inputs",
+            )
+        taken = {name: np.asarray(inputs[name], dtype=np.int64) for name in runner.input_names}
+        tokens = taken["input_ids"].shape[-1]
+        if tokens > self.max_length:
+            raise UserInputError(
+                f"`inputs` has {tokens} tokens, and the model reads {self.max_length} at most. "
+                "Truncate texts in the tokenizer.",
+                argument="inputs",
+            )
+        return runner.run(taken)
 
     def run_in_stream(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A | UserInputError]:
         """Return the answer to each input or the error about it, computed on one core.

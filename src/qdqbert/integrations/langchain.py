@@ -14,9 +14,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from qdqbert.errors import MissingExtraError, UserInputError
-from qdqbert.inference.embedding import Embedder
-from qdqbert.inference.load import load
+from qdqbert.errors import MissingExtraError
+from qdqbert.integrations.embedders import open_embedder
 
 if importlib.util.find_spec("langchain_core") is None:
     raise MissingExtraError(
@@ -47,14 +46,7 @@ class QdqbertEmbeddings(Embeddings):
             UserInputError: The folder has no embedder.
             CheckpointError: The folder was not written by `quantize`, or is incomplete.
         """
-        model = load(path, **options)
-        if not isinstance(model, Embedder):
-            raise UserInputError(
-                f"`path={str(path)!r}` was quantized for task {model.task!r}. LangChain's "
-                "embeddings need an embedder (task 'feature-extraction').",
-                argument="path",
-            )
-        self.model = model
+        self.model = open_embedder(path, "LangChain", **options)
         self._options = dict(encode_options or {})
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from qdqbert.evidence.reports import EvaluateReport, QuantizeReport, TargetReport
 from qdqbert.reporting.facts import (
@@ -63,7 +64,7 @@ class Page:
 def quantize_page(report: QuantizeReport) -> str:
     """Return the report of `quantize` as HTML."""
     page = Page(
-        title=f"{report.checkpoint} in INT8",
+        title=f"{_short(report.checkpoint)} in INT8",
         summary=_quantize_summary(report),
         verdict=quantize_verdict(report),
         tiles=_quantize_tiles(report),
@@ -80,10 +81,10 @@ def evaluate_page(report: EvaluateReport) -> str:
     on = report.engine if report.target is None else f"{report.engine}, graph for {report.target}"
     compared = "" if report.reference is None else f" It is compared with {report.reference}."
     page = Page(
-        title=f"{report.model}: evaluation",
+        title=f"{_short(report.model)}: evaluation",
         summary=(
             f"The metrics of {report.task} on {counted(report.examples, 'example')} of "
-            f"{report.data}. The model ran on {on}.{compared}"
+            f"{report.data}. {report.model} ran on {on}.{compared}"
         ),
         verdict=evaluate_verdict(report),
         tiles=tuple(_evaluation_tile(row) for row in evaluation_rows(report)[:4]),
@@ -93,6 +94,12 @@ def evaluate_page(report: EvaluateReport) -> str:
         command=report.command,
     )
     return render("page.html.jinja", page=page)
+
+
+def _short(name: str) -> str:
+    """Return the name of a model for a title: of an absolute path, the last two parts."""
+    path = Path(name)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else name
 
 
 def _evaluation_tile(row: Row) -> Tile:

@@ -9,6 +9,7 @@ from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LayerFidelity
 from qdqbert.evidence.reports import (
+    CandidateReport,
     EvaluateReport,
     LatencyReport,
     QuantizeReport,
@@ -25,6 +26,7 @@ from qdqbert.reporting.facts import (
 )
 from qdqbert.reporting.plots import (
     Bar,
+    Kind,
     Measured,
     bar_plot,
     histogram_plot,
@@ -112,6 +114,7 @@ def quantize_sections(report: QuantizeReport) -> tuple[Section, ...]:
             _quality(report),
             *_limits(limits),
             *_speed(report.targets),
+            *_candidates(report),
             _sizes(report),
             _layers(report.targets),
             _batches(report.targets),
@@ -230,6 +233,8 @@ def _speed(targets: Sequence[TargetReport]) -> list[Section]:
             for bar in _latency_bars(name, shape)
         ]
         figures.append(Figure(caption=caption, svg=bar_plot(bars, title=caption)))
+        if batch > 1:
+            figures.append(_throughput(pairs, batch, sequence))
     text = "Median latency of one inference, float and INT8 measured in turns."
     if any(each.engine == "native" for each in targets):
         text += " The engine native runs no float graph: its float latency is ONNX Runtime's."
@@ -242,6 +247,71 @@ def _latency_bars(name: str, shape: LatencyReport) -> tuple[Bar, Bar]:
         Bar(label=f"{name}, float", value=shape.float_ms, text=before, kind="float"),
         Bar(label=f"{name}, INT8", value=shape.int8_ms, text=after, kind="int8"),
     )
+
+
+def _throughput(pairs: Sequence[tuple[str, LatencyReport]], batch: int, sequence: int) -> Figure:
+    """Show how many texts each graph and float run in a second, in batches of one shape."""
+    caption = (
+        f"Texts per second in batches of {counted(batch, 'text')} of {sequence} tokens: "
+        "more is better"
+    )
+    bars = []
+    for name, shape in pairs:
+        if (shape.batch, shape.sequence) == (batch, sequence):
+            before, after = (1000 * batch / ms for ms in (shape.float_ms, shape.int8_ms))
+            bars += [
+                Bar(
+                    label=f"{name}, float",
+                    value=before,
+                    text=f"{before:,.0f} texts/s",
+                    kind="float",
+                ),
+                Bar(label=f"{name}, INT8", value=after, text=f"{after:,.0f} texts/s", kind="int8"),
+            ]
+    return Figure(caption=caption, svg=bar_plot(bars, title=caption))
+
+
+def _candidates(report: QuantizeReport) -> list[Section]:
+    """Show what the target `auto` chose from."""
+    if not report.candidates:
+        return []
+    alone = "One text at a time: milliseconds, less is better"
+    together = "Many texts: texts per second, more is better"
+    times = [
+        _candidate_bar(each, each.single_ms, f"{each.single_ms:.2f} ms")
+        for each in report.candidates
+    ]
+    speeds = [
+        _candidate_bar(each, each.texts_per_second, f"{each.texts_per_second:,.0f} texts/s")
+        for each in report.candidates
+    ]
+    rows = tuple(
+        (_candidate_name(each), each.target, f"{each.relative_time:.2f}", each.verdict, each.reason)
+        for each in report.candidates
+    )
+    header = ("candidate", "target", "relative time", "verdict", "reason")
+    return [
+        Section(
+            title="What was it chosen from?",
+            text=f"{report.reason or ''} Relative time is the geometric mean of the times for one "
+            "text and for many, divided by that of the fastest candidate.",
+            figures=(
+                Figure(caption=alone, svg=bar_plot(times, title=alone)),
+                Figure(caption=together, svg=bar_plot(speeds, title=together)),
+            ),
+            table=Table(header=header, rows=rows),
+        )
+    ]
+
+
+def _candidate_bar(each: CandidateReport, value: float, text: str) -> Bar:
+    kind: Kind = "float" if each.recipe == "float" else "int8"
+    return Bar(label=_candidate_name(each), value=value, text=text, kind=kind)
+
+
+def _candidate_name(each: CandidateReport) -> str:
+    kind = each.precision if each.recipe == "float" else f"INT8 {each.recipe}"
+    return f"{each.engine}, {kind}"
 
 
 def _sizes(report: QuantizeReport) -> Section:

@@ -1,31 +1,32 @@
-"""The application of a server: routes, errors and limits."""
+"""The application of a server: its routes, and how it reads requests and answers them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import metadata
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from qdqbert.inference.model import Model
 from qdqbert.serving.batcher import Batcher
-from qdqbert.serving.limits import Application, BadRequestError, CheckedBodies, Limits
-from qdqbert.serving.metrics import Measured, Metrics
+from qdqbert.serving.limits import (
+    Application,
+    BadRequestError,
+    BodyReader,
+    Limits,
+    Receive,
+    Scope,
+    Send,
+)
+from qdqbert.serving.metrics import Metrics
 from qdqbert.serving.openai import openai_routes
-from qdqbert.serving.responses import error_response, json_response
+from qdqbert.serving.openapi import describe
+from qdqbert.serving.responses import Response, error_response, json_response
+from qdqbert.serving.routing import Route, Router
 from qdqbert.serving.service import Models, Served
-from qdqbert.serving.tasks import ROUTES, task_routes
+from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import text_embeddings_inference_routes
 
-_ROUTES = (
-    *("/v1/embeddings", "/v1/models", "/embed", "/rerank", "/predict"),
-    *(f"/{route.task}" for route in ROUTES),
-    *("/health", "/info", "/metrics", "/openapi.json"),
-)
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(
@@ -34,6 +35,7 @@ def build_app(
     metrics: Metrics | None = None,
     limits: Limits | None = None,
     api_key: str | None = None,
+    after_shutdown: Callable[[], None] = lambda: None,
 ) -> Application:
     """Return an ASGI application that serves models.
 
@@ -44,6 +46,7 @@ def build_app(
         metrics: Counts of the server.
         limits: What is accepted.
         api_key: Key that requests need, if there is one.
+        after_shutdown: Called when all requests are answered.
     """
     limits = limits or Limits()
     metrics = metrics or Metrics()
@@ -63,99 +66,99 @@ def build_app(
     every = served.by_name.values()
     metrics.watch_queues(lambda: {each.name: each.batcher.queued for each in every})
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
+    def stop() -> None:
         for each in every:
             each.batcher.close()
+        after_shutdown()
 
-    app = FastAPI(
-        title="qdqbert",
-        version=metadata.version("qdqbert"),
-        description="Quantized models.",
-        lifespan=lifespan,
-        # Their pages load scripts from the internet.
-        docs_url=None,
-        redoc_url=None,
+    routes = [
+        *openai_routes(served),
+        *text_embeddings_inference_routes(served),
+        *task_routes(served),
+    ]
+    return _App(
+        router=Router([*routes, *_status_routes(routes, every, metrics)]),
+        bodies=BodyReader(limits, api_key),
+        metrics=metrics,
+        stop=stop,
     )
-    _add_errors(app)
-    app.include_router(openai_routes(served))
-    for prefix in ("", "/models/{model}"):
-        app.include_router(text_embeddings_inference_routes(served), prefix=prefix)
-        app.include_router(task_routes(served), prefix=prefix)
-    _add_status(app, every, metrics)
-    checked = CheckedBodies(app, limits=limits, api_key=api_key, refuse=_refusal)
-    return Measured(checked, metrics=metrics, routes=_ROUTES)
 
 
-def _add_status(app: FastAPI, served: Collection[Served], metrics: Metrics) -> None:
-    @app.get("/health", tags=["status"], summary="Say whether the server answers")
-    async def health() -> Response:
+class _App:
+    """An ASGI application."""
+
+    def __init__(
+        self, *, router: Router, bodies: BodyReader, metrics: Metrics, stop: Callable[[], None]
+    ) -> None:
+        self._router = router
+        self._bodies = bodies
+        self._metrics = metrics
+        self._stop = stop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or start and stop with the server."""
+        if scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = time.perf_counter()
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        # A client that leaves gets no response.
+        status = 499
+        try:
+            response = await self._respond(scope, path, receive)
+            if response is not None:
+                status = response.status
+                await response.send(send)
+        finally:
+            found = self._router.find(path)
+            # Other paths are counted together, so that no client can make up names.
+            name = "other" if found is None else found[0].path
+            self._metrics.count(name, status, time.perf_counter() - start)
+
+    async def _respond(self, scope: Scope, path: str, receive: Receive) -> Response | None:
+        try:
+            body = await self._bodies.read(path, scope["headers"], receive)
+        except BadRequestError as error:
+            return error_response(error, path)
+        if body is None:
+            return None
+        return await self._router.respond(scope["method"], path, body)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        self._stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _status_routes(
+    routes: Sequence[Route], served: Collection[Served], metrics: Metrics
+) -> list[Route]:
+    version = metadata.version("qdqbert")
+
+    async def health(body: None, model: str | None) -> Response:
         return json_response({"status": "ok"})
 
-    @app.get("/metrics", tags=["status"], summary="Metrics for Prometheus")
-    async def get_metrics() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def show_metrics(body: None, model: str | None) -> Response:
+        return Response(body=metrics.text(), content_type=_METRICS_TYPE)
 
-    @app.get("/info", tags=["status"], summary="Describe the models")
-    async def info() -> Response:
-        return json_response(
-            {
-                "version": app.version,
-                "models": [
-                    {
-                        "name": each.name,
-                        "task": each.model.task,
-                        "engine": each.model.engine,
-                        "target": each.model.target,
-                        "max_input_length": each.model.max_length,
-                        "max_client_batch_size": each.limits.max_texts,
-                    }
-                    for each in served
-                ],
-            }
-        )
+    async def info(body: None, model: str | None) -> Response:
+        return json_response({"version": version, "models": [each.described for each in served]})
 
+    async def openapi(body: None, model: str | None) -> Response:
+        return json_response(describe([*routes, *status], version=version))
 
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(BadRequestError)
-    async def bad_request(request: Request, error: BadRequestError) -> Response:
-        return error_response(error, request.url.path)
-
-    @app.exception_handler(RequestValidationError)
-    async def wrong_body(request: Request, error: RequestValidationError) -> Response:
-        return error_response(_described(error), request.url.path)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        found = BadRequestError(
-            error.status_code, str(error.detail), "Validation", dict(error.headers or {})
-        )
-        return error_response(found, request.url.path)
-
-    @app.exception_handler(Exception)
-    async def failure(request: Request, error: Exception) -> Response:
-        # The log of the server has the reason.
-        found = BadRequestError(500, "The request failed in the server.", "Backend")
-        return error_response(found, request.url.path)
-
-
-def _described(error: RequestValidationError) -> BadRequestError:
-    """Return an error that names the first field that is wrong."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        reason = first["ctx"]["error"]
-        return BadRequestError(422, f"The body is not JSON: {reason}.", "Validation")
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    text = first["msg"][:1].lower() + first["msg"][1:]
-    return BadRequestError(
-        422, f"`{place}`: {text}." if place else f"The body: {text}.", "Validation"
-    )
-
-
-def _refusal(error: BadRequestError) -> Application:
-    async def refuse(scope: object, receive: object, send: object) -> None:
-        response = error_response(error, scope["path"])  # type: ignore[index]
-        await response(scope, receive, send)  # type: ignore[arg-type]
-
-    return refuse
+    named = {
+        "/health": ("Say whether the server answers", health),
+        "/metrics": ("Metrics for Prometheus", show_metrics),
+        "/info": ("Describe the models", info),
+        "/openapi.json": ("Describe all routes", openapi),
+    }
+    status = [
+        Route(path=path, summary=summary, tag="status", run=run)
+        for path, (summary, run) in named.items()
+    ]
+    return status

@@ -181,8 +181,12 @@ class Batcher:
             self._waiting.extend(requests)
             self._queued += len(items)
             self._changed.notify(len(requests))
-        parts = await asyncio.gather(*(each.future for each in requests))
-        answers = [answer for part in parts for answer in part]
+        if len(requests) == 1:
+            # Small requests save the futures that `gather` makes.
+            answers = await requests[0].future
+        else:
+            parts = await asyncio.gather(*(each.future for each in requests))
+            answers = [answer for part in parts for answer in part]
         for found in answers:
             if isinstance(found, UserInputError):
                 raise found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+
+from qdqbert.serving.options import ServerOptions
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,6 +36,15 @@ class Limits:
     max_queued: int = 4096
     body_seconds: float = 30.0
 
+    @classmethod
+    def of(cls, options: ServerOptions) -> Limits:
+        """Return the limits that options set."""
+        return cls(
+            max_body=options.max_body,
+            max_texts=options.max_texts,
+            max_queued=options.max_queued,
+        )
+
 
 class BadRequestError(Exception):
     """A request that cannot be answered.
@@ -54,56 +65,26 @@ class BadRequestError(Exception):
         self.headers = headers or {}
 
 
-class CheckedBodies:
-    """Middleware that checks the key and reads the body of a request, within the limits.
+class BodyReader:
+    """Checks the key of a request and reads its body, within the limits."""
 
-    A body that comes too slowly gets status 408, one that is too large 413, and a request without
-    the key 401.
-    """
-
-    def __init__(
-        self,
-        app: Application,
-        *,
-        limits: Limits,
-        api_key: str | None,
-        refuse: Callable[[BadRequestError], Application],
-    ) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application.
-            limits: The limits.
-            api_key: Key that requests need as `Authorization: Bearer KEY`, if there is one.
-            refuse: Returns an application that answers with an error.
-        """
-        self._app = app
+    def __init__(self, limits: Limits, api_key: str | None) -> None:
+        """Keep the limits, and the key that requests need as `Authorization: Bearer KEY`."""
         self._limits = limits
         self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
-        self._refuse = refuse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            headers = dict(scope["headers"])
-            self._check_key(scope["path"], headers.get(b"authorization", b""))
-            body = await self._body(headers.get(b"content-length"), receive)
-        except BadRequestError as error:
-            await self._refuse(error)(scope, receive, send)
-            return
-        if body is None:
-            # The client has gone.
-            return
-        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+    async def read(
+        self, path: str, headers: Iterable[tuple[bytes, bytes]], receive: Receive
+    ) -> bytes | None:
+        """Return the body of a request; `None` if the client has gone.
 
-        async def replay() -> Message:
-            part = next(parts, None)
-            return await receive() if part is None else part
-
-        await self._app(scope, replay, send)
+        Raises:
+            BadRequestError: The key is missing or wrong (401), or the body is too large (413) or
+                comes too slowly (408).
+        """
+        named = dict(headers)
+        self._check_key(path, named.get(b"authorization", b""))
+        return await self._body(named.get(b"content-length"), receive)
 
     def _check_key(self, path: str, given: bytes) -> None:
         if self._authorization is None or path in _OPEN_PATHS:
@@ -118,14 +99,8 @@ class CheckedBodies:
 
     async def _body(self, declared: bytes | None, receive: Receive) -> bytes | None:
         """Return the body; `None` if the client has gone."""
-        too_large = BadRequestError(
-            413,
-            f"The body is larger than {self._limits.max_body} bytes. Send fewer texts at a time.",
-            "Validation",
-            {"Connection": "close"},
-        )
-        if declared is not None and declared.isdigit() and int(declared) > self._limits.max_body:
-            raise too_large
+        if declared is not None and declared.isdigit():
+            self._check_size(int(declared))
         parts: list[bytes] = []
         size = 0
         try:
@@ -136,8 +111,7 @@ class CheckedBodies:
                         return None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if size > self._limits.max_body:
-                        raise too_large
+                    self._check_size(size)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError as error:
@@ -147,3 +121,13 @@ class CheckedBodies:
                 "Timeout",
                 {"Connection": "close"},
             ) from error
+
+    def _check_size(self, size: int) -> None:
+        most = self._limits.max_body
+        if size > most:
+            raise BadRequestError(
+                413,
+                f"The body is larger than {most} bytes. Send fewer texts at a time.",
+                "Validation",
+                {"Connection": "close"},
+            )

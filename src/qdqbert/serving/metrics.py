@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-
-from qdqbert.serving.limits import Application, Message, Receive, Scope, Send
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -50,6 +47,11 @@ class Metrics:
 
         return observe
 
+    def count(self, route: str, status: int, seconds: float) -> None:
+        """Count a request and its time."""
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
     def watch_queues(self, queues: Callable[[], dict[str, int]]) -> None:
         """Report how many inputs wait for each model, whenever somebody asks."""
         self.registry.register(_Queues(queues))
@@ -76,42 +78,3 @@ class _Queues:
         for model, queued in self._queues().items():
             found.add_metric((model,), queued)
         return [found]
-
-
-class Measured:
-    """Middleware that counts and times requests, by route."""
-
-    def __init__(self, app: Application, *, metrics: Metrics, routes: Sequence[str]) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application.
-            metrics: Where to count.
-            routes: Ends of the paths that are counted by name. Others are counted together, so that
-                no client can make up names.
-        """
-        self._app = app
-        self._metrics = metrics
-        self._routes = routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        route = next((each for each in self._routes if scope["path"].endswith(each)), "other")
-        start = time.perf_counter()
-        # A client that leaves gets no response.
-        status = "499"
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        finally:
-            self._metrics.requests.labels(route, status).inc()
-            self._metrics.seconds.labels(route).observe(time.perf_counter() - start)

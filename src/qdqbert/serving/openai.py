@@ -6,13 +6,11 @@ import base64
 from typing import Annotated, Literal
 
 import numpy as np
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
 
 from qdqbert.inference.embedding import Embedder
-from qdqbert.serving.responses import json_response
-from qdqbert.serving.routing import BodyRoute
+from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Models
 
 
@@ -34,13 +32,11 @@ class EmbeddingsBody(BaseModel):
     user: str | None = Field(None, description="Ignored.")
 
 
-def openai_routes(models: Models) -> APIRouter:
+def openai_routes(models: Models) -> list[Route]:
     """Return the routes of OpenAI's API."""
-    router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
-    @router.post("/embeddings", summary="Embed texts")
-    async def embeddings(body: EmbeddingsBody) -> Response:
-        """Embed texts. Those that are too long are refused, as OpenAI does."""
+    async def embeddings(body: EmbeddingsBody, model: str | None) -> Response:
+        # Texts that are too long are refused, as OpenAI does.
         served = models.of_kind(Embedder, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         options = {"truncate_dim": body.dimensions}
@@ -62,16 +58,23 @@ def openai_routes(models: Models) -> APIRouter:
             }
         )
 
-    @router.get("/models", summary="List the models")
-    async def list_models() -> Response:
-        """List the models."""
+    async def list_models(body: None, model: str | None) -> Response:
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "qdqbert"}
             for name in models.by_name
         ]
         return json_response({"object": "list", "data": data})
 
-    return router
+    return [
+        Route(
+            path="/v1/embeddings",
+            summary="Embed texts",
+            tag="OpenAI",
+            run=embeddings,
+            body=EmbeddingsBody,
+        ),
+        Route(path="/v1/models", summary="List the models", tag="OpenAI", run=list_models),
+    ]
 
 
 def _encoded(embedding: np.ndarray, encoding: str) -> np.ndarray | str:

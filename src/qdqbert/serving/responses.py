@@ -1,25 +1,50 @@
-"""Responses as JSON."""
+"""Responses, most of them as JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from starlette.responses import Response
 
-from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.limits import BadRequestError, Send
 
 OPENAI_PREFIX = "/v1/"
 _OPENAI_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
-def json_response(content: Any, status: int = 200) -> Response:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Response:
+    """A response.
+
+    Attributes:
+        body: Its body.
+        status: HTTP status.
+        content_type: Type of the body.
+        headers: Other headers.
+    """
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    async def send(self, send: Send) -> None:
+        """Pass it on to the server that runs the application."""
+        headers = [
+            (b"content-type", self.content_type.encode()),
+            (b"content-length", str(len(self.body)).encode()),
+            *((name.lower().encode(), value.encode()) for name, value in self.headers.items()),
+        ]
+        start = {"type": "http.response.start", "status": self.status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_response(content: Any) -> Response:
     """Return a response with JSON. Arrays of numpy become lists."""
-    return Response(
-        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
-        status_code=status,
-        media_type="application/json",
-    )
+    return Response(body=orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def error_response(error: BadRequestError, path: str) -> Response:
@@ -29,6 +54,6 @@ def error_response(error: BadRequestError, path: str) -> Response:
         kind = _OPENAI_KINDS.get(error.status, "invalid_request_error")
         details = {"message": str(error), "type": kind, "param": None, "code": error.kind}
         content = {"error": details}
-    response = json_response(content, error.status)
-    response.headers.update(error.headers)
-    return response
+    return dataclasses.replace(
+        json_response(content), status=error.status, headers=dict(error.headers)
+    )

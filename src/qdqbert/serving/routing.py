@@ -1,41 +1,115 @@
-"""Routes that read their body with pydantic alone."""
+"""Which function answers a request, and how requests describe errors.
+
+Routes are found by looking up their path, and bodies are read by pydantic alone. A web framework
+takes longer for that than a short text takes to run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pydantic
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from starlette.responses import Response
+
+from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.responses import Response, error_response
+
+MODEL_PREFIX = "/models/"
+"""The name of a model and the path of a route can follow."""
+
+_LOGGER = logging.getLogger("qdqbert")
 
 
-class BodyRoute(APIRoute):
-    """A route whose function takes a `body`, and optionally the `request`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Route:
+    """A path that the server answers.
 
-    FastAPI describes it as any other route. It would read the body as JSON first and then as the
-    type of the body, after looking for all kinds of arguments, which takes longer than small texts
-    take to run.
+    Attributes:
+        path: The path.
+        summary: What it does, in a few words.
+        tag: The protocol that it belongs to.
+        run: Returns the response. It gets the body, which is `None` for a GET, and the name of the
+            model in the path, if there is one.
+        body: Type of the body of a POST. `None` for a route that answers GET.
+        takes_model: Whether the name of a model can stand in front of the path.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request."""
-        field = self.body_field
-        if field is None:
-            return super().get_route_handler()
-        function = self.endpoint
-        body_type: type[pydantic.BaseModel] = field.field_info.annotation  # type: ignore[assignment]
-        takes_request = "request" in function.__annotations__
+    path: str
+    summary: str
+    tag: str
+    run: Callable[[Any, str | None], Awaitable[Response]]
+    body: type[pydantic.BaseModel] | None = None
+    takes_model: bool = False
 
-        async def handle(request: Request) -> Response:
-            try:
-                body = body_type.model_validate_json(await request.body())
-            except pydantic.ValidationError as error:
-                raise RequestValidationError(error.errors()) from error
-            given = {"request": request} if takes_request else {}
-            response: Response = await function(body=body, **given)
-            return response
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """HTTP methods that it answers, the usual one first."""
+        return ("GET", "HEAD") if self.body is None else ("POST",)
 
-        return handle
+
+class Router:
+    """Finds the route of a request, and answers with it."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        """Keep the routes."""
+        self._routes = {route.path: route for route in routes}
+
+    def find(self, path: str) -> tuple[Route, str | None] | None:
+        """Return the route of a path, and the name of the model in it; `None` if there is none."""
+        route = self._routes.get(path)
+        if route is not None:
+            return route, None
+        if not path.startswith(MODEL_PREFIX):
+            return None
+        model, _, rest = path.removeprefix(MODEL_PREFIX).partition("/")
+        route = self._routes.get(f"/{rest}")
+        return (route, model) if route is not None and route.takes_model else None
+
+    async def respond(self, method: str, path: str, body: bytes) -> Response:
+        """Return the response to a request. Whatever fails becomes a response, too."""
+        try:
+            route, model = self._find(method, path)
+            return await route.run(_parsed(route, body), model)
+        except BadRequestError as error:
+            return error_response(error, path)
+        except Exception:
+            _LOGGER.exception("A request to %s failed.", path)
+            failure = BadRequestError(500, "The request failed in the server.", "Backend")
+            return error_response(failure, path)
+
+    def _find(self, method: str, path: str) -> tuple[Route, str | None]:
+        found = self.find(path)
+        if found is None:
+            message = f"Not Found: there is no route {path!r}."
+            raise BadRequestError(404, message, "Validation")
+        route, model = found
+        if method not in route.methods:
+            allowed = ", ".join(route.methods)
+            raise BadRequestError(
+                405, f"{path!r} answers {allowed}, got {method}.", "Validation", {"Allow": allowed}
+            )
+        return route, model
+
+
+def _parsed(route: Route, body: bytes) -> Any:
+    if route.body is None:
+        return None
+    try:
+        return route.body.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        raise _described(error) from error
+
+
+def _described(error: pydantic.ValidationError) -> BadRequestError:
+    """Return an error that names the first field that is wrong."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        reason = first["ctx"]["error"]
+        return BadRequestError(422, f"The body is not JSON: {reason}.", "Validation")
+    place = ".".join(map(str, first["loc"]))
+    text = first["msg"][:1].lower() + first["msg"][1:]
+    return BadRequestError(
+        422, f"`{place}`: {text}." if place else f"The body: {text}.", "Validation"
+    )

@@ -29,6 +29,18 @@ class Served:
     batcher: Batcher
     limits: Limits
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What `/info` says about the model."""
+        return {
+            "name": self.name,
+            "task": self.model.task,
+            "engine": self.model.engine,
+            "target": self.model.target,
+            "max_input_length": self.model.max_length,
+            "max_client_batch_size": self.limits.max_texts,
+        }
+
     async def run(
         self,
         method: str,

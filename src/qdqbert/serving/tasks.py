@@ -11,9 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from starlette.responses import Response
 
 from qdqbert.choices import AggregationStrategy
 from qdqbert.inference.classification import TextClassifier
@@ -23,8 +21,8 @@ from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.token_classification import TokenClassifier
-from qdqbert.serving.responses import json_response
-from qdqbert.serving.routing import BodyRoute
+from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Models
 
 Count = Annotated[int, Field(ge=1)]
@@ -152,15 +150,12 @@ ROUTES = (
 )
 
 
-def task_routes(models: Models) -> APIRouter:
+def task_routes(models: Models) -> list[Route]:
     """Return a route for each task, which may have the name of a model in its path."""
-    router = APIRouter(tags=["tasks"], route_class=BodyRoute)
-    for route in ROUTES:
-        _add(router, route, models)
-    return router
+    return [_route(each, models) for each in ROUTES]
 
 
-def _add(router: APIRouter, route: TaskRoute, models: Models) -> None:
+def _route(route: TaskRoute, models: Models) -> Route:
     several = Annotated[list[route.input], Field(min_length=1)]  # type: ignore[name-defined]
     body_type = create_model(
         "".join(part.title() for part in route.task.split("-")) + "Body",
@@ -168,8 +163,8 @@ def _add(router: APIRouter, route: TaskRoute, models: Models) -> None:
         parameters=(route.parameters, route.parameters()),
     )
 
-    async def run(body: Any, request: Request) -> Response:
-        served = models.of_kind(route.kind, request.path_params.get("model"))
+    async def run(body: Any, model: str | None) -> Response:
+        served = models.of_kind(route.kind, model)
         given = {
             name: value
             for name, value in body.parameters.model_dump().items()
@@ -183,8 +178,11 @@ def _add(router: APIRouter, route: TaskRoute, models: Models) -> None:
         answers = [route.each(each.answer, body.parameters) for each in found]
         return json_response(answers[0] if is_one and not route.wraps_one else answers)
 
-    # FastAPI reads the types of the body from here.
-    run.__annotations__ = {"body": body_type, "request": Request, "return": Response}
-    router.add_api_route(
-        f"/{route.task}", run, methods=["POST"], summary=f"Run {route.task}", name=route.task
+    return Route(
+        path=f"/{route.task}",
+        summary=f"Run {route.task}",
+        tag="tasks",
+        run=run,
+        body=body_type,
+        takes_model=True,
     )

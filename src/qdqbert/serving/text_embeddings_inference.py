@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
-from starlette.responses import Response
 
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
-from qdqbert.serving.responses import json_response
-from qdqbert.serving.routing import BodyRoute
+from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Models
 
 Texts = Annotated[list[str], Field(min_length=1)]
@@ -50,14 +48,12 @@ class PredictBody(BaseModel):
     truncate: bool = Field(False, description=_TRUNCATE)
 
 
-def text_embeddings_inference_routes(models: Models) -> APIRouter:
+def text_embeddings_inference_routes(models: Models) -> list[Route]:
     """Return the routes, which may have the name of a model in their path."""
-    router = APIRouter(tags=["text-embeddings-inference"], route_class=BodyRoute)
 
-    @router.post("/embed", summary="Embed texts")
-    async def embed(body: EmbedBody, request: Request) -> Response:
+    async def embed(body: EmbedBody, model: str | None) -> Response:
         """Embed texts. The result has a list of numbers for each text."""
-        served = models.of_kind(Embedder, request.path_params.get("model"))
+        served = models.of_kind(Embedder, model)
         options = {
             "normalize_embeddings": body.normalize,
             "prompt_name": body.prompt_name,
@@ -67,10 +63,9 @@ def text_embeddings_inference_routes(models: Models) -> APIRouter:
         found = await served.run("job", options, texts, truncate=body.truncate)
         return json_response([each.answer for each in found])
 
-    @router.post("/rerank", summary="Sort texts by a query")
-    async def rerank(body: RerankBody, request: Request) -> Response:
+    async def rerank(body: RerankBody, model: str | None) -> Response:
         """Sort texts by how well they answer a query, the best one first."""
-        served = models.of_kind(Reranker, request.path_params.get("model"))
+        served = models.of_kind(Reranker, model)
         options = {"activation": "none" if body.raw_scores else "sigmoid"}
         pairs = [(body.query, text) for text in body.texts]
         found = await served.run("scoring_job", options, pairs, truncate=body.truncate)
@@ -84,10 +79,9 @@ def text_embeddings_inference_routes(models: Models) -> APIRouter:
             ]
         )
 
-    @router.post("/predict", summary="Classify texts")
-    async def predict(body: PredictBody, request: Request) -> Response:
+    async def predict(body: PredictBody, model: str | None) -> Response:
         """Classify texts. The result has all classes, the best one first."""
-        served = models.of_kind(TextClassifier, request.path_params.get("model"))
+        served = models.of_kind(TextClassifier, model)
         options: dict[str, Any] = {"top_k": None}
         if body.raw_scores:
             options["function_to_apply"] = "none"
@@ -99,4 +93,19 @@ def text_embeddings_inference_routes(models: Models) -> APIRouter:
         answers = [each.answer for each in found]
         return json_response(answers[0] if is_one else answers)
 
-    return router
+    named: dict[str, tuple[str, Any, type[BaseModel]]] = {
+        "/embed": ("Embed texts", embed, EmbedBody),
+        "/rerank": ("Sort texts by a query", rerank, RerankBody),
+        "/predict": ("Classify texts", predict, PredictBody),
+    }
+    return [
+        Route(
+            path=path,
+            summary=summary,
+            tag="text-embeddings-inference",
+            run=run,
+            body=body,
+            takes_model=True,
+        )
+        for path, (summary, run, body) in named.items()
+    ]

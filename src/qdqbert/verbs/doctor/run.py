@@ -62,7 +62,7 @@ _EXTRAS: tuple[tuple[str, str, str], ...] = (
     ("datasets", "datasets", "data sets of the hub: `hub:NAME@SPLIT`"),
     ("parquet", "pyarrow", "`run` on .parquet files"),
     ("ray", "ray", "`run` and `quantize` on a Ray cluster"),
-    ("serve", "fastapi", "`serve`"),
+    ("serve", "uvicorn", "`serve`"),
     ("langchain", "langchain_core", "embeddings for LangChain"),
     ("sentence-transformers", "sentence_transformers", "models for sentence-transformers"),
 )

@@ -4,53 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.choices import EngineName, KernelName
-from qdqbert.errors import UserInputError
-from qdqbert.options import check_options, normalize_options, option
+from qdqbert.options import option
+from qdqbert.serving.options import ServerOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(ServerOptions):
     """Common options.
 
     Attributes:
-        models: Folders that `quantize` wrote, or names on the hub: OWNER/NAME. Requests name a
-            model by the name of its folder.
         host: Address to listen on. "0.0.0.0" accepts requests from other machines.
         port: Port to listen on; 0 takes any free one.
-        engine: Library that runs the graphs. By default the fastest one that is installed.
-        kernel: Instruction set of the native engine, which this CPU must have. By default the
-            fastest one.
-        threads: Number of threads of each model. By default one for each core.
-        api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
-            variable `QDQBERT_API_KEY`, which other users of the machine cannot see. Without either,
-            no key is needed.
-        max_body: Largest body of a request in bytes. Larger ones get status 413.
-        max_texts: Number of inputs in a request. More get status 413.
-        max_queued: Number of inputs that may wait for a model. Requests that find more waiting get
-            status 429, with the time to wait.
         shutdown_seconds: Time to answer the accepted requests after a signal to stop.
     """
 
-    models: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = option(8000, at_least=0, at_most=65535)
-    engine: EngineName | None = None
-    kernel: KernelName | None = None
-    threads: int | None = option(None, at_least=1)
-    api_key: str | None = None
-    max_body: int = option(2_000_000, at_least=1)
-    max_texts: int = option(512, at_least=1)
-    max_queued: int = option(4096, at_least=1)
     shutdown_seconds: int = option(30, at_least=0)
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed.
-        """
-        normalize_options(self)
-        check_options(self)
-        if not self.models:
-            raise UserInputError("`models` is missing. Name at least one.", argument="models")

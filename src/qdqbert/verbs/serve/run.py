@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.errors import UserInputError
 from qdqbert.extras import require
-from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
-from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.progress import Progress
+from qdqbert.serving.models import open_models
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.report import ServeReport
 
@@ -28,8 +24,7 @@ if TYPE_CHECKING:
     from qdqbert.serving.metrics import Metrics
 
 _LOGGER = logging.getLogger("qdqbert")
-_MODULES = ("fastapi", "httptools", "orjson", "prometheus_client", "uvicorn")
-_KEY_VARIABLE = "QDQBERT_API_KEY"
+_MODULES = ("httptools", "orjson", "prometheus_client", "pydantic", "uvicorn")
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 _SWITCH_SECONDS = 0.0005
@@ -52,22 +47,16 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
 
     start = time.monotonic()
     metrics = Metrics()
-    with _models(options, progress) as models, _listening(options) as listener:
-        app = build_app(
-            models,
-            metrics=metrics,
-            limits=Limits(
-                max_body=options.max_body,
-                max_texts=options.max_texts,
-                max_queued=options.max_queued,
-            ),
-            api_key=options.api_key or os.environ.get(_KEY_VARIABLE) or None,
-        )
+    with open_models(options, progress) as models, _listening(options) as listener:
+        app = build_app(models, metrics=metrics, limits=Limits.of(options), api_key=options.key)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
                 log_level="warning",
                 access_log=False,
+                ws="none",
+                # Addresses of clients are not used.
+                proxy_headers=False,
                 # Longer than load balancers keep a connection.
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=options.shutdown_seconds,
@@ -77,41 +66,6 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
         with _handled_signals(), _switching_often():
             server.run(sockets=[listener])
     return _report(metrics, time.monotonic() - start)
-
-
-@contextlib.contextmanager
-def _models(options: ServeOptions, progress: Progress) -> Iterator[dict[str, Model]]:
-    """Load the models and their graphs, so that no request waits for that."""
-    with contextlib.ExitStack() as stack:
-        models = {
-            name: stack.enter_context(
-                load(path, engine=options.engine, kernel=options.kernel, threads=options.threads)
-            )
-            for name, path in _names(options.models).items()
-        }
-        for name, model in models.items():
-            if isinstance(model, TextGenerator):
-                raise UserInputError(
-                    f"`models={name!r}`: the server does not run {model.task}. Use `run`.",
-                    argument="models",
-                )
-            with progress.stage(f"Loading {name}"):
-                # Loads the graph.
-                model.run_in_stream(model.job(), [])
-        yield models
-
-
-def _names(paths: tuple[str, ...]) -> dict[str, str]:
-    """Return the folders by the names that requests use."""
-    names = [Path(path).resolve().name for path in paths]
-    for name, count in collections.Counter(names).items():
-        if count > 1:
-            raise UserInputError(
-                f"`models`: {count} folders are called {name!r}. Requests name models by their "
-                "folders; rename one of them.",
-                argument="models",
-            )
-    return dict(zip(names, paths, strict=True))
 
 
 @contextlib.contextmanager

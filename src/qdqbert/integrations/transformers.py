@@ -1,0 +1,146 @@
+"""Use a quantized folder in a pipeline of transformers.
+
+    from qdqbert.integrations.transformers import pipeline
+
+    classify = pipeline("./my-classifier-int8", engine="native")
+    classify("A fine film.")
+
+It needs torch and transformers. Without them, and for question answering, which transformers 5 has
+no pipeline for, use `qdqbert.load`, whose models give the same answers and sort many texts by
+length.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+from qdqbert.choices import EngineName, KernelName
+from qdqbert.errors import UserInputError
+from qdqbert.inference.load import load
+from qdqbert.inference.model import Model
+
+_PIPELINES = {
+    "text-classification": ("text-classification", "zero-shot-classification"),
+    "multi-label-classification": ("text-classification",),
+    "token-classification": ("token-classification",),
+    "fill-mask": ("fill-mask",),
+    "feature-extraction": ("feature-extraction",),
+}
+"""Pipelines that can run a task of this package, the usual one first."""
+
+
+def pipeline(
+    path: str | Path,
+    task: str | None = None,
+    *,
+    engine: EngineName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> transformers.Pipeline:
+    """Return a pipeline of transformers that runs on the engine of a folder.
+
+    Texts that are longer than the folder's `max_length` are cut.
+
+    Args:
+        path: Folder that `quantize` wrote for classification of texts or tokens, for fill-mask or
+            for embeddings, or its name on the hub.
+        task: Name of the pipeline. By default that of the folder's task; a classifier of text pairs
+            can also be used for "zero-shot-classification".
+        engine: Library that runs the graph. By default the fastest one that is installed.
+        kernel: Instruction set of the native engine. By default the fastest one.
+        threads: Number of threads. By default one for each core.
+        options: Options of `transformers.pipeline`, such as `top_k` and `batch_size`.
+
+    Raises:
+        UserInputError: transformers has no such pipeline for the folder's task.
+        CheckpointError: The folder was not written by `quantize`, or is incomplete.
+
+    Example:
+        >>> tag = pipeline("./my-tagger-int8", aggregation_strategy="simple")
+        >>> tag("Ada lives in London.")
+    """
+    model = load(path, engine=engine, kernel=kernel, threads=threads)
+    fitting = _PIPELINES.get(model.task, ())
+    if not fitting:
+        model.close()
+        raise UserInputError(
+            f"`path={str(path)!r}`: transformers has no pipeline for the task {model.task!r}. "
+            "Use `qdqbert.load`.",
+            argument="path",
+        )
+    if task is not None and task not in fitting:
+        model.close()
+        raise UserInputError(
+            f"`task={task!r}`: the folder was quantized for task {model.task!r}. Pipelines that "
+            f"run it: {', '.join(fitting)}.",
+            argument="task",
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.directory)
+    tokenizer.model_max_length = model.max_length
+    name = task or fitting[0]
+    truncation: dict[str, Any] = {}
+    if name in ("text-classification", "feature-extraction"):
+        # The other pipelines truncate by themselves.
+        truncation = {"truncation": True}
+    elif name == "fill-mask":
+        truncation = {"tokenizer_kwargs": {"truncation": True}}
+    # `transformers.pipeline` is overloaded for each task.
+    make: Any = transformers.pipeline
+    made: transformers.Pipeline = make(
+        name,
+        model=_model_of(model),
+        tokenizer=tokenizer,
+        device="cpu",
+        **{**truncation, **options},
+    )
+    return made
+
+
+class _EngineModel(transformers.PreTrainedModel):  # type: ignore[misc]
+    """A model of transformers whose forward pass is that of an engine."""
+
+    def __init__(self, config: Any, model: Model) -> None:
+        super().__init__(config)
+        self.engine_model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs and outputs are."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the outputs."""
+        return torch.float32
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> ModelOutput:
+        """Return the outputs of the graph by name, float32."""
+        del kwargs
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        segments = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        given = {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": segments}
+        found = self.engine_model.forward({name: each.numpy() for name, each in given.items()})
+        return ModelOutput({name: torch.from_numpy(np.array(x)) for name, x in found.items()})
+
+
+def _model_of(model: Model) -> _EngineModel:
+    config = transformers.AutoConfig.from_pretrained(model.directory)
+    # Pipelines compare the name of the class with those that they know.
+    kind = type(config.architectures[0], (_EngineModel,), {})
+    made: _EngineModel = kind(config, model)
+    made.eval()
+    return made

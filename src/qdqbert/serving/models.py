@@ -1,0 +1,62 @@
+"""Load the models of a server."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from qdqbert.errors import UserInputError
+from qdqbert.inference.load import load
+from qdqbert.inference.model import Model
+from qdqbert.inference.text_generation import TextGenerator
+from qdqbert.progress import Progress
+from qdqbert.serving.options import ServerOptions
+
+
+@contextlib.contextmanager
+def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str, Model]]:
+    """Load models and their graphs, so that no request waits for that.
+
+    Args:
+        options: Which models, and on what they run.
+        progress: Is told about each model.
+
+    Yields:
+        The models by the names that requests use.
+
+    Raises:
+        UserInputError: Two folders have the same name, or a model has a task that is not served.
+        CheckpointError: A folder was not written by `quantize`, or is incomplete.
+    """
+    with contextlib.ExitStack() as stack:
+        models = {
+            name: stack.enter_context(
+                load(path, engine=options.engine, kernel=options.kernel, threads=options.threads)
+            )
+            for name, path in _names(options.models).items()
+        }
+        for name, model in models.items():
+            if isinstance(model, TextGenerator):
+                raise UserInputError(
+                    f"`models={name!r}`: the server does not run {model.task}. Use `run`.",
+                    argument="models",
+                )
+            with progress.stage(f"Loading {name}"):
+                # Loads the graph.
+                model.run_in_stream(model.job(), [])
+        yield models
+
+
+def _names(paths: tuple[str, ...]) -> dict[str, str]:
+    """Return the folders by the names that requests use."""
+    names = [Path(path).resolve().name for path in paths]
+    for name, count in collections.Counter(names).items():
+        if count > 1:
+            raise UserInputError(
+                f"`models`: {count} folders are called {name!r}. Requests name models by their "
+                "folders; rename one of them.",
+                argument="models",
+            )
+    return dict(zip(names, paths, strict=True))

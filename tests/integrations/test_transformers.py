@@ -1,0 +1,67 @@
+"""Folders in transformers' pipelines, compared with our own answers."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.integrations.transformers import pipeline
+
+TEXTS = ["the cat sat on the book", "music in the night", "a dog " * 40]
+
+
+def close(found, expected) -> None:
+    """Compare answers, whose numbers may differ in the last bits."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, dict):
+            assert one.keys() >= other.keys()
+            close([one[name] for name in other], list(other.values()))
+        elif isinstance(other, (list, tuple)):
+            close(one, other)
+        elif isinstance(other, float):
+            assert float(one) == pytest.approx(other, abs=1e-4)
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "sizes", "texts", "options"),
+    [
+        ("AutoModelForSequenceClassification", {"num_labels": 3}, TEXTS, {"top_k": None}),
+        ("AutoModelForTokenClassification", {}, TEXTS[:2], {"aggregation_strategy": "simple"}),
+        ("AutoModelForMaskedLM", {}, [f"the [MASK] {text}" for text in TEXTS[:2]], {"top_k": 3}),
+    ],
+)
+def test_answers_are_those_of_load(
+    tiny_artifact, caplog, auto_class, sizes, texts, options
+) -> None:
+    folder = tiny_artifact(auto_class, **sizes)[1]
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        found = pipeline(folder, engine="onnxruntime", batch_size=2, **options)(list(texts))
+    with qdqbert.load(folder, engine="onnxruntime") as model:
+        close(found, model(list(texts), **options))
+    assert "not supported" not in caplog.text
+
+
+def test_features_are_the_last_hidden_states(tiny_artifact) -> None:
+    folder = tiny_artifact("AutoModel")[1]
+    extract = pipeline(folder, engine="onnxruntime")
+    (found,) = extract([TEXTS[0]])
+    ids = extract.tokenizer(TEXTS[0], return_tensors="np")
+    with qdqbert.load(folder, engine="onnxruntime") as model:
+        expected = model.forward(ids)["last_hidden_state"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_tasks_without_a_pipeline_are_refused(tiny_artifact) -> None:
+    reader = tiny_artifact("AutoModelForQuestionAnswering")[1]
+    with pytest.raises(UserInputError, match="no pipeline for the task 'question-answering'"):
+        pipeline(reader)
+    tagger = tiny_artifact("AutoModelForTokenClassification")[1]
+    with pytest.raises(UserInputError, match=r"`task='fill-mask'`.*token-classification"):
+        pipeline(tagger, "fill-mask")
