@@ -41,6 +41,7 @@ REPORT = "report.json"
 REPORT_PAGE = "report.html"
 VERIFICATION = "verification.npz"
 TRAINING = "training.json"
+EXPORT = "export.json"
 GENERATION = "generation_config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
@@ -289,11 +290,12 @@ def check_output(directory: Path, *, overwrite: bool) -> None:
             "another `output`.",
             argument="output",
         )
-    if not (is_artifact(directory) or (directory / TRAINING).is_file()):
+    marks = (QUANTIZATION, TRAINING, EXPORT)
+    if not any((directory / name).is_file() for name in marks):
         raise OutputExistsError(
             f"`output={str(directory)!r}` already exists and is not a model that this package "
-            f"wrote: it has no {QUANTIZATION} or {TRAINING}. It is not deleted, even with "
-            "`overwrite=True`. Pass another `output`.",
+            f"wrote: it has no {QUANTIZATION}, {TRAINING} or {EXPORT}. It is not deleted, even "
+            "with `overwrite=True`. Pass another `output`.",
             argument="output",
         )
 

@@ -1,0 +1,149 @@
+"""What is exported: a graph of a folder that `quantize` wrote, and what its results depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import Artifact, open_artifact
+from qdqbert.checkpoint.sentence import (
+    ModelSettings,
+    SentenceHead,
+    read_model_settings,
+    read_sentence_head,
+)
+from qdqbert.choices import EngineName, ExportedOutputs, TargetName
+from qdqbert.errors import UserInputError
+from qdqbert.inference.tokenizer import FolderTokenizer
+
+LAST_HIDDEN_STATE = "last_hidden_state"
+SENTENCE_EMBEDDING = "sentence_embedding"
+
+TASKS = ("feature-extraction", "reranking", "text-classification")
+"""Tasks whose models can be exported: those that make one result of each text or pair."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A graph to export.
+
+    Attributes:
+        artifact: The folder.
+        engine: Engine that its results are compared on.
+        target: Target of the graph.
+        outputs: Names of the graph's outputs to export.
+        head: Pooling of an embedder; `None` if the folder has none.
+        settings: Prompts and other settings of sentence-transformers.
+        name: Name of the model in a server.
+    """
+
+    artifact: Artifact
+    engine: EngineName
+    target: str
+    outputs: tuple[str, ...]
+    head: SentenceHead | None
+    settings: ModelSettings
+    name: str
+
+    @property
+    def graph(self) -> Path:
+        """The .onnx file."""
+        return self.artifact.model_for(self.engine, self.target)
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether the model makes embeddings."""
+        return self.artifact.task == "feature-extraction"
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether an input is a pair of texts, as for `load`."""
+        return self.artifact.task == "reranking" or (not self.is_embedder and self.labels == 1)
+
+    @property
+    def labels(self) -> int:
+        """Number of classes, 2 if the config has no names of classes, as in transformers."""
+        return len(self.config.get("id2label") or "12")
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Content of config.json."""
+        path = self.artifact.directory / "config.json"
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+
+    def tokenizer(self) -> FolderTokenizer:
+        """Return the tokenizer, which cuts texts to the folder's length."""
+        return FolderTokenizer(self.artifact.directory, max_length=self.artifact.max_length)
+
+
+def open_source(
+    folder: Path,
+    engine: EngineName,
+    *,
+    target: TargetName | None,
+    outputs: ExportedOutputs | None,
+    default_outputs: ExportedOutputs,
+    name: str | None,
+) -> Source:
+    """Read a folder, and choose its graph and its outputs.
+
+    Args:
+        folder: Folder that `quantize` wrote.
+        engine: Engine of the format.
+        target: Graph that the caller wants.
+        outputs: What the caller wants an embedder to return.
+        default_outputs: What an embedder returns otherwise, if the graph has it.
+        name: Name that the caller wants.
+
+    Raises:
+        CheckpointError: `quantize` did not write the folder.
+        UserInputError: The folder has no such graph or output, or another task.
+    """
+    artifact = open_artifact(folder)
+    if artifact.task not in TASKS:
+        raise UserInputError(
+            f"{str(folder)!r} was quantized for task {artifact.task!r}. `export` writes models for "
+            f"{', '.join(TASKS)}.",
+            argument="model",
+        )
+    chosen = artifact.target_for(engine, target)
+    return Source(
+        artifact=artifact,
+        engine=engine,
+        target=chosen,
+        outputs=_outputs(artifact, outputs, default_outputs),
+        head=read_sentence_head(lambda path: _text_of(folder / path)),
+        settings=read_model_settings(folder),
+        name=name or folder.absolute().name,
+    )
+
+
+def _outputs(
+    artifact: Artifact, wanted: ExportedOutputs | None, default: ExportedOutputs
+) -> tuple[str, ...]:
+    there = tuple(str(each) for each in artifact.quantization["outputs"])
+    if artifact.task != "feature-extraction":
+        if wanted is not None:
+            raise UserInputError(
+                f"`outputs={wanted!r}` applies to embedders. A model for {artifact.task} returns "
+                f"{', '.join(there)}. Leave it out.",
+                argument="outputs",
+            )
+        return there
+    chosen = wanted or (default if default in there else there[0])
+    names = (LAST_HIDDEN_STATE, SENTENCE_EMBEDDING) if chosen == "both" else (chosen,)
+    missing = [each for each in names if each not in there]
+    if missing:
+        raise UserInputError(
+            f"`outputs={chosen!r}`: the graph has no {missing[0]}, only {', '.join(there)}.",
+            argument="outputs",
+        )
+    return tuple(names)
+
+
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
