@@ -395,7 +395,12 @@ def _swap(new: Path, directory: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def weights_of(model: Path) -> Path:
+    """Return the file that holds the weights of a graph of more than 1.5 GB."""
+    return model.with_name(f"{model.name}.data")
+
+
 def size_bytes(model: Path) -> int:
     """Return the size of a graph and of the file that holds its weights, if there is one."""
-    weights = model.with_name(f"{model.name}.data")
+    weights = weights_of(model)
     return model.stat().st_size + (weights.stat().st_size if weights.exists() else 0)

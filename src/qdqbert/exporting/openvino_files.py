@@ -173,9 +173,9 @@ class CompiledTokenizer:
         has_pairs = len(model.inputs) == 2
         self._pairs = core.compile_model(model, "CPU") if has_pairs else None
 
-    def __call__(self, item: Item) -> list[int]:
-        """Return the ids of a text or pair."""
-        return [int(each) for each in self.inputs(item)["input_ids"][0]]
+    def ids(self, items: Sequence[Item]) -> list[list[int]]:
+        """Return the ids of each text or pair."""
+        return [self.inputs(item)["input_ids"][0].tolist() for item in items]
 
     def inputs(self, item: Item) -> Mapping[str, Any]:
         """Return the model inputs of a text or pair, each `(1, tokens)`, int64."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from qdqbert.resources import heldout_examples
@@ -26,6 +27,7 @@ HARD: Mapping[str, str] = {
     "letters beyond 16 bits": "𝔘𝔫𝔦 𐍈 𠀀",
     "punctuation": "don't $1,234.56! -- (a/b) #tag @me http://x.y/z?q=1 “so” — …",
     "a very long text": "a word of rain " * 400,
+    "a word of 150 letters": "a" * 150,
     "a very long word": "a" * 300,
 }
 """Texts that tokenizers treat differently, by what is special about them.
@@ -57,4 +59,4 @@ def check_pairs() -> list[tuple[str, str]]:
     """
     plain = plain_texts()
     hard = [text for text in HARD.values() if text]
-    return [*((plain[0], text) for text in hard), *zip(plain, plain[1:], strict=False)]
+    return [*((plain[0], text) for text in hard), *itertools.pairwise(plain)]

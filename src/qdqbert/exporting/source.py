@@ -64,6 +64,11 @@ class Source:
         return self.artifact.task == "reranking" or (not self.is_embedder and self.labels == 1)
 
     @property
+    def prompt(self) -> str:
+        """Text that `load` puts before each text by default; empty for none."""
+        return self.settings.default_prompt if self.is_embedder else ""
+
+    @property
     def labels(self) -> int:
         """Number of classes, 2 if the config has no names of classes, as in transformers."""
         return len(self.config.get("id2label") or "12")
