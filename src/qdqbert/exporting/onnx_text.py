@@ -45,6 +45,10 @@ from qdqbert.inference.tokenizer import FolderTokenizer
 MODEL = "model.onnx"
 TEXT, TEXT_PAIR = "text", "text_pair"
 
+# Names of the model's inputs get this suffix, where they are made of texts.
+_OF_TEXT = "_of_text"
+_IDS = f"input_ids{_OF_TEXT}"
+
 # RegexFullMatch and StringConcat.
 _LEAST_OPSET = 20
 # What makes the function that adds the nodes of a tokenizer to a graph, by the tokenizer's model.
@@ -138,7 +142,7 @@ def _take_text(model: ir.Model, source: Source) -> None:
     model.graph.inputs.clear()
     model.graph.inputs.extend(texts)
     for name, value in made.items():
-        value.name = f"{name}_of_text"
+        value.name = f"{name}{_OF_TEXT}"
     model.graph.insert_before(model.graph[0], nodes.nodes)
 
 
@@ -261,23 +265,14 @@ def _half_of(nodes: Nodes, own: ir.Value, other: ir.Value, half: int, room: int)
     return nodes.add("Where", is_equal, nodes.integers(half), by_length)
 
 
-def _tokenizer_model(source: Source) -> bytes:
-    """Return a graph that ends where the inputs of the model are made, for the check of tokens."""
-    texts = _text_inputs(source)
-    nodes = Nodes()
-    made = _model_inputs(nodes, texts, source)
-    for name, value in made.items():
-        value.name = name
-        value.type, value.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["batch", "tokens"])
-    graph = ir.Graph(
-        texts,
-        list(made.values()),
-        nodes=nodes.nodes,
-        opset_imports={"": _LEAST_OPSET, EXTENSIONS: 1},
-        name="tokenizer",
-    )
-    model = tidy(ir.Model(graph, ir_version=10))
-    content: bytes = ir.to_proto(model).SerializeToString()
+def _tokenizer_of(folder: Path) -> bytes:
+    """Return the part of a written graph that makes ids of texts, for the check of tokens."""
+    model = ir.load(folder / MODEL)
+    values = (value for node in model.graph for value in node.outputs)
+    ids = next(value for value in values if value.name == _IDS)
+    ids.type, ids.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["batch", "tokens"])
+    model.graph.outputs[:] = [ids]
+    content: bytes = ir.to_proto(tidy(model)).SerializeToString()
     return content
 
 
@@ -309,9 +304,10 @@ def _run(model: Path | bytes, items: Sequence[Item]) -> dict[str, list[NDArray[A
 
 
 def _check(source: Source, folder: Path) -> Sequence[Agreement]:
+    tokenizer = _tokenizer_of(folder)
     check_tokens(
         source,
-        lambda items: _run(_tokenizer_model(source), items)["input_ids"],
+        lambda items: _run(tokenizer, items)[_IDS],
         converter="The graph of onnxruntime-extensions",
         prompt=source.prompt,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from qdqbert.inference.tokenizer import FolderTokenizer
 
 LAST_HIDDEN_STATE = "last_hidden_state"
 SENTENCE_EMBEDDING = "sentence_embedding"
+
+# A name is also that of a folder, and a part of addresses.
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 TASKS = ("feature-extraction", "reranking", "text-classification")
 """Tasks whose models can be exported: those that make one result of each text or pair."""
@@ -115,6 +119,13 @@ def open_source(
             f"{', '.join(TASKS)}.",
             argument="model",
         )
+    name = name or folder.absolute().name
+    if not _NAME.fullmatch(name):
+        raise UserInputError(
+            f"`name={name!r}` is not a name for a server's model. Use letters, digits, '.', '_' "
+            "and '-'.",
+            argument="name",
+        )
     chosen = artifact.target_for(engine, target)
     return Source(
         artifact=artifact,
@@ -123,7 +134,7 @@ def open_source(
         outputs=_outputs(artifact, outputs, default_outputs),
         head=read_sentence_head(lambda path: _text_of(folder / path)),
         settings=read_model_settings(folder),
-        name=name or folder.absolute().name,
+        name=name,
     )
 
 

@@ -241,10 +241,10 @@ def _usage(source: Source, folder: Path) -> str:
 
 def _notices(source: Source) -> Sequence[str]:
     del source
+    version = triton_tokenizer.tokenizers.__version__
     return [
-        "The server's Python needs the packages tokenizers and numpy: pip install "
-        f"'tokenizers=={triton_tokenizer.tokenizers.__version__}' numpy. No Triton has run this "
-        "repository here: both of its steps were run one after the other."
+        "The server's Python needs the packages tokenizers and numpy: "
+        f"pip install tokenizers=={version} numpy"
     ]
 
 

@@ -159,9 +159,7 @@ def _characters(tokenizer: tokenizers.Tokenizer, known: frozenset[str]) -> _Char
     normalizer, splitter = tokenizer.normalizer, tokenizer.pre_tokenizer
     changes: dict[str, list[int]] = {}
     isolated = []
-    for code in range(1, 0x110000):
-        if 0xD800 <= code < 0xE000:
-            continue
+    for code in _assigned():
         character = chr(code)
         normal = normalizer.normalize_str(character)
         if normal == character:
@@ -178,6 +176,12 @@ def _characters(tokenizer: tokenizers.Tokenizer, known: frozenset[str]) -> _Char
             # The operator itself makes letters of ASCII small.
             changes.setdefault(normal, []).append(code)
     return _Characters(known=known, changes=changes, isolated=isolated)
+
+
+def _assigned() -> Iterator[int]:
+    """Yield the code points that a text can have, without planes that hold no characters."""
+    for first, end in ((1, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE1000), (0xF0000, 0x110000)):
+        yield from range(first, end)
 
 
 def _replaced_letters(nodes: Nodes, text: ir.Value, letters: Mapping[int, str]) -> ir.Value:
