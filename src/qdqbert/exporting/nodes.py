@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
@@ -18,14 +17,14 @@ class Nodes:
         nodes: The nodes so far.
     """
 
-    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+    def __init__(self, numbers: Iterator[int]) -> None:
         """Start a graph.
 
         Args:
-            numbers: Numbers that make names unique; those of the outer graph for a nested one.
+            numbers: Numbers that make names unique, the same iterator for all parts of a model.
         """
         self.nodes: list[ir.Node] = []
-        self._numbers = numbers if numbers is not None else itertools.count()
+        self._numbers = numbers
 
     def add(
         self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: object

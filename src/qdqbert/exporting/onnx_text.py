@@ -11,6 +11,7 @@ to the longest of the batch.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -105,8 +106,9 @@ def _write(source: Source, folder: Path) -> None:
             argument="to",
         )
     keep_outputs(model, source.outputs)
-    _shorten_embeddings(model, source)
-    _take_text(model, source)
+    numbers = itertools.count()
+    _shorten_embeddings(model, source, Nodes(numbers))
+    _take_text(model, source, Nodes(numbers))
     model.opset_imports[EXTENSIONS] = 1
     path = folder / MODEL
     has_external = weights_of(source.graph).exists()
@@ -116,25 +118,23 @@ def _write(source: Source, folder: Path) -> None:
     shutil.copyfile(source.artifact.directory / "config.json", folder / "config.json")
 
 
-def _shorten_embeddings(model: ir.Model, source: Source) -> None:
+def _shorten_embeddings(model: ir.Model, source: Source, nodes: Nodes) -> None:
     """Keep the leading dimensions of embeddings, if the folder's settings say so."""
     count = source.settings.truncate_dim
     named = {value.name: value for value in model.graph.outputs}
     value = named.get(SENTENCE_EMBEDDING)
     if count is None or value is None:
         return
-    nodes = Nodes()
     short = nodes.slice(value, nodes.integers(0), nodes.integers(count), axis=1)
     model.graph.extend(nodes.nodes)
     value.name, short.name = f"{SENTENCE_EMBEDDING}_whole", SENTENCE_EMBEDDING
-    short.dtype, short.shape = value.dtype, ir.Shape(["batch", count])
+    short.type, short.shape = value.type, ir.Shape(["batch", count])
     model.graph.outputs[list(model.graph.outputs).index(value)] = short
 
 
-def _take_text(model: ir.Model, source: Source) -> None:
+def _take_text(model: ir.Model, source: Source, nodes: Nodes) -> None:
     """Replace the inputs of a graph with strings."""
     texts = _text_inputs(source)
-    nodes = Nodes()
     made = _model_inputs(nodes, texts, source)
     old = list(model.graph.inputs)
     for value in old:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qdqbert.artifact import Artifact, open_artifact
 from qdqbert.checkpoint.sentence import (
@@ -20,8 +20,8 @@ from qdqbert.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.inference.tokenizer import FolderTokenizer
 
-LAST_HIDDEN_STATE = "last_hidden_state"
-SENTENCE_EMBEDDING = "sentence_embedding"
+LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
+SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
 
 # A name is also that of a folder, and a part of addresses.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
+import tokenizers
 
 from qdqbert.artifact import weights_of
 from qdqbert.errors import UserInputError
@@ -241,10 +242,9 @@ def _usage(source: Source, folder: Path) -> str:
 
 def _notices(source: Source) -> Sequence[str]:
     del source
-    version = triton_tokenizer.tokenizers.__version__
     return [
         "The server's Python needs the packages tokenizers and numpy: "
-        f"pip install tokenizers=={version} numpy"
+        f"pip install tokenizers=={tokenizers.__version__} numpy"
     ]
 
 

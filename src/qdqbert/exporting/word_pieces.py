@@ -149,9 +149,9 @@ def _normalized(nodes: Nodes, text: ir.Value, characters: _Characters) -> ir.Val
         text = _decomposed_syllables(nodes, text)
     text = nodes.replace(text, f"([{_ranges(characters.isolated)}])", r" \1 ")
     # Of a word with an unknown character, the operator would return the pieces before it.
-    alphabet = _ranges({ord(letter) for letter in known})
+    letters = _ranges({ord(letter) for letter in known})
     word = f"[^{_BETWEEN_WORDS}]*"
-    return nodes.replace(text, f"{word}[^{_BETWEEN_WORDS}{alphabet}]{word}", _ABSENT)
+    return nodes.replace(text, f"{word}[^{_BETWEEN_WORDS}{letters}]{word}", _ABSENT)
 
 
 def _characters(tokenizer: tokenizers.Tokenizer, known: frozenset[str]) -> _Characters:
@@ -162,19 +162,16 @@ def _characters(tokenizer: tokenizers.Tokenizer, known: frozenset[str]) -> _Char
     for code in _assigned():
         character = chr(code)
         normal = normalizer.normalize_str(character)
-        if normal == character:
-            is_mark = unicodedata.category(character)[0] in "PS"
-            if code > 0x7F and is_mark and len(splitter.pre_tokenize_str(f"a{character}a")) == 3:
-                isolated.append(code)
-        elif normal.strip() == character:
-            isolated.append(code)
-        elif normal[0:1] == " " and normal[-1:] == " " and normal.strip():
-            # A second form of a Chinese character. It is replaced if the first one is known.
-            isolated.append(code)
+        is_changed = normal.strip() != character
+        # The operator itself makes letters of ASCII small, and isolates its punctuation.
+        if is_changed and (code > 0x7F or normal in ("", " ")):
             changes.setdefault(normal, []).append(code)
-        elif code > 0x7F or normal in ("", " "):
-            # The operator itself makes letters of ASCII small.
-            changes.setdefault(normal, []).append(code)
+        # Chinese characters get spaces, and punctuation becomes a word of its own.
+        can_split = normal[:1] == " " or any(
+            unicodedata.category(each)[0] in "PS" for each in normal
+        )
+        if code > 0x7F and can_split and len(splitter.pre_tokenize_str(f"a{normal}a")) == 3:
+            isolated.append(code)
     return _Characters(known=known, changes=changes, isolated=isolated)
 
 
