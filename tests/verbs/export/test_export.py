@@ -8,8 +8,11 @@ import sys
 import pytest
 
 import qdqbert
+from qdqbert.choices import ENGINE_NAMES, EXPORT_FORMATS
 from qdqbert.cli import main
 from qdqbert.errors import CheckpointError, MissingExtraError, OutputExistsError, UserInputError
+from qdqbert.exporting.formats import format_named
+from qdqbert.verbs.export import _MODULES as packages
 
 
 @pytest.fixture
@@ -84,6 +87,11 @@ def test_a_missing_package_names_the_extra(classifier, monkeypatch) -> None:
     )
     with pytest.raises(MissingExtraError, match=r"openvino_genai.*'qdqbert\[export\]'"):
         qdqbert.export(classifier, to="openvino")
+
+
+def test_each_format_names_its_packages_and_an_engine() -> None:
+    assert set(packages) == set(EXPORT_FORMATS)
+    assert format_named("triton").engine in ENGINE_NAMES
 
 
 def test_a_failed_check_leaves_nothing(classifier, tmp_path, monkeypatch) -> None:
