@@ -27,7 +27,7 @@ def byte_pairs(tokenizer: tokenizers.Tokenizer) -> AddTokenizer:
 
     def add(nodes: Nodes, text: ir.Value) -> ir.Value:
         if has_prefix:
-            text = nodes.replace(text, r"^(\S)", r" \1")
+            text = nodes.replace(text, "^([^ ])", r" \1")
         ids = nodes.add_all(
             "RobertaTokenizer",
             text,

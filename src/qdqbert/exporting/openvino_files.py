@@ -67,6 +67,9 @@ def write_model(source: Source, folder: Path) -> None:
         # A tensor has several names where a Cast was removed. Pipelines ask for this one.
         output.tensor.set_names({name})
         wanted.append(openvino.opset13.result(output.node.input_value(0)))
+    for value in model.inputs:
+        names = value.names & set(source.artifact.input_names)
+        value.tensor.set_names(names)
     kept = openvino.Model(wanted, model.get_parameters(), source.name)
     for name, result in zip(source.outputs, kept.outputs, strict=True):
         result.tensor.set_names({name})

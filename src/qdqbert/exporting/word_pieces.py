@@ -31,8 +31,6 @@ _ALPHABETS = (
 )
 _HANGUL = range(0xAC00, 0xD7A4)
 _LEADS, _VOWELS, _TAILS = 19, 21, 28
-# HF's WordPiece has this limit; the operator has another one.
-_LONGEST_WORD = 100
 # A character that stands for a word which is not in the vocabulary.
 _ABSENT = "\ue000"
 # White space and punctuation of ASCII, in brackets of a regular expression.
@@ -47,11 +45,14 @@ class _Characters:
         known: The characters of all pieces, and those that the operator turns into them.
         changes: Characters that become another text, by that text.
         isolated: Characters that are words of their own: Chinese ones and punctuation.
+        longest: Number of characters of the longest word that is cut into pieces. The operator has
+            another limit.
     """
 
     known: frozenset[str]
     changes: Mapping[str, Sequence[int]]
     isolated: Sequence[int]
+    longest: int
 
 
 def word_pieces(tokenizer: tokenizers.Tokenizer) -> AddTokenizer:
@@ -77,7 +78,7 @@ def word_pieces(tokenizer: tokenizers.Tokenizer) -> AddTokenizer:
     known = {character for token in vocabulary if token not in added for character in token}
     if normalizer["lowercase"]:
         known |= set(string.ascii_uppercase)
-    characters = _characters(tokenizer, frozenset(known))
+    characters = _characters(tokenizer, frozenset(known), model["max_input_chars_per_word"])
     attributes = {
         "vocab_file": "\n".join(vocabulary),
         "do_lower_case": int(normalizer["lowercase"]),
@@ -107,7 +108,7 @@ def _words(nodes: Nodes, text: ir.Value, characters: _Characters) -> ir.Value:
         lambda inner: text,
         lambda inner: _normalized(inner, text, characters),
     )
-    too_long = rf"[^{_BETWEEN_WORDS}]{{{_LONGEST_WORD + 1},}}"
+    too_long = rf"[^{_BETWEEN_WORDS}]{{{characters.longest + 1},}}"
     # Such an expression takes longer to compile than to match, and most texts have no such word.
     return nodes.where(
         nodes.matches(normal, rf"(?s).*{too_long}.*"),
@@ -154,7 +155,9 @@ def _normalized(nodes: Nodes, text: ir.Value, characters: _Characters) -> ir.Val
     return nodes.replace(text, f"{word}[^{_BETWEEN_WORDS}{letters}]{word}", _ABSENT)
 
 
-def _characters(tokenizer: tokenizers.Tokenizer, known: frozenset[str]) -> _Characters:
+def _characters(
+    tokenizer: tokenizers.Tokenizer, known: frozenset[str], longest: int
+) -> _Characters:
     """Return what a tokenizer does to each character."""
     normalizer, splitter = tokenizer.normalizer, tokenizer.pre_tokenizer
     changes: dict[str, list[int]] = {}
@@ -172,7 +175,7 @@ def _characters(tokenizer: tokenizers.Tokenizer, known: frozenset[str]) -> _Char
         )
         if code > 0x7F and can_split and len(splitter.pre_tokenize_str(f"a{normal}a")) == 3:
             isolated.append(code)
-    return _Characters(known=known, changes=changes, isolated=isolated)
+    return _Characters(known=known, changes=changes, isolated=isolated, longest=longest)
 
 
 def _assigned() -> Iterator[int]:

@@ -12,7 +12,7 @@ from qdqbert.choices import ENGINE_NAMES, EXPORT_FORMATS
 from qdqbert.cli import main
 from qdqbert.errors import CheckpointError, MissingExtraError, OutputExistsError, UserInputError
 from qdqbert.exporting.formats import format_named
-from qdqbert.verbs.export import _MODULES as packages
+from qdqbert.verbs.export import PACKAGES
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_missing_package_names_the_extra(classifier, monkeypatch) -> None:
 
 
 def test_each_format_names_its_packages_and_an_engine() -> None:
-    assert set(packages) == set(EXPORT_FORMATS)
+    assert set(PACKAGES) == set(EXPORT_FORMATS)
     assert format_named("triton").engine in ENGINE_NAMES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,12 @@ from qdqbert.verbs.export.options import ExportOptions
 if TYPE_CHECKING:
     from qdqbert.verbs.export.report import ExportReport
 
-_MODULES = {
+PACKAGES: Mapping[ExportFormat, Sequence[str]] = {
     "openvino": ("openvino", "openvino_genai", "openvino_tokenizers", "transformers"),
-    "onnx-text": ("onnx", "onnxruntime_extensions"),
-    "triton": ("onnx",),
+    "onnx-text": ("onnx", "onnx_ir", "onnxruntime_extensions"),
+    "triton": (),
 }
+"""Modules that each format needs, beyond those that running a folder needs."""
 
 
 def export(
@@ -71,7 +73,7 @@ def export(
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     options = ExportOptions(**arguments)
-    require(f"`export` to {to!r}", "export", _MODULES[to])
+    require(f"`export` to {to!r}", "export", PACKAGES[to])
     from qdqbert.verbs.export.run import run
 
     return run(options, shown)
