@@ -152,6 +152,7 @@ def test_other_kinds_of_tokenizers_are_exported(kind, with_tokenizer, tmp_path) 
         states = model.encode(TEXTS, output_value="token_embeddings")
     for row, expected in zip(found["last_hidden_state"], states, strict=True):
         np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-4)
+    assert "says nothing about its pooling" in report.notices[-1]
 
 
 def test_a_tokenizer_that_the_operators_get_wrong_is_refused(with_tokenizer, tmp_path) -> None:

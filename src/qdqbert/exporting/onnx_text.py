@@ -342,9 +342,9 @@ def _usage(source: Source, folder: Path) -> str:
 
 
 def _notices(source: Source) -> Sequence[str]:
-    del source
     return [
-        "Special tokens that a text spells out, as [MASK] does, are ordinary text in the graph."
+        "Special tokens that a text spells out, as [MASK] does, are ordinary text in the graph.",
+        *source.states_notices,
     ]
 
 

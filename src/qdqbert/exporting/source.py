@@ -84,6 +84,21 @@ class Source:
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return content
 
+    @property
+    def states_notices(self) -> list[str]:
+        """What users of a format without a mask have to know about states of tokens."""
+        if LAST_HIDDEN_STATE not in self.outputs:
+            return []
+        notice = (
+            f"Rows of {LAST_HIDDEN_STATE} are as long as the longest text: padding is at the end."
+        )
+        if self.head is None:
+            notice += (
+                " The model says nothing about its pooling. If you name one when you quantize it, "
+                "the graph makes embeddings."
+            )
+        return [notice]
+
     def tokenizer(self) -> FolderTokenizer:
         """Return the tokenizer, which cuts texts to the folder's length."""
         return FolderTokenizer(self.artifact.directory, max_length=self.artifact.max_length)
@@ -155,7 +170,8 @@ def _outputs(
     missing = [each for each in names if each not in there]
     if missing:
         raise UserInputError(
-            f"`outputs={chosen!r}`: the graph has no {missing[0]}, only {', '.join(there)}.",
+            f"`outputs={chosen!r}`: the graph has no {missing[0]}, only {', '.join(there)}. For a "
+            "model that says nothing about its pooling, name one when you quantize it.",
             argument="outputs",
         )
     return tuple(names)

@@ -241,10 +241,10 @@ def _usage(source: Source, folder: Path) -> str:
 
 
 def _notices(source: Source) -> Sequence[str]:
-    del source
     return [
         "The server's Python needs the packages tokenizers and numpy: "
-        f"pip install tokenizers=={tokenizers.__version__} numpy"
+        f"pip install tokenizers=={tokenizers.__version__} numpy",
+        *source.states_notices,
     ]
 
 
