@@ -108,8 +108,8 @@ def source_of() -> Callable[..., Source]:
             folder,
             "onnxruntime",
             target=None,
-            outputs=None,
-            default_outputs=outputs,
+            returns=None,
+            default=outputs,
             name=None,
         )
 

@@ -19,8 +19,8 @@ def source(quantized):
         quantized("sentence").directory,
         "onnxruntime",
         target=None,
-        outputs=None,
-        default_outputs="sentence_embedding",
+        returns=None,
+        default="sentence_embedding",
         name=None,
     )
 

@@ -51,7 +51,7 @@ def exported(quantized, tmp_path_factory):
     """The report of an exported embedder, and its session."""
     output = tmp_path_factory.mktemp("exported") / "embedder"
     folder = quantized("sentence").directory
-    report = qdqbert.export(folder, to="onnx-text", output=output, outputs="both")
+    report = qdqbert.export(folder, to="onnx-text", output=output, returns="both")
     return report, session_of(str(output / "model.onnx"))
 
 

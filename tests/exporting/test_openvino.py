@@ -102,12 +102,12 @@ def test_a_pooling_that_a_pipeline_does_not_have_is_refused(quantized, tmp_path)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     with pytest.raises(UserInputError, match="no pooling 'max', only mean, cls") as caught:
         qdqbert.export(folder, to="openvino", output=tmp_path / "out")
-    assert caught.value.argument == "outputs"
+    assert caught.value.argument == "returns"
 
 
 def test_states_and_embeddings_can_be_returned_together(quantized, tmp_path) -> None:
     report = qdqbert.export(
-        quantized("sentence").directory, to="openvino", output=tmp_path / "out", outputs="both"
+        quantized("sentence").directory, to="openvino", output=tmp_path / "out", returns="both"
     )
     assert report.outputs == ("last_hidden_state", "sentence_embedding")
     assert [each.output for each in report.agreement] == list(report.outputs)
@@ -151,8 +151,8 @@ def test_tokens_of_other_kinds_of_tokenizers_are_equal(kind, with_tokenizer, tmp
         with_tokenizer(kind),
         "onnxruntime",
         target=None,
-        outputs=None,
-        default_outputs="last_hidden_state",
+        returns=None,
+        default="last_hidden_state",
         name="model",
     )
     write_tokenizer(source, tmp_path)

@@ -138,8 +138,8 @@ def pooling_of(source: Source) -> dict[str, Any]:
     if pooling not in known:
         raise UserInputError(
             f"OpenVINO's pipelines have no pooling {pooling!r}, only {', '.join(known)}. With "
-            "`outputs='sentence_embedding'` the graph pools, for programs that run it themselves.",
-            argument="outputs",
+            "`returns='sentence_embedding'` the graph pools, for programs that run it themselves.",
+            argument="returns",
         )
     return {
         "pooling_type": known[pooling],

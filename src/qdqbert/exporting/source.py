@@ -109,8 +109,8 @@ def open_source(
     engine: EngineName,
     *,
     target: TargetName | None,
-    outputs: ExportedOutputs | None,
-    default_outputs: ExportedOutputs,
+    returns: ExportedOutputs | None,
+    default: ExportedOutputs,
     name: str | None,
 ) -> Source:
     """Read a folder, and choose its graph and its outputs.
@@ -119,8 +119,8 @@ def open_source(
         folder: Folder that `quantize` wrote.
         engine: Engine of the format.
         target: Graph that the caller wants.
-        outputs: What the caller wants an embedder to return.
-        default_outputs: What an embedder returns otherwise, if the graph has it.
+        returns: What the caller wants an embedder to return.
+        default: What an embedder returns otherwise, if the graph has it.
         name: Name that the caller wants.
 
     Raises:
@@ -146,7 +146,7 @@ def open_source(
         artifact=artifact,
         engine=engine,
         target=chosen,
-        outputs=_outputs(artifact, outputs, default_outputs),
+        outputs=_outputs(artifact, returns, default),
         head=read_sentence_head(lambda path: _text_of(folder / path)),
         settings=read_model_settings(folder),
         name=name,
@@ -160,9 +160,9 @@ def _outputs(
     if artifact.task != "feature-extraction":
         if wanted is not None:
             raise UserInputError(
-                f"`outputs={wanted!r}` applies to embedders. A model for {artifact.task} returns "
+                f"`returns={wanted!r}` applies to embedders. A model for {artifact.task} returns "
                 f"{', '.join(there)}. Leave it out.",
-                argument="outputs",
+                argument="returns",
             )
         return there
     chosen = wanted or (default if default in there else there[0])
@@ -170,9 +170,9 @@ def _outputs(
     missing = [each for each in names if each not in there]
     if missing:
         raise UserInputError(
-            f"`outputs={chosen!r}`: the graph has no {missing[0]}, only {', '.join(there)}. For a "
+            f"`returns={chosen!r}`: the graph has no {missing[0]}, only {', '.join(there)}. For a "
             "model that says nothing about its pooling, name one when you quantize it.",
-            argument="outputs",
+            argument="returns",
         )
     return tuple(names)
 

@@ -54,7 +54,7 @@ def test_only_a_folder_of_this_package_is_replaced(classifier, tmp_path) -> None
     [
         ({"to": "tflite"}, "to", "Choose one of: openvino, onnx-text, triton"),
         ({"name": "my model"}, "name", "`name='my model'` is not a name"),
-        ({"outputs": "both"}, "outputs", "applies to embedders"),
+        ({"returns": "both"}, "returns", "applies to embedders"),
         ({"target": "native"}, "target", "contains graphs for"),
     ],
     ids=str,

@@ -28,7 +28,7 @@ def export(
     to: ExportFormat,
     output: str | Path | None = None,
     target: TargetName | None = None,
-    outputs: ExportedOutputs | None = None,
+    returns: ExportedOutputs | None = None,
     name: str | None = None,
     overwrite: bool = False,
     progress: Progress | bool = False,
@@ -48,7 +48,7 @@ def export(
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime. One of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native",
             "native-dynamic", "tensorrt", "qordered", "float".
-        outputs: What an embedder returns. By default what the runtime needs: states of tokens for
+        returns: What an embedder returns. By default what the runtime needs: states of tokens for
             OpenVINO, whose pipelines pool them, and embeddings for the other formats. One of
             "last_hidden_state", "sentence_embedding", "both".
         name: Name of the model in a server. The name of the model's folder by default.

@@ -20,7 +20,7 @@ class ExportOptions:
         output: Folder to write. By default that of the model, with the format added to its name.
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime.
-        outputs: What an embedder returns. By default what the runtime needs: states of tokens for
+        returns: What an embedder returns. By default what the runtime needs: states of tokens for
             OpenVINO, whose pipelines pool them, and embeddings for the other formats.
         name: Name of the model in a server. The name of the model's folder by default.
         overwrite: Replace an existing output folder, if this package wrote it.
@@ -30,7 +30,7 @@ class ExportOptions:
     to: ExportFormat
     output: str | None = option(None, short="o")
     target: TargetName | None = None
-    outputs: ExportedOutputs | None = None
+    returns: ExportedOutputs | None = None
     name: str | None = None
     overwrite: bool = False
 

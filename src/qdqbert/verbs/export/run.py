@@ -36,8 +36,8 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
         Path(options.model),
         written.engine,
         target=options.target,
-        outputs=options.outputs,
-        default_outputs=written.default_outputs,
+        returns=options.returns,
+        default=written.default_outputs,
         name=options.name,
     )
     written.refuse(source)
