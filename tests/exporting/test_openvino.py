@@ -126,6 +126,7 @@ def test_a_reranker_scores_as_the_folder_does(quantized, tmp_path) -> None:
         )
     np.testing.assert_allclose([found[index] for index in range(3)], expected, atol=0.01)
     assert report.inputs == ("text", "text_pair")
+    assert [each.output for each in report.agreement] == ["logits", "score"]
 
 
 def test_a_classifier_is_a_tokenizer_and_a_graph(quantized, tmp_path) -> None:

@@ -14,6 +14,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.samples import HARD
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
+from qdqbert.inference.classification import Classify
 from qdqbert.inference.tokenizer import FolderTokenizer
 
 LEAST_SQNR_DB = 20.0
@@ -123,7 +124,12 @@ def expected_results(
     )
     with loaded as model:
         if not source.is_embedder:
-            return {source.outputs[0]: _logits(model, source, items)}
+            job = Classify(
+                tokenizer=source.tokenizer(),
+                input_names=source.artifact.input_names,
+                function="none",
+            )
+            return {source.outputs[0]: list(model.stream(job, items))}
         values = {LAST_HIDDEN_STATE: "token_embeddings", SENTENCE_EMBEDDING: SENTENCE_EMBEDDING}
         # A call would log that texts were cut.
         jobs = {
@@ -131,18 +137,6 @@ def expected_results(
             for name in outputs or source.outputs
         }
         return {name: list(model.stream(job, items)) for name, job in jobs.items()}
-
-
-def _logits(model: Any, source: Source, items: Sequence[Any]) -> list[Result]:
-    if source.takes_pairs:
-        return list(model.stream(model.scoring_job(activation="none"), items))
-    job = model.job(top_k=None, function_to_apply="none")
-    labels = list(job.id2label.values())
-    found = []
-    for answer in model.stream(job, items):
-        scores = {each["label"]: each["score"] for each in answer}
-        found.append(np.array([scores[label] for label in labels], dtype=np.float32))
-    return found
 
 
 def check_results(name: str, expected: Sequence[Result], found: Sequence[Result]) -> Agreement:

@@ -56,7 +56,7 @@ def _write(source: Source, folder: Path) -> None:
 def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     check_tokens(source, CompiledTokenizer(folder).ids, converter="OpenVINO Tokenizers")
     if source.takes_pairs:
-        return [_check_reranker(source, folder)]
+        return _check_reranker(source, folder)
     if _is_pooled_by_pipeline(source):
         return [_check_embedder(source, folder)]
     texts = check_texts()
@@ -81,12 +81,17 @@ def _check_embedder(source: Source, folder: Path) -> Agreement:
     return check_results(SENTENCE_EMBEDDING, expected[SENTENCE_EMBEDDING], found)
 
 
-def _check_reranker(source: Source, folder: Path) -> Agreement:
+def _check_reranker(source: Source, folder: Path) -> Sequence[Agreement]:
     pipeline = openvino_genai.TextRerankPipeline(str(folder), "CPU", top_n=1)
     pairs = check_pairs()
     found = [_vector([pipeline.rerank(query, [text])[0][1]]) for query, text in pairs]
-    (logits,) = expected_results(source, pairs).values()
-    return check_results("score", [_score(each) for each in logits], found)
+    ((name, expected),) = expected_results(source, pairs).items()
+    logits = run_model(folder, pairs)[name]
+    # Scores are close to 0 and 1, where other logits would give nearly the same ones.
+    return [
+        check_results(name, expected, logits),
+        check_results("score", [_score(each) for each in logits], found),
+    ]
 
 
 def _score(logits: Result) -> Result:
@@ -154,8 +159,8 @@ def _notices(source: Source) -> Sequence[str]:
         )
     if _is_pooled_by_pipeline(source):
         notices.append(
-            "OpenVINO's pipelines do not read the pooling from the folder, and use CLS by default. "
-            "Pass the arguments below."
+            "OpenVINO GenAI does not read the pooling from the folder, and uses CLS by default. "
+            "Pass `pooling_type` and `normalize` as shown."
         )
     if _is_pooled_by_pipeline(source) and instructions_of(source):
         notices.append(
