@@ -19,10 +19,10 @@ from qdqbert.exporting.source import Source, open_source
 SPECIAL = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 
 
-def byte_level_bpe() -> tokenizers.Tokenizer:
+def byte_level_bpe(*, prefix: bool = False) -> tokenizers.Tokenizer:
     """Return a tokenizer of RoBERTa's kind."""
     made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=list(ROBERTA_SPECIAL),
@@ -59,6 +59,7 @@ def unigram(normalizer: Any = None) -> tokenizers.Tokenizer:
 
 TOKENIZERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "bpe": byte_level_bpe,
+    "bpe with a space before": lambda: byte_level_bpe(prefix=True),
     "unigram": unigram,
     "unigram with NFKC": lambda: unigram(normalizers.NFKC()),
 }

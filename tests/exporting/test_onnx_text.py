@@ -143,7 +143,7 @@ def test_prompt_and_dimensions_of_the_folder_are_in_the_graph(with_settings, tmp
     np.testing.assert_allclose(found["sentence_embedding"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["bpe", "bpe with a space before", "unigram"])
 def test_other_kinds_of_tokenizers_are_exported(kind, with_tokenizer, tmp_path) -> None:
     folder = with_tokenizer(kind)
     report = qdqbert.export(folder, to="onnx-text", output=tmp_path / "out")

@@ -142,7 +142,7 @@ def test_a_classifier_is_a_tokenizer_and_a_graph(quantized, tmp_path) -> None:
             assert row[labels[each["label"]]] == pytest.approx(each["score"], abs=0.05)
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "unigram with NFKC"])
+@pytest.mark.parametrize("kind", ["bpe", "bpe with a space before", "unigram", "unigram with NFKC"])
 def test_tokens_of_other_kinds_of_tokenizers_are_equal(kind, with_tokenizer, tmp_path) -> None:
     from qdqbert.exporting.checks import check_tokens
     from qdqbert.exporting.openvino_files import CompiledTokenizer, write_tokenizer

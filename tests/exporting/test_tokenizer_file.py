@@ -28,7 +28,14 @@ def plain() -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
 
 
-@pytest.mark.parametrize("make", [bert, words_and_metaspace, plain])
+def bytes_after_a_space() -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(models.BPE({each: i for i, each in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return made
+
+
+@pytest.mark.parametrize("make", [bert, words_and_metaspace, bytes_after_a_space, plain])
 def test_a_rewritten_tokenizer_gives_the_same_ids(make) -> None:
     original = make()
     before = original.to_str()

@@ -16,6 +16,9 @@ def equivalent_tokenizer(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
     * `WhitespaceSplit` before `Metaspace` makes one space of every run of white space. OpenVINO
       Tokenizers does not drop empty words between them, so that steps of the normalizer replace
       and strip white space.
+    * `ByteLevel` with `add_prefix_space` puts a space before a text that does not start with one.
+      OpenVINO Tokenizers leaves it out before other white space, too, so that steps of the
+      normalizer do it.
 
     Args:
         tokenizer: The tokenizer; not changed.
@@ -31,6 +34,12 @@ def equivalent_tokenizer(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
             {"type": "Strip", "strip_left": True, "strip_right": True},
         ]
         content["pre_tokenizer"] = before[1]
+    if [step["type"] for step in before] == ["ByteLevel"] and before[0]["add_prefix_space"]:
+        steps += [
+            {"type": "Prepend", "prepend": " "},
+            {"type": "Replace", "pattern": {"Regex": "^  "}, "content": " "},
+        ]
+        content["pre_tokenizer"] = {**before[0], "add_prefix_space": False}
     content["normalizer"] = {"type": "Sequence", "normalizers": steps} if steps else None
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
