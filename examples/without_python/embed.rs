@@ -20,7 +20,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn input(rows: &[Encoding], values: fn(&Encoding) -> &[u32]) -> Result<Tensor<i64>, Failure> {
     // Inputs are int64 of shape (batch, tokens).
-    let shape = [rows.len(), rows[0].len()];
+    let shape = [rows.len(), values(&rows[0]).len()];
     let flat: Vec<i64> = rows
         .iter()
         .flat_map(|row| values(row).iter().map(|&value| i64::from(value)))
@@ -30,17 +30,22 @@ fn input(rows: &[Encoding], values: fn(&Encoding) -> &[u32]) -> Result<Tensor<i6
 
 fn main() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, graph, texts @ ..] = words.as_slice() else {
+    let [folder, graph, _, ..] = words.as_slice() else {
         return Err("usage: embed FOLDER GRAPH TEXT...".into());
     };
-    let settings: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(format!("{folder}/quantization.json"))?)?;
+    let texts = &words[2..];
+    let settings: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(format!(
+        "{folder}/quantization.json"
+    ))?)?;
     let max_length = settings["max_length"].as_u64().ok_or("no max_length")? as usize;
     let config: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(format!("{folder}/config.json"))?)?;
 
     let mut tokenizer = Tokenizer::from_file(format!("{folder}/tokenizer.json"))?;
-    tokenizer.with_truncation(Some(TruncationParams { max_length, ..Default::default() }))?;
+    tokenizer.with_truncation(Some(TruncationParams {
+        max_length,
+        ..Default::default()
+    }))?;
     tokenizer.with_padding(Some(PaddingParams {
         pad_id: config["pad_token_id"].as_u64().unwrap_or(0) as u32,
         ..Default::default()
@@ -50,7 +55,10 @@ fn main() -> Result<(), Failure> {
     let mut session = Session::builder()?.commit_from_file(format!("{folder}/{graph}"))?;
     let mut inputs = vec![
         ("input_ids", input(&rows, Encoding::get_ids)?),
-        ("attention_mask", input(&rows, Encoding::get_attention_mask)?),
+        (
+            "attention_mask",
+            input(&rows, Encoding::get_attention_mask)?,
+        ),
     ];
     // RoBERTa and others have no segments.
     let names = settings["inputs"].as_array().ok_or("no inputs")?;
