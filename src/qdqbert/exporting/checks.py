@@ -17,13 +17,14 @@ from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Sour
 from qdqbert.inference.classification import Classify
 from qdqbert.inference.tokenizer import FolderTokenizer
 
-LEAST_SQNR_DB = 20.0
+LEAST_SQNR_DB = 15.0
 """Lowest `Agreement.worst_sqnr_db` of an exported model.
 
-Both run the same INT8 graph, so that they differ in the order of float sums only, and by what
-follows: activations close to a rounding boundary take the next code, and one engine may compute
-floats in bfloat16. That leaves 25 dB and more. Another pooling, another scale or another number of
-tokens leaves less than 15 dB.
+Both run the same INT8 graph, so that they differ in the order of float sums only, and in the codes
+of activations that are close to a rounding boundary. For all-MiniLM-L6-v2 on OpenVINO, the worst
+text has 129 dB. It has 21 dB if one of them computes floats in bfloat16, and the other one does
+not. With its long text cut at half of the length it has 13 dB, without the special tokens in the
+mean 2 dB, and with another pooling -2 dB.
 """
 
 Item = str | tuple[str, str]
