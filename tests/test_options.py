@@ -28,6 +28,7 @@ from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.export.options import ExportOptions
 from qdqbert.verbs.push.options import PushOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.run.options import RunOptions
@@ -40,6 +41,7 @@ COMMANDS = {
     qdqbert.train: TrainOptions,
     qdqbert.benchmark: BenchmarkOptions,
     qdqbert.build_tensorrt: BuildTensorRTOptions,
+    qdqbert.export: ExportOptions,
     qdqbert.push: PushOptions,
     qdqbert.run: RunOptions,
     qdqbert.verify: VerifyOptions,

@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from qdqbert.verbs.doctor import doctor as doctor
     from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
+    from qdqbert.verbs.export import export as export
+    from qdqbert.verbs.export.report import ExportReport as ExportReport
     from qdqbert.verbs.push import push as push
     from qdqbert.verbs.push.report import PushReport as PushReport
     from qdqbert.verbs.quantize import quantize as quantize
@@ -103,6 +105,8 @@ _MODULES = {
     "Embedder": "qdqbert.inference.embedding",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.reports",
+    "export": "qdqbert.verbs.export",
+    "ExportReport": "qdqbert.verbs.export.report",
     "Fidelity": "qdqbert.evidence.fidelity",
     "GraphError": "qdqbert.errors",
     "LatencyReport": "qdqbert.evidence.reports",

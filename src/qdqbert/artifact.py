@@ -41,6 +41,7 @@ REPORT = "report.json"
 REPORT_PAGE = "report.html"
 VERIFICATION = "verification.npz"
 TRAINING = "training.json"
+EXPORT = "export.json"
 GENERATION = "generation_config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
@@ -289,11 +290,12 @@ def check_output(directory: Path, *, overwrite: bool) -> None:
             "another `output`.",
             argument="output",
         )
-    if not (is_artifact(directory) or (directory / TRAINING).is_file()):
+    marks = (QUANTIZATION, TRAINING, EXPORT)
+    if not any((directory / name).is_file() for name in marks):
         raise OutputExistsError(
             f"`output={str(directory)!r}` already exists and is not a model that this package "
-            f"wrote: it has no {QUANTIZATION} or {TRAINING}. It is not deleted, even with "
-            "`overwrite=True`. Pass another `output`.",
+            f"wrote: it has no {QUANTIZATION}, {TRAINING} or {EXPORT}. It is not deleted, even "
+            "with `overwrite=True`. Pass another `output`.",
             argument="output",
         )
 
@@ -393,7 +395,12 @@ def _swap(new: Path, directory: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def weights_of(model: Path) -> Path:
+    """Return the file that holds the weights of a graph of more than 1.5 GB."""
+    return model.with_name(f"{model.name}.data")
+
+
 def size_bytes(model: Path) -> int:
     """Return the size of a graph and of the file that holds its weights, if there is one."""
-    weights = model.with_name(f"{model.name}.data")
+    weights = weights_of(model)
     return model.stat().st_size + (weights.stat().st_size if weights.exists() else 0)

@@ -88,3 +88,7 @@ INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
+
+ExportFormat = Literal["openvino", "onnx-text", "triton"]
+EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+ExportedOutputs = Literal["last_hidden_state", "sentence_embedding", "both"]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TrainReport,
     )
     from qdqbert.verbs.doctor.report import DoctorReport
+    from qdqbert.verbs.export.report import ExportReport
     from qdqbert.verbs.push.report import PushReport
     from qdqbert.verbs.run.report import RunReport
     from qdqbert.verbs.serve.report import ServeReport
@@ -234,6 +235,29 @@ def serve_table(report: ServeReport) -> RenderableType:
         f"Answered {counted(report.requests, 'request')} with {counted(report.inputs, 'input')} "
         f"({report.tokens:,} tokens) in {report.seconds:.0f} s."
     )
+
+
+def export_table(report: ExportReport) -> RenderableType:
+    """Show how close the exported model is, its files, and how to run it."""
+    title = f"{report.model} ({report.target}) as {report.to}: {report.task}"
+    close = Table()
+    for name in ("output", "texts", "SQNR to the folder", "worst text"):
+        close.add_column(name, justify="left" if name == "output" else "right")
+    for each in report.agreement:
+        levels = (_decibels(each.sqnr_db), _decibels(each.worst_sqnr_db))
+        close.add_row(each.output, str(each.texts), *levels)
+    lines = [
+        f"All tokens are those of `tokenizers`. Texts are cut at {report.max_length} tokens.",
+        f"{counted(len(report.files), 'file')}, {size_text(report.size_bytes)}. To run it:",
+        "",
+        *(f"    {line}".rstrip() for line in report.usage.splitlines()),
+        "",
+    ]
+    return Group(Text(title, style="italic"), close, Text("\n".join(lines)))
+
+
+def _decibels(value: float) -> str:
+    return "equal" if value == math.inf else f"{value:.1f} dB"
 
 
 def push_table(report: PushReport) -> RenderableType:

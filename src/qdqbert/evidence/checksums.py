@@ -43,7 +43,7 @@ def write_checksums(folder: Path, *, leave_out: Collection[str]) -> None:
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
     kept = [name for name in names if name not in leave_out and name != CHECKSUMS]
-    lines = [f"{_digest(folder / name)}  {name}\n" for name in kept]
+    lines = [f"{digest_of(folder / name)}  {name}\n" for name in kept]
     write_bytes(folder / CHECKSUMS, "".join(lines).encode())
 
 
@@ -69,7 +69,7 @@ def check_files(folder: Path) -> tuple[FileCheck, ...] | None:
 
 def _check(folder: Path, name: str, expected: str) -> FileCheck:
     try:
-        is_equal = _digest(folder / name) == expected
+        is_equal = digest_of(folder / name) == expected
     except FileNotFoundError:
         return FileCheck(name=name, verdict="missing")
     except OSError:
@@ -78,6 +78,7 @@ def _check(folder: Path, name: str, expected: str) -> FileCheck:
     return FileCheck(name=name, verdict="intact" if is_equal else "changed")
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

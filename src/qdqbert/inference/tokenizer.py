@@ -118,8 +118,13 @@ class FolderTokenizer:
             max_length=cut.max_length,
             stride=cut.stride,
             strategy=cut.strategy,
-            direction=self._config.get("truncation_side", "right"),
+            direction=self.truncation_side,
         )
+
+    @property
+    def truncation_side(self) -> str:
+        """The end of a text that is cut: "right" or "left"."""
+        return str(self._config.get("truncation_side", "right"))
 
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token, `mask_token` and so on; `None` if there is none."""

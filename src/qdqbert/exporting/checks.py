@@ -1,0 +1,184 @@
+"""Compare an exported model with the folder that it comes from: tokens, then results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import qdqbert.inference.load
+from qdqbert.errors import UserInputError
+from qdqbert.evidence.fidelity import to_decibels
+from qdqbert.exporting.samples import HARD
+from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
+from qdqbert.inference.classification import Classify
+from qdqbert.inference.tokenizer import FolderTokenizer
+
+LEAST_SQNR_DB = 15.0
+"""Lowest `Agreement.worst_sqnr_db` of an exported model.
+
+Both run the same INT8 graph, so that they differ in the order of float sums only, and in the codes
+of activations that are close to a rounding boundary. For all-MiniLM-L6-v2 on OpenVINO, the worst
+text has 129 dB. It has 21 dB if one of them computes floats in bfloat16, and the other one does
+not. With its long text cut at half of the length it has 13 dB, without the special tokens in the
+mean 2 dB, and with another pooling -2 dB.
+"""
+
+Item = str | tuple[str, str]
+Result = NDArray[np.float32]
+Tokenize = Callable[[Sequence[Item]], Iterable[Iterable[int]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How close an output of an exported model is to that of the folder.
+
+    Attributes:
+        output: Name of the output.
+        texts: Number of texts or pairs that were compared.
+        sqnr_db: SQNR over all of them, dB; infinite if all results are equal.
+        worst_sqnr_db: Mean signal of all texts to the largest noise of any text, dB.
+    """
+
+    output: str
+    texts: int
+    sqnr_db: float
+    worst_sqnr_db: float
+
+
+def differing_texts(
+    tokenizer: FolderTokenizer,
+    tokenize: Tokenize,
+    texts: Mapping[str, Item],
+    *,
+    prompt: str = "",
+) -> list[str]:
+    """Return the names of the texts that a tokenizer gives other ids for.
+
+    Args:
+        tokenizer: The tokenizer of the folder.
+        tokenize: Returns the ids of texts or pairs, without padding.
+        texts: Texts or pairs by name.
+        prompt: Text that the exported tokenizer puts before each text.
+    """
+    found = zip(texts.items(), tokenize(list(texts.values())), strict=True)
+    return [
+        name
+        for (name, text), ids in found
+        if list(ids) != tokenizer.encode(prompt + text if isinstance(text, str) else text).ids
+    ]
+
+
+def check_tokens(source: Source, tokenize: Tokenize, *, converter: str, prompt: str = "") -> None:
+    """Refuse a tokenizer that gives other ids for some text.
+
+    Args:
+        source: What is exported.
+        tokenize: The exported tokenizer; see `differing_texts`.
+        converter: Name of what runs it, for the message.
+        prompt: Text that the exported tokenizer puts before each text.
+
+    Raises:
+        UserInputError: It does.
+    """
+    texts: Mapping[str, Item] = HARD
+    if source.takes_pairs:
+        # The library that runs OpenVINO's tokenizers fails for two empty texts.
+        texts = {name: (HARD["a sentence"], text) for name, text in HARD.items()}
+    found = differing_texts(source.tokenizer(), tokenize, texts, prompt=prompt)
+    if found:
+        raise UserInputError(
+            f"{converter} gives other tokens than the library `tokenizers` for {', '.join(found)}. "
+            "The model would compute other results for such texts, so that nothing is written. "
+            'Choose another format in `to`; "triton" takes every tokenizer.',
+            argument="to",
+        )
+
+
+def expected_results(
+    source: Source,
+    items: Sequence[Any],
+    *,
+    outputs: Sequence[str] | None = None,
+    prompt: str | None = None,
+) -> dict[str, list[Result]]:
+    """Run the folder itself, each text alone.
+
+    Args:
+        source: The graph.
+        items: Texts or pairs.
+        outputs: Names of the outputs of an embedder, if not those to export.
+        prompt: Text before each text to embed. The folder's default prompt by default.
+
+    Returns:
+        For each output, a result for each item: `(tokens, hidden)` for states,
+        `(dimensions,)` for embeddings and `(classes,)` for logits.
+    """
+    loaded = qdqbert.inference.load.load(
+        source.artifact.directory,
+        engine=source.engine,
+        target=source.target,  # type: ignore[arg-type]
+        batch_invariant=True,
+    )
+    with loaded as model:
+        if not source.is_embedder:
+            job = Classify(
+                tokenizer=source.tokenizer(),
+                input_names=source.artifact.input_names,
+                function="none",
+            )
+            return {source.outputs[0]: list(model.stream(job, items))}
+        values = {LAST_HIDDEN_STATE: "token_embeddings", SENTENCE_EMBEDDING: SENTENCE_EMBEDDING}
+        # A call would log that texts were cut.
+        jobs = {
+            name: model.job(output_value=values[name], prompt=prompt)
+            for name in outputs or source.outputs
+        }
+        return {name: list(model.stream(job, items)) for name, job in jobs.items()}
+
+
+def check_results(name: str, expected: Sequence[Result], found: Sequence[Result]) -> Agreement:
+    """Compare an output of an exported model with that of the folder.
+
+    Args:
+        name: Name of the output.
+        expected: Results of the folder; see `expected_results`.
+        found: Results of the exported model, of the same shapes.
+
+    Returns:
+        How close they are.
+
+    Raises:
+        UserInputError: They are not close.
+    """
+    shapes = [(mine.shape, its.shape) for mine, its in zip(expected, found, strict=True)]
+    odd = next((pair for pair in shapes if pair[0] != pair[1]), None)
+    if odd is not None:
+        raise _disagreement(name, f"has shape {odd[1]} instead of {odd[0]}")
+    signal = float(np.mean([np.mean(np.square(value, dtype=np.float64)) for value in expected]))
+    noises = [
+        float(np.mean(np.square(its.astype(np.float64) - mine)))
+        for mine, its in zip(expected, found, strict=True)
+    ]
+    worst = to_decibels(signal, max(noises))
+    if not worst >= LEAST_SQNR_DB:
+        raise _disagreement(
+            name, f"has an SQNR of {worst:.1f} dB for one text, below {LEAST_SQNR_DB:g} dB"
+        )
+    return Agreement(
+        output=name,
+        texts=len(noises),
+        sqnr_db=to_decibels(signal, float(np.mean(noises))),
+        worst_sqnr_db=worst,
+    )
+
+
+def _disagreement(name: str, how: str) -> UserInputError:
+    return UserInputError(
+        f"The exported model does not compute what the folder computes: {name} {how}. Nothing was "
+        "written. Please report this.",
+        argument="to",
+    )

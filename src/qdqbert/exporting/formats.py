@@ -1,0 +1,57 @@
+"""What a format is, and the table of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from qdqbert.choices import EngineName, ExportedOutputs, ExportFormat
+from qdqbert.exporting.checks import Agreement
+from qdqbert.exporting.source import Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format.
+
+    Attributes:
+        engine: Engine whose graphs the format takes.
+        default_outputs: What an embedder returns by default.
+        refuse: Raises `UserInputError` if the format has no place for a model.
+        write: Writes a model to a folder.
+        check: Runs what was written, and compares it with the folder that it comes from. Raises
+            `UserInputError` if it gives other tokens or results.
+        inputs: Names of what the exported model takes.
+        outputs: Names of what it returns.
+        usage: Returns how to run what is in a folder, as Python code or a command.
+        notices: Returns what users have to know.
+    """
+
+    engine: EngineName
+    default_outputs: ExportedOutputs
+    refuse: Callable[[Source], None]
+    write: Callable[[Source, Path], None]
+    check: Callable[[Source, Path], Sequence[Agreement]]
+    inputs: Callable[[Source], Sequence[str]]
+    outputs: Callable[[Source], Sequence[str]]
+    usage: Callable[[Source, Path], str]
+    notices: Callable[[Source], Sequence[str]]
+
+
+def format_named(name: ExportFormat) -> Format:
+    """Return a format. The libraries that it needs have to be installed."""
+    # Each of these files imports a library that the others do not need.
+    match name:
+        case "openvino":
+            from qdqbert.exporting.openvino import OPENVINO
+
+            return OPENVINO
+        case "onnx-text":
+            from qdqbert.exporting.onnx_text import ONNX_TEXT
+
+            return ONNX_TEXT
+        case "triton":
+            from qdqbert.exporting.triton import TRITON
+
+            return TRITON

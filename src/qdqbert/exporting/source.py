@@ -1,0 +1,181 @@
+"""What is exported: a graph of a folder that `quantize` wrote, and what its results depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from qdqbert.artifact import Artifact, open_artifact
+from qdqbert.checkpoint.sentence import (
+    ModelSettings,
+    SentenceHead,
+    read_model_settings,
+    read_sentence_head,
+)
+from qdqbert.choices import EngineName, ExportedOutputs, TargetName
+from qdqbert.errors import UserInputError
+from qdqbert.inference.tokenizer import FolderTokenizer
+
+LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
+SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
+
+# A name is also that of a folder, and a part of addresses.
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+TASKS = ("feature-extraction", "reranking", "text-classification")
+"""Tasks whose models can be exported: those that make one result of each text or pair."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A graph to export.
+
+    Attributes:
+        artifact: The folder.
+        engine: Engine that its results are compared on.
+        target: Target of the graph.
+        outputs: Names of the graph's outputs to export.
+        head: Pooling of an embedder; `None` if the folder has none.
+        settings: Prompts and other settings of sentence-transformers.
+        name: Name of the model in a server.
+    """
+
+    artifact: Artifact
+    engine: EngineName
+    target: str
+    outputs: tuple[str, ...]
+    head: SentenceHead | None
+    settings: ModelSettings
+    name: str
+
+    @property
+    def graph(self) -> Path:
+        """The .onnx file."""
+        return self.artifact.model_for(self.engine, self.target)
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether the model makes embeddings."""
+        return self.artifact.task == "feature-extraction"
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether an input is a pair of texts, as for `load`."""
+        return self.artifact.task == "reranking" or (not self.is_embedder and self.labels == 1)
+
+    @property
+    def prompt(self) -> str:
+        """Text that `load` puts before each text by default; empty for none."""
+        return self.settings.default_prompt if self.is_embedder else ""
+
+    @property
+    def labels(self) -> int:
+        """Number of classes, 2 if the config has no names of classes, as in transformers."""
+        return len(self.config.get("id2label") or "12")
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Content of config.json."""
+        path = self.artifact.directory / "config.json"
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+
+    @property
+    def states_notices(self) -> list[str]:
+        """What users of a format without a mask have to know about states of tokens."""
+        if LAST_HIDDEN_STATE not in self.outputs:
+            return []
+        notice = (
+            f"Rows of {LAST_HIDDEN_STATE} are as long as the longest text: padding is at the end."
+        )
+        if self.head is None:
+            notice += (
+                " The model says nothing about its pooling. If you name one when you quantize it, "
+                "the graph makes embeddings."
+            )
+        return [notice]
+
+    def tokenizer(self) -> FolderTokenizer:
+        """Return the tokenizer, which cuts texts to the folder's length."""
+        return FolderTokenizer(self.artifact.directory, max_length=self.artifact.max_length)
+
+
+def open_source(
+    folder: Path,
+    engine: EngineName,
+    *,
+    target: TargetName | None,
+    returns: ExportedOutputs | None,
+    default: ExportedOutputs,
+    name: str | None,
+) -> Source:
+    """Read a folder, and choose its graph and its outputs.
+
+    Args:
+        folder: Folder that `quantize` wrote.
+        engine: Engine of the format.
+        target: Graph that the caller wants.
+        returns: What the caller wants an embedder to return.
+        default: What an embedder returns otherwise, if the graph has it.
+        name: Name that the caller wants.
+
+    Raises:
+        CheckpointError: `quantize` did not write the folder.
+        UserInputError: The folder has no such graph or output, or another task.
+    """
+    artifact = open_artifact(folder)
+    if artifact.task not in TASKS:
+        raise UserInputError(
+            f"{str(folder)!r} was quantized for task {artifact.task!r}. `export` writes models for "
+            f"{', '.join(TASKS)}.",
+            argument="model",
+        )
+    name = name or folder.absolute().name
+    if not _NAME.fullmatch(name):
+        raise UserInputError(
+            f"`name={name!r}` is not a name for a server's model. Use letters, digits, '.', '_' "
+            "and '-'.",
+            argument="name",
+        )
+    chosen = artifact.target_for(engine, target)
+    return Source(
+        artifact=artifact,
+        engine=engine,
+        target=chosen,
+        outputs=_outputs(artifact, returns, default),
+        head=read_sentence_head(lambda path: _text_of(folder / path)),
+        settings=read_model_settings(folder),
+        name=name,
+    )
+
+
+def _outputs(
+    artifact: Artifact, wanted: ExportedOutputs | None, default: ExportedOutputs
+) -> tuple[str, ...]:
+    there = tuple(str(each) for each in artifact.quantization["outputs"])
+    if artifact.task != "feature-extraction":
+        if wanted is not None:
+            raise UserInputError(
+                f"`returns={wanted!r}` applies to embedders. A model for {artifact.task} returns "
+                f"{', '.join(there)}. Leave it out.",
+                argument="returns",
+            )
+        return there
+    chosen = wanted or (default if default in there else there[0])
+    names = (LAST_HIDDEN_STATE, SENTENCE_EMBEDDING) if chosen == "both" else (chosen,)
+    missing = [each for each in names if each not in there]
+    if missing:
+        raise UserInputError(
+            f"`returns={chosen!r}`: the graph has no {missing[0]}, only {', '.join(there)}. For a "
+            "model that says nothing about its pooling, name one when you quantize it.",
+            argument="returns",
+        )
+    return tuple(names)
+
+
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

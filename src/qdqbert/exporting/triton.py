@@ -1,0 +1,261 @@
+"""The format "triton": a model repository of NVIDIA Triton Inference Server.
+
+DIR/NAME/config.pbtxt                       an ensemble: texts in, results out
+DIR/NAME_tokenizer/1/model.py               Python backend: texts to ids, with `tokenizers`
+DIR/NAME_tokenizer/1/tokenizer.json
+DIR/NAME_model/1/model.onnx                 ONNX Runtime backend
+
+The tokenizer is a Python model, and no graph of onnxruntime-extensions: it takes every tokenizer,
+its ids are those of the library `tokenizers` without exception, and the server needs no other
+operators.
+
+Source: triton-inference-server/common `protobuf/model_config.proto`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import tokenizers
+
+from qdqbert.artifact import weights_of
+from qdqbert.errors import UserInputError
+from qdqbert.exporting import triton_tokenizer
+from qdqbert.exporting.checks import (
+    Agreement,
+    Item,
+    check_results,
+    check_tokens,
+    expected_results,
+)
+from qdqbert.exporting.formats import Format
+from qdqbert.exporting.samples import check_pairs, check_texts
+from qdqbert.exporting.source import SENTENCE_EMBEDDING, Source
+
+MAX_BATCH = 64
+"""Most texts of a batch."""
+
+_MULTIPLE = 16
+# How long a request waits for others, in microseconds. One batch takes longer than this.
+_DELAY = 500
+_VERSION = "1"
+
+
+class Name(str):
+    """A word of a text proto that stands without quotes: the name of an enumerator."""
+
+
+def text_proto(fields: Mapping[str, Any], indent: str = "") -> str:
+    """Return a message in protobuf's text format.
+
+    Args:
+        fields: Values by name: strings, numbers, `Name`, mappings for messages, and lists for
+            repeated fields.
+        indent: White space before each line.
+    """
+    lines = []
+    for name, value in fields.items():
+        is_message_list = isinstance(value, list) and value and isinstance(value[0], Mapping)
+        for each in value if is_message_list else [value]:
+            if isinstance(each, Mapping):
+                inner = text_proto(each, indent + "  ")
+                lines.append(f"{indent}{name} {{\n{inner}{indent}}}\n")
+            else:
+                lines.append(f"{indent}{name}: {_scalar(each)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_scalar(each) for each in value)}]"
+    if isinstance(value, Name) or not isinstance(value, str):
+        return str(value)
+    # Bytes as octal numbers, which text format reads in all versions.
+    characters = (
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:03o}"
+        for byte in value.encode()
+    )
+    return f'"{"".join(characters)}"'
+
+
+def _tensor(name: str, kind: str, *dims: int) -> dict[str, Any]:
+    return {"name": name, "data_type": Name(f"TYPE_{kind}"), "dims": list(dims)}
+
+
+def _texts(source: Source) -> list[dict[str, Any]]:
+    return [_tensor(name, "STRING", 1) for name in _inputs(source)]
+
+
+def _ids(source: Source) -> list[dict[str, Any]]:
+    return [_tensor(name, "INT64", -1) for name in source.artifact.input_names]
+
+
+def _results(source: Source) -> list[dict[str, Any]]:
+    """Return the outputs, with the sizes that the graph has."""
+    session = _session(source.graph)
+    shapes = {value.name: value.shape[1:] for value in session.get_outputs()}
+    return [
+        _tensor(name, "FP32", *(size if isinstance(size, int) else -1 for size in shapes[name]))
+        for name in source.outputs
+    ]
+
+
+def _configs(source: Source) -> dict[str, dict[str, Any]]:
+    """Return the content of config.pbtxt of each model, by its name."""
+    tokenizer, model = f"{source.name}_tokenizer", f"{source.name}_model"
+    texts, ids, results = _texts(source), _ids(source), _results(source)
+    batching = {"max_queue_delay_microseconds": _DELAY}
+    steps = [(tokenizer, texts, ids), (model, ids, results)]
+    return {
+        source.name: {
+            "name": source.name,
+            "platform": "ensemble",
+            "max_batch_size": MAX_BATCH,
+            "input": texts,
+            "output": results,
+            "ensemble_scheduling": {
+                "step": [
+                    {
+                        "model_name": name,
+                        "model_version": -1,
+                        "input_map": [_pair(each["name"]) for each in taken],
+                        "output_map": [_pair(each["name"]) for each in made],
+                    }
+                    for name, taken, made in steps
+                ]
+            },
+        },
+        tokenizer: {
+            "name": tokenizer,
+            "backend": "python",
+            "max_batch_size": MAX_BATCH,
+            "input": texts,
+            "output": ids,
+            "dynamic_batching": {},
+            "instance_group": [{"count": 1, "kind": Name("KIND_CPU")}],
+            "parameters": [
+                {"key": name, "value": {"string_value": value}}
+                for name, value in _parameters(source).items()
+            ],
+        },
+        model: {
+            "name": model,
+            "backend": "onnxruntime",
+            "max_batch_size": MAX_BATCH,
+            "input": ids,
+            "output": results,
+            "dynamic_batching": batching,
+        },
+    }
+
+
+def _pair(name: str) -> dict[str, str]:
+    return {"key": name, "value": name}
+
+
+def _parameters(source: Source) -> dict[str, str]:
+    """Return the parameters of the tokenizer; see `TextTokenizer`."""
+    tokenizer = source.tokenizer()
+    padding = {name: tokenizer.padding[name] for name in source.artifact.input_names}
+    return {
+        "max_length": str(source.artifact.max_length),
+        "truncation_side": tokenizer.truncation_side,
+        "pad_to_multiple_of": str(_MULTIPLE),
+        **({"prompt": source.prompt} if source.prompt else {}),
+        **{f"pad_{name}": str(value) for name, value in padding.items()},
+    }
+
+
+def _refuse(source: Source) -> None:
+    count = source.settings.truncate_dim
+    if source.is_embedder and count is not None:
+        raise UserInputError(
+            f"The model keeps {count} dimensions of each embedding (`truncate_dim` of its "
+            'settings), which the graph does not do. Choose "onnx-text" in `to`, or remove '
+            "`truncate_dim` from a copy of the folder.",
+            argument="to",
+        )
+
+
+def _write(source: Source, folder: Path) -> None:
+    for name, config in _configs(source).items():
+        (folder / name / _VERSION).mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(text_proto(config), encoding="utf-8")
+    # Programs that copy files only would lose an empty folder, which the ensemble needs.
+    (folder / source.name / _VERSION / ".keep").touch()
+    tokenizer = folder / f"{source.name}_tokenizer" / _VERSION
+    shutil.copyfile(triton_tokenizer.__file__, tokenizer / "model.py")
+    shutil.copyfile(source.artifact.directory / "tokenizer.json", tokenizer / "tokenizer.json")
+    model = folder / f"{source.name}_model" / _VERSION
+    shutil.copyfile(source.graph, model / source.graph.name)
+    if weights_of(source.graph).exists():
+        shutil.copyfile(weights_of(source.graph), model / weights_of(source.graph).name)
+
+
+def _check(source: Source, folder: Path) -> Sequence[Agreement]:
+    """Run both steps as the server does, but for the server."""
+    tokenize = triton_tokenizer.TextTokenizer(
+        folder / f"{source.name}_tokenizer" / _VERSION, _parameters(source)
+    )
+    session = _session(folder / f"{source.name}_model" / _VERSION / source.graph.name)
+    items: Sequence[Item] = check_pairs() if source.takes_pairs else check_texts()
+
+    def inputs_of(item: Item) -> dict[str, Any]:
+        return dict(tokenize(*([text] for text in ((item,) if isinstance(item, str) else item))))
+
+    def ids(texts: Sequence[Item]) -> list[list[int]]:
+        made = [inputs_of(item) for item in texts]
+        return [each["input_ids"][0][each["attention_mask"][0] == 1].tolist() for each in made]
+
+    check_tokens(source, ids, converter="The tokenizer for Triton", prompt=source.prompt)
+    expected = expected_results(source, items)
+    rows = [session.run(list(source.outputs), inputs_of(item)) for item in items]
+    agreement = []
+    for index, name in enumerate(source.outputs):
+        # The server returns padded tokens, too.
+        found = [
+            row[index][0][: len(mine)] if row[index].ndim == 3 else row[index][0]
+            for row, mine in zip(rows, expected[name], strict=True)
+        ]
+        agreement.append(check_results(name, expected[name], found))
+    return agreement
+
+
+def _session(model: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def _inputs(source: Source) -> Sequence[str]:
+    return ("text", "text_pair") if source.takes_pairs else ("text",)
+
+
+def _usage(source: Source, folder: Path) -> str:
+    del source
+    return f"tritonserver --model-repository {folder.absolute()}"
+
+
+def _notices(source: Source) -> Sequence[str]:
+    return [
+        "The server's Python needs the packages tokenizers and numpy: "
+        f"pip install tokenizers=={tokenizers.__version__} numpy",
+        *source.states_notices,
+    ]
+
+
+TRITON = Format(
+    engine="onnxruntime",
+    default_outputs=SENTENCE_EMBEDDING,
+    refuse=_refuse,
+    write=_write,
+    check=_check,
+    inputs=_inputs,
+    outputs=lambda source: source.outputs,
+    usage=_usage,
+    notices=_notices,
+)

@@ -1,0 +1,50 @@
+"""Options of `export`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from qdqbert.choices import ExportedOutputs, ExportFormat, TargetName
+from qdqbert.options import check_options, normalize_options, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Common options.
+
+    Attributes:
+        model: Folder that `quantize` wrote.
+        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "onnx-text"
+            for one ONNX graph that takes strings, "triton" for a model repository of Triton.
+        output: Folder to write. By default that of the model, with the format added to its name.
+        target: Graph to export, if the folder has several. By default the one that was made for the
+            runtime.
+        returns: What an embedder returns. By default what the runtime needs: states of tokens for
+            OpenVINO, whose pipelines pool them, and embeddings for the other formats.
+        name: Name of the model in a server. The name of the model's folder by default.
+        overwrite: Replace an existing output folder, if this package wrote it.
+    """
+
+    model: str
+    to: ExportFormat
+    output: str | None = option(None, short="o")
+    target: TargetName | None = None
+    returns: ExportedOutputs | None = None
+    name: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UserInputError: A value is not allowed.
+        """
+        normalize_options(self)
+        check_options(self)
+
+    @property
+    def folder(self) -> Path:
+        """The folder to write."""
+        model = Path(self.model)
+        return Path(self.output) if self.output else model.with_name(f"{model.name}-{self.to}")

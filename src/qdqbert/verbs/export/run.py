@@ -1,0 +1,94 @@
+"""Write a folder in another format, check it, and put it into its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import EXPORT, check_output, writing
+from qdqbert.evidence.checksums import digest_of
+from qdqbert.exporting.formats import Format, format_named
+from qdqbert.exporting.source import Source, open_source
+from qdqbert.files import json_values, write_json
+from qdqbert.progress import Progress
+from qdqbert.verbs.export.options import ExportOptions
+from qdqbert.verbs.export.report import ExportReport
+from qdqbert.verbs.versions import version_of, versions
+
+EXPORT_FORMAT = "qdqbert-export/1"
+
+# What converts and runs an exported model, and nothing else.
+_LIBRARIES = ("onnxruntime_extensions", "openvino_genai", "openvino_tokenizers", "tokenizers")
+
+
+def run(options: ExportOptions, progress: Progress) -> ExportReport:
+    """Export a folder.
+
+    Raises:
+        CheckpointError: `quantize` did not write it.
+        OutputExistsError: The output folder exists, and is not replaced.
+        UserInputError: It cannot be exported.
+    """
+    written = format_named(options.to)
+    source = open_source(
+        Path(options.model),
+        written.engine,
+        target=options.target,
+        returns=options.returns,
+        default=written.default_outputs,
+        name=options.name,
+    )
+    written.refuse(source)
+    check_output(options.folder, overwrite=options.overwrite)
+    with writing(options.folder, overwrite=options.overwrite) as folder:
+        with progress.stage("Writing the model and its tokenizer"):
+            written.write(source, folder)
+        with progress.stage("Comparing tokens and results"):
+            agreement = written.check(source, folder)
+        report = _report(options, written, source, folder, agreement)
+        write_json(folder / EXPORT, json_values(_manifest(report, source)))
+    return report
+
+
+def _report(
+    options: ExportOptions, written: Format, source: Source, folder: Path, agreement: Any
+) -> ExportReport:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    return ExportReport(
+        model=options.model,
+        to=options.to,
+        target=source.target,
+        task=source.artifact.task,
+        name=source.name,
+        inputs=tuple(written.inputs(source)),
+        outputs=tuple(written.outputs(source)),
+        max_length=source.artifact.max_length,
+        agreement=tuple(agreement),
+        files=files,
+        size_bytes=sum(files.values()),
+        usage=written.usage(source, options.folder),
+        notices=tuple(written.notices(source)),
+        directory=str(options.folder),
+    )
+
+
+def _manifest(report: ExportReport, source: Source) -> dict[str, Any]:
+    """Return the content of export.json: the report without paths, and where the graph is from."""
+    content = dataclasses.asdict(report)
+    left_out = ("model", "directory", "usage", "files", "size_bytes")
+    return {
+        "format": EXPORT_FORMAT,
+        **{name: value for name, value in content.items() if name not in left_out},
+        "graph_sha256": digest_of(source.graph),
+        "versions": {**versions(), **dict(_library_versions())},
+    }
+
+
+def _library_versions() -> Iterator[tuple[str, str]]:
+    for name in _LIBRARIES:
+        version = version_of(name)
+        if version is not None:
+            yield name.replace("_", "-"), version
