@@ -51,8 +51,9 @@ DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
 LABELS = ("dull", "fine")
-# Each quantizes a model of its own and starts a server. The other tutorials run all kinds of calls.
-SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
+# Each tutorial quantizes a model of its own and starts a server, and the guide needs Ray Serve. The
+# other pages run all kinds of calls.
+SLOW = {"token-classification", "question-answering", "reranking", "fill-mask", "serve"}
 # Options of other programs: torchrun, docker, servers and the scripts in `benchmarks/`. Those of
 # OpenVINO Model Server have underscores: --model_name, --rest_port.
 FOREIGN = {"--nproc-per-node", "--test", "--publish", "--tag", "--volume"}
@@ -213,6 +214,8 @@ def compat_uninstalled() -> Iterator[None]:
 
 
 @pytest.mark.openvino
+# Of Ray Serve's own models.
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
 @pytest.mark.parametrize(
     "page",
     [
