@@ -13,7 +13,12 @@ from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
 from qdqbert.evidence.fidelity import Decisions, Fidelity, compare
-from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
+from qdqbert.evidence.limits import (
+    MetricDifference,
+    Verdict,
+    check_limits,
+    metric_differences,
+)
 from qdqbert.graph.export import GraphBody, to_numpy
 from qdqbert.options import LimitOptions
 from qdqbert.tasks.task import (
@@ -217,15 +222,15 @@ class Baseline:
             differences=metric_differences(scores, self.scores),
         )
 
-    def meets(self, options: LimitOptions, predictions: Predictions) -> bool:
-        """Return whether a model is shown to meet the limits of a call.
+    def verdicts(self, options: LimitOptions, predictions: Predictions) -> list[Verdict]:
+        """Return the verdict about each limit of a call.
 
         Raises:
             UserInputError: A limit does not apply to the task.
         """
         found = self.compare(predictions)
         checks = check_limits(options, found.fidelity, found.differences)
-        return all(each.verdict == "met" for each in checks)
+        return [each.verdict for each in checks]
 
 
 def batch_invariance_of(

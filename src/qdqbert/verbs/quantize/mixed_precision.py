@@ -20,6 +20,9 @@ from qdqbert.verbs.quantize.source import SitedSource
 # Tokens, padding included, on which the gain of a unit is measured. Limits are checked on all.
 _TOKENS = 8192
 
+# Parts of the examples that a check runs one after another.
+_PARTS = 8
+
 
 class Trials:
     """Runs a plan with some of its sites left in float."""
@@ -57,6 +60,25 @@ class Trials:
         with self._sited.quantized_runner(plan, self._calibration) as runner:
             return predict(self._baseline.task, runner, self._baseline.encoded)
 
+    def meets(self, options: LimitOptions, left: Collection[str]) -> bool:
+        """Return whether the limits are met on all examples, with sites left in float.
+
+        The examples run in parts. Those that have not run yet count as equal to float, so that a
+        limit which is missed by then is missed by all.
+        """
+        baseline = self._baseline
+        task, encoded = baseline.task, baseline.encoded
+        found = dict(enumerate(baseline.predictions))
+        plan = in_float(self._plan, left)
+        with self._sited.quantized_runner(plan, self._calibration) as runner:
+            for start in range(_PARTS):
+                part = encoded.batches[start::_PARTS]
+                found.update(predict_batches(task, runner, part, encoded.features))
+                verdicts = baseline.verdicts(options, [found[index] for index in sorted(found)])
+                if "missed" in verdicts:
+                    return False
+        return all(each == "met" for each in verdicts)
+
 
 def in_float(plan: Plan, left: Collection[str]) -> Plan:
     """Return a plan that leaves some sites in float."""
@@ -91,7 +113,8 @@ def meet_limits(
     Raises:
         UserInputError: A limit does not apply to the task.
     """
-    if not options.limits or not baseline.meets(options, baseline.predictions):
+    unchanged = baseline.verdicts(options, baseline.predictions) if options.limits else []
+    if not unchanged or any(each != "met" for each in unchanged):
         return list(plans), [() for _ in plans]
     changed: list[Plan] = []
     units: list[tuple[Unit, ...]] = []
@@ -107,7 +130,7 @@ def meet_limits(
             ranges = calibration.for_recipe(plan.recipe)
             trials = Trials(plan, sited, ranges, baseline)
             every = make_units(plan.specs, sited.weights())
-            found = _search(trials, every, baseline, options, plan.target.name, progress)
+            found = _search(trials, every, options, plan.target.name, progress)
             known.append((plan, found))
         changed.append(in_float(plan, {site for unit in found for site in unit.sites}))
         units.append(found)
@@ -121,7 +144,6 @@ def _are_equal(plan: Plan, other: Plan) -> bool:
 def _search(
     trials: Trials,
     units: Sequence[Unit],
-    baseline: Baseline,
     options: LimitOptions,
     target: str,
     progress: Progress,
@@ -129,9 +151,8 @@ def _search(
     with progress.stage(f"Meeting the limits for {target}") as advance:
 
         def is_met(taken: Sequence[Unit]) -> bool:
-            left = {site for unit in taken for site in unit.sites}
             advance()
-            return baseline.meets(options, trials.predictions(left))
+            return trials.meets(options, {site for unit in taken for site in unit.sites})
 
         def noise(left: Collection[str]) -> float:
             advance()
