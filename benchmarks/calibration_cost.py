@@ -6,9 +6,9 @@ Each run is a separate process that loads the checkpoint and calibrates it for t
 `portable`, as `quantize` does: smoothing, ranges, corrected biases and the rounding of weights.
 The built-in texts are used without `--texts`. They are repeated, so that all runs have inputs of
 the same lengths. "Forward" is the time of as many passes over the same batches that observe
-nothing. Seconds are those of all threads together, which depend less on what else the machine does.
-In the row "max, nearest codes", weights are rounded to the nearest codes, which needs no
-second moments.
+nothing. All run on one thread, and seconds are those of its CPU time, which depend less on what
+else the machine does. In the row "max, nearest codes", weights are rounded to the nearest codes,
+which needs no second moments.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def run(arguments: argparse.Namespace, calibrator: str, count: int) -> dict[str,
 
 def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     """Calibrate in this process, and print seconds and the peak memory in MB as JSON."""
+    import torch
+
     from calibration import calibrate
     from qdqbert.calibration.calibrate import as_tensors, run_observed
     from qdqbert.calibration.statistics import CombinedObserver
@@ -84,6 +86,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.verbs.inference import encode_examples
 
     rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}
+    torch.set_num_threads(1)
     name, _, nearest = calibrator.partition(", ")
     is_demo = arguments.model == "demo"
     checkpoint = load_checkpoint(str(demo_checkpoint()) if is_demo else arguments.model)
