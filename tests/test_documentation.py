@@ -33,6 +33,7 @@ import qdqbert.compat
 import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
+from ports import free_port
 from qdqbert.cli.app import _COMMANDS, main
 from qdqbert.options import declared_options
 from task_files import TAGS, plain, questions, sentence, tagged
@@ -281,12 +282,6 @@ def run_commands(block: str, port: int, servers: contextlib.ExitStack) -> None:
             except SystemExit as stop:
                 code = stop.code
         assert not code, f"{line}\n{printed.getvalue()}"
-
-
-def free_port() -> int:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return int(each.getsockname()[1])
 
 
 @contextlib.contextmanager

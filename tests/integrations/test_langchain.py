@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 
 import numpy as np
 import pytest
@@ -18,22 +16,13 @@ integration = pytest.importorskip("qdqbert.integrations.langchain")
 TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
 
 
-@pytest.fixture(scope="module")
-def folder(quantized, tmp_path_factory):
-    """An embedder with prompts."""
-    made = shutil.copytree(
-        quantized("sentence").directory, tmp_path_factory.mktemp("prompted") / "int8"
-    )
-    settings = {"prompts": {"query": "where is ", "document": "the "}}
-    (made / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    return made
-
-
-def test_documents_and_queries_have_their_prompts(folder) -> None:
+def test_documents_and_queries_have_their_prompts(prompted) -> None:
     options = {"normalize_embeddings": True}
-    found = integration.QdqbertEmbeddings(str(folder), engine="onnxruntime", encode_options=options)
+    found = integration.QdqbertEmbeddings(
+        str(prompted), engine="onnxruntime", encode_options=options
+    )
     assert isinstance(found, library.embeddings.Embeddings)
-    with qdqbert.load(folder, engine="onnxruntime") as model:
+    with qdqbert.load(prompted, engine="onnxruntime") as model:
         documents = model.encode_document(TEXTS, **options)
         query = model.encode_query(TEXTS[0], **options)
     np.testing.assert_allclose(found.embed_documents(TEXTS), documents, atol=1e-5)
@@ -43,10 +32,10 @@ def test_documents_and_queries_have_their_prompts(folder) -> None:
     np.testing.assert_allclose(later, documents, atol=1e-5)
 
 
-def test_a_vector_store_finds_the_nearest_text(folder) -> None:
+def test_a_vector_store_finds_the_nearest_text(prompted) -> None:
     from langchain_core.vectorstores import InMemoryVectorStore
 
-    embeddings = integration.QdqbertEmbeddings(str(folder), engine="onnxruntime")
+    embeddings = integration.QdqbertEmbeddings(str(prompted), engine="onnxruntime")
     store = InMemoryVectorStore.from_texts(TEXTS, embeddings)
     scores = np.array(embeddings.embed_documents(TEXTS)) @ embeddings.embed_query("the dog")
     lengths = np.linalg.norm(embeddings.embed_documents(TEXTS), axis=1)

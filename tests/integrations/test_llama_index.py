@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import shutil
 
 import numpy as np
 import pytest
@@ -23,23 +21,12 @@ def integration():
     return importlib.import_module("qdqbert.integrations.llama_index")
 
 
-@pytest.fixture(scope="module")
-def folder(quantized, tmp_path_factory):
-    """An embedder with prompts."""
-    made = shutil.copytree(
-        quantized("sentence").directory, tmp_path_factory.mktemp("prompted") / "int8"
-    )
-    settings = {"prompts": {"query": "where is ", "document": "the "}}
-    (made / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    return made
-
-
-def test_texts_and_queries_have_their_prompts(integration, folder) -> None:
+def test_texts_and_queries_have_their_prompts(integration, prompted) -> None:
     options = {"normalize_embeddings": True}
     found = integration.QdqbertEmbedding(
-        str(folder), engine="onnxruntime", encode_options=options, embed_batch_size=2
+        str(prompted), engine="onnxruntime", encode_options=options, embed_batch_size=2
     )
-    with qdqbert.load(folder, engine="onnxruntime") as model:
+    with qdqbert.load(prompted, engine="onnxruntime") as model:
         documents = model.encode_document(TEXTS, **options)
         query = model.encode_query(TEXTS[0], **options)
     np.testing.assert_allclose(found.get_text_embedding_batch(TEXTS), documents, atol=1e-5)
@@ -53,11 +40,11 @@ def test_texts_and_queries_have_their_prompts(integration, folder) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_index_finds_the_nearest_text(integration, folder) -> None:
+def test_an_index_finds_the_nearest_text(integration, prompted) -> None:
     from llama_index.core import VectorStoreIndex
     from llama_index.core.schema import TextNode
 
-    embed_model = integration.QdqbertEmbedding(str(folder), engine="onnxruntime")
+    embed_model = integration.QdqbertEmbedding(str(prompted), engine="onnxruntime")
     index = VectorStoreIndex([TextNode(text=text) for text in TEXTS], embed_model=embed_model)
     (best,) = index.as_retriever(similarity_top_k=1).retrieve("the dog")
     documents = np.array(embed_model.get_text_embedding_batch(TEXTS))

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import os
 import signal
-import socket
 import time
 
 import httpx
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import qdqbert
+from ports import free_port
 from qdqbert.errors import UserInputError
 from qdqbert.integrations import ray_serve
 from qdqbert.serving.options import ServerOptions
@@ -44,9 +44,7 @@ def cluster():
     import ray
     from ray import serve
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -17,15 +17,10 @@ import numpy as np
 import pytest
 
 import qdqbert
+from ports import free_port
 
 TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
 KEY = "secret"
-
-
-def free_port() -> int:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return int(each.getsockname()[1])
 
 
 class Server:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
-from qdqbert.errors import UserInputError
 from qdqbert.exporting.checks import (
     Agreement,
     Result,
@@ -28,7 +27,12 @@ from qdqbert.exporting.openvino_files import (
     write_tokenizer,
 )
 from qdqbert.exporting.samples import check_pairs, check_texts
-from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
+from qdqbert.exporting.source import (
+    LAST_HIDDEN_STATE,
+    SENTENCE_EMBEDDING,
+    Source,
+    refuse_truncate_dim,
+)
 from qdqbert.inference.classification import apply
 
 with openvino_telemetry_disabled():
@@ -38,13 +42,7 @@ with openvino_telemetry_disabled():
 def _refuse(source: Source) -> None:
     if _is_pooled_by_pipeline(source):
         pooling_of(source)
-    if source.is_embedder and source.settings.truncate_dim is not None:
-        raise UserInputError(
-            f"The model keeps {source.settings.truncate_dim} dimensions of each embedding "
-            "(`truncate_dim` of its settings), and OpenVINO's pipelines return all. Choose another "
-            "format in `to`, or remove `truncate_dim` from a copy of the folder.",
-            argument="to",
-        )
+    refuse_truncate_dim(source, "and OpenVINO's pipelines return all. Choose another format")
 
 
 def _write(source: Source, folder: Path) -> None:

@@ -179,3 +179,22 @@ def _outputs(
 
 def _text_of(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def refuse_truncate_dim(source: Source, why: str) -> None:
+    """Refuse embedders that keep a part of their dimensions.
+
+    Args:
+        source: What is exported.
+        why: What the format lacks and which other formats to choose, as a part of the message.
+
+    Raises:
+        UserInputError: The settings of the model have `truncate_dim`.
+    """
+    count = source.settings.truncate_dim
+    if source.is_embedder and count is not None:
+        raise UserInputError(
+            f"The model keeps {count} dimensions of each embedding (`truncate_dim` of its "
+            f"settings), {why} in `to`, or remove `truncate_dim` from a copy of the folder.",
+            argument="to",
+        )

@@ -23,7 +23,6 @@ import onnxruntime
 import tokenizers
 
 from qdqbert.artifact import weights_of
-from qdqbert.errors import UserInputError
 from qdqbert.exporting import triton_tokenizer
 from qdqbert.exporting.checks import (
     Agreement,
@@ -34,7 +33,7 @@ from qdqbert.exporting.checks import (
 )
 from qdqbert.exporting.formats import Format
 from qdqbert.exporting.samples import check_pairs, check_texts
-from qdqbert.exporting.source import SENTENCE_EMBEDDING, Source
+from qdqbert.exporting.source import SENTENCE_EMBEDDING, Source, refuse_truncate_dim
 
 MAX_BATCH = 64
 """Most texts of a batch."""
@@ -171,14 +170,7 @@ def _parameters(source: Source) -> dict[str, str]:
 
 
 def _refuse(source: Source) -> None:
-    count = source.settings.truncate_dim
-    if source.is_embedder and count is not None:
-        raise UserInputError(
-            f"The model keeps {count} dimensions of each embedding (`truncate_dim` of its "
-            'settings), which the graph does not do. Choose "onnx-text" in `to`, or remove '
-            "`truncate_dim` from a copy of the folder.",
-            argument="to",
-        )
+    refuse_truncate_dim(source, 'which the graph does not do. Choose "onnx-text"')
 
 
 def _write(source: Source, folder: Path) -> None:

@@ -28,7 +28,6 @@ from qdqbert.inference.model import Model
 
 _PIPELINES = {
     "text-classification": ("text-classification", "zero-shot-classification"),
-    "multi-label-classification": ("text-classification",),
     "token-classification": ("token-classification",),
     "fill-mask": ("fill-mask",),
     "feature-extraction": ("feature-extraction",),

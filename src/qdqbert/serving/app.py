@@ -21,7 +21,7 @@ from qdqbert.serving.metrics import Metrics
 from qdqbert.serving.openai import openai_routes
 from qdqbert.serving.openapi import describe
 from qdqbert.serving.responses import Response, error_response, json_response
-from qdqbert.serving.routing import Route, Router
+from qdqbert.serving.routing import Route, Router, respond
 from qdqbert.serving.service import Models, Served
 from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import text_embeddings_inference_routes
@@ -105,27 +105,29 @@ class _App:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.perf_counter()
         path = scope["path"].removeprefix(scope.get("root_path", ""))
+        found = self._router.find(path)
         # A client that leaves gets no response.
         status = 499
         try:
-            response = await self._respond(scope, path, receive)
+            response = await self._respond(scope, path, found, receive)
             if response is not None:
                 status = response.status
                 await response.send(send)
         finally:
-            found = self._router.find(path)
             # Other paths are counted together, so that no client can make up names.
             name = "other" if found is None else found[0].path
             self._metrics.count(name, status, time.perf_counter() - start)
 
-    async def _respond(self, scope: Scope, path: str, receive: Receive) -> Response | None:
+    async def _respond(
+        self, scope: Scope, path: str, found: tuple[Route, str | None] | None, receive: Receive
+    ) -> Response | None:
         try:
             body = await self._bodies.read(path, scope["headers"], receive)
         except BadRequestError as error:
             return error_response(error, path)
         if body is None:
             return None
-        return await self._router.respond(scope["method"], path, body)
+        return await respond(found, scope["method"], path, body)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":

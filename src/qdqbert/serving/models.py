@@ -21,7 +21,7 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
 
     Args:
         options: Which models, and on what they run.
-        progress: Is told about each model.
+        progress: Shows a stage for each model.
 
     Yields:
         The models by the names that requests use.

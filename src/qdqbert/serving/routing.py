@@ -50,7 +50,7 @@ class Route:
 
 
 class Router:
-    """Finds the route of a request, and answers with it."""
+    """Finds the route of a request."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """Keep the routes."""
@@ -67,30 +67,38 @@ class Router:
         route = self._routes.get(f"/{rest}")
         return (route, model) if route is not None and route.takes_model else None
 
-    async def respond(self, method: str, path: str, body: bytes) -> Response:
-        """Return the response to a request. Whatever fails becomes a response, too."""
-        try:
-            route, model = self._find(method, path)
-            return await route.run(_parsed(route, body), model)
-        except BadRequestError as error:
-            return error_response(error, path)
-        except Exception:
-            _LOGGER.exception("A request to %s failed.", path)
-            failure = BadRequestError(500, "The request failed in the server.", "Backend")
-            return error_response(failure, path)
 
-    def _find(self, method: str, path: str) -> tuple[Route, str | None]:
-        found = self.find(path)
+async def respond(
+    found: tuple[Route, str | None] | None, method: str, path: str, body: bytes
+) -> Response:
+    """Return the response to a request. Whatever fails becomes a response, too.
+
+    Args:
+        found: What `Router.find` returned for the path.
+        method: HTTP method.
+        path: The path.
+        body: Body of the request.
+    """
+    try:
         if found is None:
-            message = f"Not Found: there is no route {path!r}."
-            raise BadRequestError(404, message, "Validation")
+            raise BadRequestError(404, f"Not Found: there is no route {path!r}.", "Validation")
         route, model = found
-        if method not in route.methods:
-            allowed = ", ".join(route.methods)
-            raise BadRequestError(
-                405, f"{path!r} answers {allowed}, got {method}.", "Validation", {"Allow": allowed}
-            )
-        return route, model
+        _check_method(route, method, path)
+        return await route.run(_parsed(route, body), model)
+    except BadRequestError as error:
+        return error_response(error, path)
+    except Exception:
+        _LOGGER.exception("A request to %s failed.", path)
+        failure = BadRequestError(500, "The request failed in the server.", "Backend")
+        return error_response(failure, path)
+
+
+def _check_method(route: Route, method: str, path: str) -> None:
+    if method not in route.methods:
+        allowed = ", ".join(route.methods)
+        raise BadRequestError(
+            405, f"{path!r} answers {allowed}, got {method}.", "Validation", {"Allow": allowed}
+        )
 
 
 def _parsed(route: Route, body: bytes) -> Any:

@@ -68,13 +68,14 @@ class Trials:
         """
         baseline = self._baseline
         task, encoded = baseline.task, baseline.encoded
+        # By index, in the order of the examples, which updates keep.
         found = dict(enumerate(baseline.predictions))
         plan = in_float(self._plan, left)
         with self._sited.quantized_runner(plan, self._calibration) as runner:
             for start in range(_PARTS):
                 part = encoded.batches[start::_PARTS]
                 found.update(predict_batches(task, runner, part, encoded.features))
-                verdicts = baseline.verdicts(options, [found[index] for index in sorted(found)])
+                verdicts = baseline.verdicts(options, list(found.values()))
                 if "missed" in verdicts:
                     return False
         return all(each == "met" for each in verdicts)
