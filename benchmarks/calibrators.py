@@ -24,7 +24,7 @@ from qdqbert.calibration.calibrate import run_observed
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan, Run
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
-from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
+from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import example_inputs, export_sited
@@ -67,10 +67,12 @@ def main() -> None:
     sites = [site for site in sited.sites if site.kind == "activation"]
     names, scales = [site.name for site in sites], {}
     if recipe.smoothing is not None:
-        channels = ChannelAmaxObserver([s.name for s in sites if recipe.smoothing.matches(s)])
+        channels = ChannelObserver([s.name for s in sites if recipe.smoothing.matches(s)])
         run(channels, {})
         alphas = {site.name: recipe.smoothing.alpha_of(site) for site in sites}
-        scales = choose_pre_quant_scales(channels, linear_weights(sited), alphas=alphas)
+        scales = choose_pre_quant_scales(
+            channels, linear_weights(sited), alphas=alphas, search=recipe.smoothing.search
+        )
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)

@@ -30,15 +30,21 @@ def with_smoothing(name: str, smoothing: Smoothing | None) -> Recipe:
 
 
 def at_alpha(alpha: float) -> Smoothing:
-    """Return the smoothing with one alpha for all inputs."""
-    return dataclasses.replace(WIDE_INPUTS, alpha=alpha, alphas=())
+    """Return SmoothQuant's formula with one alpha for all inputs."""
+    return dataclasses.replace(WIDE_INPUTS, alpha=alpha, alphas=(), search=0.0)
+
+
+def searched(search: float) -> Recipe:
+    """Return the recipe `linear` with another share of the search."""
+    return with_smoothing("linear", dataclasses.replace(WIDE_INPUTS, search=search))
 
 
 CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear", build_recipe("linear"), Max()),
     ("linear, alpha 0.5", with_smoothing("linear", at_alpha(0.5)), Percentile(99.999)),
     ("linear, alpha 0.7", with_smoothing("linear", at_alpha(0.7)), Percentile(99.999)),
-    ("linear, alpha 0.7, 0.8 for GELU", build_recipe("linear"), Percentile(99.999)),
+    ("linear, alpha 0.7, 0.8 for GELU", searched(0.0), Percentile(99.999)),
+    ("linear, least noise", searched(1.0), Percentile(99.999)),
     ("linear, only the FFN smoothed", with_smoothing("linear", FFN_ONLY), Max()),
     ("linear, every input smoothed", with_smoothing("linear", EVERY_INPUT), Max()),
     ("linear, only LayerNorms' outputs smoothed", with_smoothing("linear", NORMS_ONLY), Max()),

@@ -43,6 +43,7 @@ WIDE_INPUTS = Smoothing(
     sources=("norm", "activation", "gate"),
     alpha=0.7,
     alphas=(("activation", 0.8),),
+    search=0.3,
 )
 
 _LINEAR_WEIGHTS = Rule(site="*._weight_quantizer", spec=WEIGHT)

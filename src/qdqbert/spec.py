@@ -257,6 +257,8 @@ class Smoothing:
         sums: Whether both inputs of residual adds get a scale too. An add has no weight, so its
             inputs are divided by the scale after their Q/DQ pair. Each channel then uses the whole
             range of codes.
+        search: How far scales move, 0 to 1, from SmoothQuant's formula to those with the least
+            noise.
     """
 
     sites: tuple[str, ...]
@@ -264,10 +266,12 @@ class Smoothing:
     alphas: tuple[tuple[Source, float], ...] = ()
     sources: tuple[Source, ...] | None = None
     sums: bool = False
+    search: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise SpecError(f"`alpha` must be between 0 and 1, got {self.alpha}.")
+        for name, value in (("alpha", self.alpha), ("search", self.search)):
+            if not 0 <= value <= 1:
+                raise SpecError(f"`{name}` must be between 0 and 1, got {value}.")
         for source, alpha in self.alphas:
             if not 0 <= alpha <= 1:
                 raise SpecError(f"`alphas` must be between 0 and 1, got {alpha} for {source!r}.")

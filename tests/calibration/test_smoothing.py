@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from calibrated import calibrate
-from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
+from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
 from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.numerics.channel_scales import least_noise_scale
 from qdqbert.numerics.ranges import Max
 from qdqbert.spec import Site, Smoothing
 
@@ -39,8 +40,8 @@ def hidden(seed: int = 0) -> Tensor:
     return randn(*MASK.shape, 6, seed=seed) * torch.tensor([1.0, 50.0, 1.0, 7.0, 2.0, 3.0])
 
 
-def collect(x: Tensor, *names: str) -> ChannelAmaxObserver:
-    channels = ChannelAmaxObserver(names)
+def collect(x: Tensor, *names: str) -> ChannelObserver:
+    channels = ChannelObserver(names)
     channels.start_batch(torch.ones(x.shape[:2]))
     for name in names:
         channels.observe(site(name), x)
@@ -48,7 +49,7 @@ def collect(x: Tensor, *names: str) -> ChannelAmaxObserver:
 
 
 def scales_at(
-    alpha: float, channels: ChannelAmaxObserver, weights: Mapping[str, Tensor]
+    alpha: float, channels: ChannelObserver, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the scales with one alpha for all sites."""
     return choose_pre_quant_scales(channels, weights, alphas=dict.fromkeys(weights, alpha))
@@ -58,33 +59,63 @@ def scales_at(
 
 
 def test_largest_magnitudes_of_channels_by_hand() -> None:
-    channels = ChannelAmaxObserver(["a"])
+    channels = ChannelObserver(["a"])
     for x in ([[[1.0, -5.0], [-3.0, 2.0]]], [[[2.0, 0.0], [0.0, -7.0]]]):
         channels.start_batch(torch.ones(1, 2))
         channels.observe(site("a"), torch.tensor(x))
-    assert channels.amax["a"].tolist() == [3.0, 7.0]
+    assert channels.statistics("a").amax.tolist() == [3.0, 7.0]
+
+
+def test_statistics_are_numpys_of_all_tokens_of_all_batches() -> None:
+    channels = ChannelObserver(["a"])
+    batches = [hidden(seed) + 100 * seed for seed in range(3)]
+    for x in batches:
+        channels.start_batch(MASK)
+        channels.observe(site("a"), x)
+    tokens = torch.cat([x[MASK.bool()] for x in batches]).double().numpy()
+    found = channels.statistics("a")
+    np.testing.assert_array_equal(found.low, tokens.min(axis=0))
+    np.testing.assert_array_equal(found.high, tokens.max(axis=0))
+    # Squares are rounded to float32.
+    np.testing.assert_allclose(found.variance, tokens.var(axis=0), rtol=1e-5)
+
+
+def test_observers_of_parts_find_what_one_finds() -> None:
+    names = ("query", "key")
+    parts = [hidden(seed) for seed in range(3)]
+    apart = ChannelObserver(names)
+    for x in parts:
+        apart.absorb_(collect(x, *names))
+    together = ChannelObserver(names)
+    for x in parts:
+        together.start_batch(torch.ones(x.shape[:2]))
+        for name in names:
+            together.observe(site(name), x)
+    assert apart.groups == together.groups
+    assert torch.equal(apart.ends["key"], together.ends["key"])
+    torch.testing.assert_close(apart.totals["key"], together.totals["key"], rtol=1e-14, atol=0)
 
 
 def test_padding_does_not_count() -> None:
     x = hidden()
     expected = x[MASK.bool()].abs().amax(dim=0)
     x[~MASK.bool()] = 1e6
-    channels = ChannelAmaxObserver(["a"])
+    channels = ChannelObserver(["a"])
     channels.start_batch(MASK)
     channels.observe(site("a"), x)
-    assert torch.equal(channels.amax["a"], expected)
+    assert torch.equal(channels.statistics("a").amax, expected)
 
 
 def test_site_that_nobody_wants_is_not_looked_at() -> None:
-    channels = ChannelAmaxObserver(["a"])
+    channels = ChannelObserver(["a"])
     channels.start_batch(MASK)
     channels.observe(site("b"), hidden())
-    assert channels.amax == {}
+    assert channels.ends == {}
     assert channels.groups == {}
 
 
 def test_sites_that_read_one_tensor_are_a_group() -> None:
-    channels = ChannelAmaxObserver(["query", "key", "value", "other"])
+    channels = ChannelObserver(["query", "key", "value", "other"])
     for seed in range(3):
         x = hidden(seed)
         channels.start_batch(MASK)
@@ -93,7 +124,8 @@ def test_sites_that_read_one_tensor_are_a_group() -> None:
         channels.observe(site("other"), x.clone())
     assert channels.groups == {"query": ["query", "key", "value"], "other": ["other"]}
     for name in ("key", "value", "other"):
-        assert torch.equal(channels.amax[name], channels.amax["query"])
+        assert torch.equal(channels.ends[name], channels.ends["query"])
+        assert torch.equal(channels.totals[name], channels.totals["query"])
 
 
 # Scales
@@ -176,6 +208,25 @@ def test_dead_channel_and_dead_column_get_a_finite_scale() -> None:
     scale = scales_at(0.5, collect(x, "a"), {"a": weight})["a"]
     assert bool(torch.isfinite(scale).all())
     assert bool((scale > 0).all())
+
+
+@pytest.mark.parametrize("search", [0.25, 1.0], ids=str)
+def test_search_moves_scales_towards_those_with_the_least_noise(search) -> None:
+    channels, weight = collect(hidden(), "a"), randn(5, 6)
+    formula = scales_at(0.5, channels, {"a": weight})["a"]
+    best = least_noise_scale(formula, channels.statistics("a"), weight)
+    found = choose_pre_quant_scales(channels, {"a": weight}, alphas={"a": 0.5}, search=search)["a"]
+    # Exp and log round, twice.
+    expected = formula ** (1 - search) * best**search
+    torch.testing.assert_close(found, expected, rtol=5e-6, atol=0)
+    assert not torch.allclose(formula, best, rtol=1e-2)
+
+
+def test_scales_of_residual_adds_are_not_searched() -> None:
+    channels = collect(hidden(), "add")
+    formula = choose_pre_quant_scales(channels, {}, alphas={})
+    searched = choose_pre_quant_scales(channels, {}, alphas={}, search=1.0)
+    assert torch.equal(formula["add"], searched["add"])
 
 
 def test_weights_are_left_as_they_were() -> None:

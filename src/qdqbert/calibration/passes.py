@@ -22,7 +22,7 @@ from qdqbert.calibration.processes import (
 )
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.second_moments import SecondMomentObserver
-from qdqbert.calibration.smoothing import ChannelAmaxObserver, choose_pre_quant_scales
+from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import (
     CombinedObserver,
     HistogramObserver,
@@ -125,14 +125,18 @@ Pass = Callable[[Run, CalibrationPlan, Calibration], Calibration]
 
 def smoothing_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibration:
     """Choose the `pre_quant_scale` of smoothed inputs, and their ranges without it."""
-    channels = ChannelAmaxObserver(plan.smoothed)
+    channels = ChannelObserver(plan.smoothed)
     unscaled = HistogramObserver(plan.unsmoothed_sites.intersection(plan.smoothed))
     run(CombinedObserver(channels, unscaled), found.scales)
     if plan.shared_on is not None:
-        max_over_processes_({leader: channels.amax[leader] for leader in channels.groups})
+        leaders = list(channels.groups)
+        max_over_processes_({leader: channels.ends[leader] for leader in leaders})
+        sum_over_processes_({leader: channels.totals[leader] for leader in leaders}, plan.shared_on)
     assert plan.smoothing is not None
     alphas = {site.name: plan.smoothing.alpha_of(site) for site in plan.sites}
-    scales = choose_pre_quant_scales(channels, plan.weights, alphas=alphas)
+    scales = choose_pre_quant_scales(
+        channels, plan.weights, alphas=alphas, search=plan.smoothing.search
+    )
     without = None
     if scales and plan.unsmoothed_sites:
         without = Calibration(ranges=_ranges_of(unscaled, plan))

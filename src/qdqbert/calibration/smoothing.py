@@ -9,6 +9,11 @@ SmoothQuant folds the factor into the LayerNorm in front of the linear layer. BE
 the residual add, so this LayerNorm feeds the next residual too and cannot change. Here the factor
 stays at the quantizer, like pytorch-quantization's `pre_quant_scale`, which runtimes fuse with it.
 
+The formula of SmoothQuant looks at the largest values only. Rounding spreads its errors over all
+values, so the factors are moved towards those that add the least noise (decision 16). They stop
+short of them, since these let many channels reach the end of the range, where other texts are cut
+off.
+
 Inputs of residual adds have no weight. They are divided by the factor again after the Q/DQ pair,
 so that the factor can make all channels equally wide, like a scale per channel.
 """
@@ -19,19 +24,27 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from qdqbert.numerics.channel_scales import ChannelStatistics, least_noise_scale
 from qdqbert.spec import Site
 
 
-class ChannelAmaxObserver:
-    """Keep the largest magnitude of each channel per site.
+class ChannelObserver:
+    """Keep the range of each channel per site, and what its variance follows from.
 
     Attributes:
-        amax: By site name, shape `(channels,)`. Sites that read the same tensor share one object.
+        ends: By site name, `(2, channels)`: the largest value of each channel, and the largest of
+            the negated values. Those of two runs combine by their maximum.
+        totals: By site name, float64 `(2, channels + 1)`: sums of each channel and of its squares,
+            and the number of tokens as the last column of both. Those of two runs can be added.
+
+    Sites that read the same tensor share one object.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
-        self.amax: dict[str, Tensor] = {}
+        self.ends: dict[str, Tensor] = {}
+        self.totals: dict[str, Tensor] = {}
         self._wanted = frozenset(wanted)
         self._mask: Tensor | None = None
         self._last: tuple[Tensor, str] | None = None
@@ -47,35 +60,56 @@ class ChannelAmaxObserver:
         if site.name not in self._wanted:
             return
         if self._last is not None and self._last[0] is x:
-            self._leader[site.name] = self._last[1]
-            self.amax[site.name] = self.amax[self._last[1]]
+            self._join([site.name], self._last[1])
             return
         assert self._mask is not None
-        seen = x[self._mask].abs().amax(dim=0)
-        before = self.amax.setdefault(site.name, seen)
-        torch.maximum(before, seen, out=before)
+        tokens = x[self._mask].float()
+        low, high = torch.aminmax(tokens, dim=0)
+        sums = [each.sum(dim=0, dtype=torch.float64) for each in (tokens, tokens.square())]
+        totals = functional.pad(torch.stack(sums), (0, 1), value=len(tokens))
+        self._include(site.name, torch.stack([high, -low]), totals)
         self._last = (x, site.name)
 
-    def absorb_(self, other: ChannelAmaxObserver) -> None:
+    def absorb_(self, other: ChannelObserver) -> None:
         """See `MergeableObserver`."""
         for leader, members in other.groups.items():
-            seen = other.amax[leader]
-            before = self.amax.setdefault(leader, seen)
-            torch.maximum(before, seen, out=before)
-            self.amax.update(dict.fromkeys(members, before))
-        self._leader.update(other._leader)
+            self._include(leader, other.ends[leader], other.totals[leader])
+            self._join(members, leader)
 
     @property
     def groups(self) -> dict[str, list[str]]:
         """Sites that read the same tensor, by the first of them."""
         groups: dict[str, list[str]] = {}
-        for name in self.amax:
+        for name in self.ends:
             groups.setdefault(self._leader.get(name, name), []).append(name)
         return groups
 
+    def statistics(self, name: str) -> ChannelStatistics:
+        """Return the statistics of the channels that a site reads."""
+        high, negated = self.ends[name].float()
+        means, squares = self.totals[name][:, :-1] / self.totals[name][:, -1:]
+        variance = (squares - means.square()).clamp_min(0).to(torch.float32)
+        return ChannelStatistics(low=-negated, high=high, variance=variance)
+
+    def _include(self, leader: str, ends: Tensor, totals: Tensor) -> None:
+        if leader not in self.ends:
+            self.ends[leader], self.totals[leader] = ends.clone(), totals.clone()
+            return
+        torch.maximum(self.ends[leader], ends, out=self.ends[leader])
+        self.totals[leader] += totals
+
+    def _join(self, members: Collection[str], leader: str) -> None:
+        for name in members:
+            self._leader[name] = leader
+            self.ends[name], self.totals[name] = self.ends[leader], self.totals[leader]
+
 
 def choose_pre_quant_scales(
-    channels: ChannelAmaxObserver, weights: Mapping[str, Tensor], *, alphas: Mapping[str, float]
+    channels: ChannelObserver,
+    weights: Mapping[str, Tensor],
+    *,
+    alphas: Mapping[str, float],
+    search: float = 0.0,
 ) -> dict[str, Tensor]:
     """Choose the factor of each input before it is quantized.
 
@@ -85,25 +119,31 @@ def choose_pre_quant_scales(
             `channels` without a weight are divided by the factor after they are quantized.
         alphas: Share of the difficulty that moves to the weights, 0 to 1, by the name of the
             input's site. Linear layers that read the same tensor use that of the first one.
+        search: How far the factors of inputs of linear layers move, 0 to 1, from the formula to
+            those of `least_noise_scale`, in logarithms.
 
     Returns:
         The factors by site name, shape `(in,)`, float32: `1 / s` with
-        `s = amax_x^alpha / amax_w^(1 - alpha)`, normalized to a geometric mean of 1. Linear layers
-        that read the same tensor have the same factors. Without a weight `s = amax_x`, but at
-        least a hundredth of its mean, normalized in the same way.
+        `s = amax_x^alpha / amax_w^(1 - alpha)`, normalized to a geometric mean of 1, and then moved
+        by `search`. Linear layers that read the same tensor have the same factors. Without a weight
+        `s = amax_x`, but at least a hundredth of its mean, normalized in the same way.
 
     Source: Xiao et al. 2023, arXiv:2211.10438, equation 4.
     """
     scales: dict[str, Tensor] = {}
     for leader, members in channels.groups.items():
-        amax_x = channels.amax[leader]
+        statistics = channels.statistics(leader)
+        amax_x = statistics.amax
         weighted = [name for name in members if name in weights]
         if weighted:
-            columns = [weights[name].detach().abs().amax(dim=0) for name in weighted]
-            amax_w = torch.stack(columns).amax(dim=0).clamp_min(1e-5)
+            weight = torch.cat([weights[name].detach() for name in weighted])
+            amax_w = weight.abs().amax(dim=0).clamp_min(1e-5)
             alpha = alphas[weighted[0]]
-            log_s = alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log()
-            scales.update(dict.fromkeys(weighted, _inverse(log_s)))
+            scale = _inverse(alpha * amax_x.clamp_min(1e-5).log() - (1 - alpha) * amax_w.log())
+            if search > 0:
+                best = least_noise_scale(scale, statistics, weight).to(scale.device)
+                scale = torch.lerp(scale.log(), best.log(), search).exp()
+            scales.update(dict.fromkeys(weighted, scale))
         if len(weighted) < len(members):
             # A channel with small values on these texts may have larger ones on other texts.
             floor = max(1e-5, float(amax_x.mean()) / 100)
