@@ -212,11 +212,13 @@ def test_inputs_are_symmetric_or_affine_by_recipe(name, affine_inputs, two_layer
 @pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-smoothed"])
 def test_smoothing_matches_inputs_of_linear_layers_except_of_attention(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
-    matched = {site.name for site in two_layers if smoothing and smoothing.matches(site)}
-    wide = {f"{linear}._input_quantizer" for linear in (*AFTER_NORM, "output.dense")}
+    assert smoothing is not None
+    matched = {site.name for site in two_layers if smoothing.matches(site)}
+    after_norm = () if name == "qdqbert" else AFTER_NORM
+    wide = {f"{linear}._input_quantizer" for linear in (*after_norm, "output.dense")}
     if name == "qdqbert-smoothed":
         wide |= {site for site in QDQBERT_SITES if ".add_" in site}
-    assert by_layer(matched) == ({} if name == "qdqbert" else {"0": wide, "1": wide})
+    assert by_layer(matched) == {"0": wide, "1": wide}
 
 
 @pytest.mark.parametrize("name", OF_INPUTS)
@@ -231,7 +233,7 @@ def test_other_families_are_quantized_in_the_same_way(name, family) -> None:
     after_norm, activated, gated, others = OTHER_FAMILIES[family]
     smoothed = {site.name for site in sites if recipe.smoothing and recipe.smoothing.matches(site)}
     assert inputs_of_a_layer(smoothed) == (
-        set() if name == "qdqbert" else after_norm | activated | gated
+        activated | gated if name == "qdqbert" else after_norm | activated | gated
     )
     affine = {site for site, spec in resolved.items() if spec == AFFINE}
     assert (

@@ -43,8 +43,11 @@ WIDE_INPUTS = Smoothing(
     sources=("norm", "activation", "gate"),
     alpha=0.7,
     alphas=(("activation", 0.8),),
-    search=0.3,
+    search=0.5,
 )
+
+# Outputs of activation functions only, of whose range symmetric codes use little more than half.
+ACTIVATED_INPUTS = dataclasses.replace(WIDE_INPUTS, sources=("activation", "gate"))
 
 _LINEAR_WEIGHTS = Rule(site="*._weight_quantizer", spec=WEIGHT)
 
@@ -93,11 +96,13 @@ _TABLE = (
     ),
     # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`):
     # 20 in each layer of BERT. Unlike in the paper, the range of what is added to a residual is
-    # clipped by the error behind the LayerNorm. `benchmarks/calibrators.py` compares both.
+    # clipped by the error behind the LayerNorm (`benchmarks/calibrators.py` compares both), and
+    # GELU's outputs are smoothed, where symmetric codes lose most (`benchmarks/recipes.py`).
     Recipe(
         name="qdqbert",
         summary="linear layers, attention matmuls and residual adds, symmetric: every site",
         rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=SYMMETRIC)),
+        smoothing=ACTIVATED_INPUTS,
         clips_residuals=True,
     ),
     # `full` loses accuracy at GELU's outputs, where half of the symmetric codes are never used, and

@@ -60,10 +60,10 @@ def fake_ray(monkeypatch) -> FakeRay:
     return ray
 
 
-# `full` measures residual adds on a limited number of tokens, and `full-smoothed` has a pass more.
-@pytest.mark.parametrize(("recipe", "tasks"), [("full", 6), ("full-smoothed", 9)])
+# `full` measures residual adds on a limited number of tokens.
+@pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
 def test_ranges_are_those_of_one_process(
-    checkpoints, quantized, tmp_path, fake_ray, monkeypatch, recipe, tasks
+    checkpoints, quantized, tmp_path, fake_ray, monkeypatch, recipe
 ) -> None:
     monkeypatch.setattr("qdqbert.calibration.residual_clipping._TOKENS_IN_ALL", 40)
     data = quantized("classifier").data
@@ -77,7 +77,8 @@ def test_ranges_are_those_of_one_process(
             ray=ray,
             **SETTINGS,
         )
-    assert fake_ray.tasks == tasks
+    # Three passes on three nodes.
+    assert fake_ray.tasks == 9
     assert (tmp_path / "one" / RANGES).read_bytes() == (tmp_path / "many" / RANGES).read_bytes()
 
 
