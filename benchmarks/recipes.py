@@ -60,6 +60,7 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Mse()),
     ("qdqbert", build_recipe("qdqbert"), Max()),
     ("qdqbert", build_recipe("qdqbert"), Percentile(99.999)),
+    ("qdqbert, not smoothed", with_smoothing("qdqbert", None), Percentile(99.999)),
     ("qdqbert", build_recipe("qdqbert"), Mse()),
     ("qdqbert", build_recipe("qdqbert"), Entropy()),
 )
