@@ -48,6 +48,30 @@ def test_answers_are_those_of_load(
     assert "not supported" not in caplog.text
 
 
+def test_a_reranker_scores_pairs(checkpoints, write_file, tmp_path) -> None:
+    rows = [
+        f"{query},{document},{index % 2}"
+        for index, query in enumerate("abcd")
+        for document in TEXTS
+    ]
+    data = write_file("pairs.csv", "\n".join(["query,document,label", *rows]))
+    qdqbert.quantize(
+        checkpoints("reranker"),
+        tmp_path / "int8",
+        task="reranking",
+        calibration_data=data,
+        calibration_samples=4,
+        targets=("onnxruntime",),
+        benchmark=False,
+    )
+    pairs = [("the cat", text) for text in TEXTS]
+    rerank = pipeline(tmp_path / "int8", engine="onnxruntime")
+    found = rerank([{"text": query, "text_pair": document} for query, document in pairs])
+    with qdqbert.load(tmp_path / "int8", engine="onnxruntime") as model:
+        expected = model.predict(pairs, activation="sigmoid")
+    np.testing.assert_allclose([each["score"] for each in found], expected, atol=1e-5)
+
+
 def test_features_are_the_last_hidden_states(tiny_artifact) -> None:
     folder = tiny_artifact("AutoModel")[1]
     extract = pipeline(folder, engine="onnxruntime")

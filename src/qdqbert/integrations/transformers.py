@@ -28,6 +28,7 @@ from qdqbert.inference.model import Model
 
 _PIPELINES = {
     "text-classification": ("text-classification", "zero-shot-classification"),
+    "reranking": ("text-classification",),
     "token-classification": ("token-classification",),
     "fill-mask": ("fill-mask",),
     "feature-extraction": ("feature-extraction",),
@@ -49,8 +50,9 @@ def pipeline(
     Texts that are longer than the folder's `max_length` are cut.
 
     Args:
-        path: Folder that `quantize` wrote for classification of texts or tokens, for fill-mask or
-            for embeddings, or its name on the hub.
+        path: Folder that `quantize` wrote for classification of texts or tokens, for reranking,
+            for fill-mask or for embeddings, or its name on the hub. Pairs of texts are passed as
+            dictionaries with `text` and `text_pair`.
         task: Name of the pipeline. By default that of the folder's task; a classifier of text pairs
             can also be used for "zero-shot-classification".
         engine: Library that runs the graph. By default the fastest one that is installed.
