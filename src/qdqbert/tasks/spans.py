@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.task import Prediction, TaskOptions
 
 NULL = 0
@@ -105,10 +106,9 @@ def _spans(
 def _n_best(
     texts: Sequence[str], logits: NDArray[np.float32], scores: NDArray[Any]
 ) -> list[dict[str, Any]]:
-    powers = np.exp(scores - scores.max())
     return [
         {"start_logit": start, "end_logit": end, "text": text, "probability": probability}
         for (start, end), text, probability in zip(
-            logits.tolist(), texts, (powers / powers.sum()).tolist(), strict=True
+            logits.tolist(), texts, probabilities(scores).tolist(), strict=True
         )
     ]
