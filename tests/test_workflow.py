@@ -297,7 +297,7 @@ def test_the_full_recipe_keeps_the_score_calibrated_trained_and_as_a_graph(
     assert made.evaluate(graph, engine="onnxruntime") == pytest.approx(made.score, abs=1)
 
 
-def test_ranges_that_clip_half_of_the_values_ruin_the_score(trained, task: str, tmp_path) -> None:
+def test_ranges_that_clip_most_values_ruin_the_score(trained, task: str, tmp_path) -> None:
     made = trained(task)
     auto_class = getattr(transformers, WORKS[task].auto_class)
     model = auto_class.from_pretrained(made.checkpoint)
@@ -305,14 +305,14 @@ def test_ranges_that_clip_half_of_the_values_ruin_the_score(trained, task: str, 
     batch = tokenizer([" ".join(FILLERS), " ".join(PRAISE + BLAME)], padding=True)
     batches = [{name: torch.tensor(rows) for name, rows in batch.items()}]
     qdqbert.prepare(model, recipe="qdqbert")
-    for percentile, output in ((100.0, tmp_path / "whole"), (50.0, tmp_path / "half")):
+    for percentile, output in ((100.0, tmp_path / "whole"), (20.0, tmp_path / "fifth")):
         recipe = qdqbert.QuantizerOptions(calibrator="percentile", percentile=percentile)
         qdqbert.calibrate(model, batches, **recipe.to_dict())
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
     # The two texts are unlike those of the task, so the ranges fit less well than usual.
     assert made.evaluate(tmp_path / "whole") > made.score - 5
-    assert made.evaluate(tmp_path / "half") < made.score - 25
+    assert made.evaluate(tmp_path / "fifth") < made.score - 25
 
 
 def test_training_recovers_part_of_what_few_bits_lose(trained, tmp_path) -> None:

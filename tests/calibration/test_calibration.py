@@ -86,7 +86,7 @@ def test_ranges_without_scales_are_those_of_a_calibration_without_any(
 def test_a_recipe_is_given_the_ranges_that_it_wants(prepared) -> None:
     both, _ = calibrated(prepared("bert"))
     assert both.for_recipe(build_recipe("linear")) is both
-    assert both.for_recipe(build_recipe("qdqbert")) is both.without_smoothing
+    assert both.for_recipe(build_recipe("qordered")) is both.without_smoothing
     smooth, _ = calibrated(prepared("bert"), unsmoothed_sites=())
     assert smooth.without_smoothing is None
     assert smooth.for_recipe(build_recipe("linear")) is smooth
