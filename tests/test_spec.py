@@ -136,10 +136,11 @@ def test_a_range_without_zero_or_end_is_refused(ends, message) -> None:
         Range(**ends)
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan], ids=str)
-def test_smoothing_refuses_shares_outside_of_0_to_1(alpha) -> None:
-    with pytest.raises(SpecError, match="`alpha` must be between 0 and 1"):
-        Smoothing(sites=("*",), alpha=alpha)
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan], ids=str)
+@pytest.mark.parametrize("name", ["alpha", "search"])
+def test_smoothing_refuses_shares_outside_of_0_to_1(name, share) -> None:
+    with pytest.raises(SpecError, match=f"`{name}` must be between 0 and 1"):
+        Smoothing(**{"sites": ("*",), "alpha": 0.5, name: share})
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan], ids=str)

@@ -105,9 +105,10 @@ _TABLE = (
         smoothing=ACTIVATED_INPUTS,
         clips_residuals=True,
     ),
-    # `full` loses accuracy at GELU's outputs, where half of the symmetric codes are never used, and
-    # at the adds, where a few channels set the step for all: `benchmarks/sensitivity.py`. This
-    # recipe avoids both. It costs a multiplication before and after the pair of each add.
+    # `full` loses accuracy at GELU's outputs, where symmetric codes waste half of their range even
+    # if they are smoothed, and at the adds, where a few channels set the step for all:
+    # `benchmarks/sensitivity.py`. This recipe avoids both. It costs a multiplication before and
+    # after the pair of each add.
     Recipe(
         name="qdqbert-smoothed",
         summary="linear layers, attention matmuls and residual adds, affine, smoothed: every site",
