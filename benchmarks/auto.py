@@ -3,8 +3,9 @@ r"""Compare the choice of `quantize --target auto` with the best of an exhaustiv
     python benchmarks/auto.py --model MODEL --texts texts.txt [--eval-data dev.csv --max-drop 0.5]
 
 The call runs as usual. Before the candidates that it has timed are closed, all of them take turns
-on all texts of the last round, `--passes` times. The table has the medians of these passes. The
-last line says how much slower the choice is than the fastest candidate that was not rejected.
+on all texts of the last round, `--passes` times. The table has the medians of these passes, also
+for candidates that the call times again. The last line says how much slower the choice is than the
+fastest candidate that was not rejected.
 """
 
 from __future__ import annotations
@@ -29,19 +30,27 @@ def main() -> None:
     arguments = parse()
     print(f"{cpu_name()}, {usable_cores()} cores, {' '.join(cpu_features())}\n")
     exhaustive: list[dict[int, float]] = []
-    chosen: list[Standing] = []
+    # Positions of the candidates in the first ranking, in the order of the report.
+    order: list[int] = []
     seconds = 0.0
 
     def rank_twice(timers: Sequence[Any], **options: Any) -> list[Standing]:
         nonlocal seconds
+        if exhaustive:
+            # The finalists were rejected, and the others are timed again in their order.
+            left = order[-len(timers) :]
+            standings = rank(timers, **options)
+            order[-len(timers) :] = [left[each.index] for each in standings]
+            return standings
         # The candidates that fall behind stay open.
-        chosen.extend(rank(timers, advance=options["advance"]))
+        standings = rank(timers, advance=options["advance"])
+        order.extend(each.index for each in standings)
         start = time.perf_counter()
         for _ in range(arguments.passes):
             found = rank(timers, finalists=len(timers))
             exhaustive.append({each.index: each.relative_time for each in found})
         seconds = time.perf_counter() - start
-        return chosen
+        return standings
 
     limits = {
         name: value
@@ -62,7 +71,7 @@ def main() -> None:
             **limits,
         )
     seconds = time.perf_counter() - start - seconds
-    show(report.candidates, [each.index for each in chosen], exhaustive)
+    show(report.candidates, order, exhaustive)
     print(f"\n`quantize` took {seconds:.0f} s. {report.reason}")
 
 

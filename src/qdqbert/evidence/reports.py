@@ -94,7 +94,8 @@ class CandidateReport:
             it took part in.
         texts_per_second: Speed with many texts at once, on these texts.
         relative_time: Geometric mean of the times for one text and for many, divided by that of the
-            fastest candidate, which took part in all rounds.
+            fastest candidate. Both are from the same round, unless this candidate was timed again
+            after all faster ones were rejected.
         verdict: `chosen`; `rejected` if it was checked and is too far from float; `slower` if it
             was not checked, because a faster one was chosen.
         reason: Why it was rejected, in words; empty otherwise.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 from pathlib import Path
@@ -14,8 +15,9 @@ from qdqbert.artifact import open_artifact
 from qdqbert.cli.app import main
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.machine import cpu_features
+from qdqbert.progress import Silent
 from qdqbert.verbs.quantize.auto import candidates, run
-from qdqbert.verbs.quantize.auto.halving import Sample
+from qdqbert.verbs.quantize.auto.halving import Sample, turns
 from qdqbert.verbs.quantize.auto.worker import answers, write_features
 
 ENGINES = ("onnxruntime", "native")
@@ -53,6 +55,17 @@ def times(monkeypatch):
     monkeypatch.setattr(run, "open_timers", open_timers)
     monkeypatch.setattr(candidates, "is_installed", lambda engine: engine in ENGINES)
     return given
+
+
+class Stages(Silent):
+    """Counts the steps of each stage."""
+
+    def __init__(self) -> None:
+        self.steps: collections.Counter[str] = collections.Counter()
+
+    @contextlib.contextmanager
+    def stage(self, title, total=None):
+        yield lambda: self.steps.update([title])
 
 
 def quantize(made, output: Path, **options):
@@ -128,6 +141,21 @@ def test_a_candidate_that_misses_a_limit_is_rejected(quantized, times, tmp_path)
     assert first.reason.startswith("min_sqnr 100: missed, ")
     assert (second.target, second.verdict, second.reason) == ("float", "chosen", "")
     assert "that is close enough to float" in report.reason
+    assert (tmp_path / "int8" / "model.onnx").is_file()
+
+
+def test_slow_candidates_are_timed_again_if_the_others_are_rejected(
+    quantized, times, tmp_path
+) -> None:
+    times.update({("native", "linear"): 1.0, ("native-dynamic", "linear"): 2.0})
+    times.update({("onnxruntime", "linear"): 3.0, ("onnxruntime", "linear+qk"): 4.0})
+    progress = Stages()
+    # Two bits are too few.
+    report = quantize(quantized("classifier"), tmp_path / "int8", wprec=2, progress=progress)
+    assert [each.verdict for each in report.candidates] == [*["rejected"] * 4, "chosen"]
+    assert [each.relative_time for each in report.candidates] == pytest.approx([1, 2, 3, 4, 100])
+    titles = {title: steps for title, steps in progress.steps.items() if "Timing" in title}
+    assert titles == {"Timing 5 candidates": turns(5), "Timing 2 candidates again": turns(2)}
     assert (tmp_path / "int8" / "model.onnx").is_file()
 
 

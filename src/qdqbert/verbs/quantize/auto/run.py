@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from qdqbert.progress import Progress, Silent
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
+from qdqbert.tasks.lines import counted
 from qdqbert.verbs.quantize.auto.candidates import (
     candidate_targets,
     distinct,
     missing_engines,
     reason_of,
 )
-from qdqbert.verbs.quantize.auto.halving import Standing, rank, turns
+from qdqbert.verbs.quantize.auto.halving import Standing, rank, round_sizes, turns
 from qdqbert.verbs.quantize.auto.timing import TimedFolder, open_timers
 from qdqbert.verbs.quantize.auto.worker import write_features
 from qdqbert.verbs.quantize.folder import (
@@ -83,11 +85,13 @@ class Choice:
     """Which candidate was chosen.
 
     Attributes:
+        timed: All candidates, in the order of their speed: first those that were rejected.
         chosen: The candidate; `None` if none is close enough to float.
-        reasons: Why the candidates before it were rejected, in the order of speed.
+        reasons: Why the candidates before it were rejected, in the order of `timed`.
         measured: Evidence of the chosen one, or of all if none was chosen.
     """
 
+    timed: tuple[Timed, ...]
     chosen: Timed | None
     reasons: tuple[str, ...]
     measured: Measurements
@@ -118,11 +122,13 @@ def fill_with_fastest(
         graph = ready.sited.graph()
     digest = ready.ranges.weights_sha256(graph)
     candidates = _write_candidates(options, ready, plans, units, graph, digest, scratch, progress)
-    timed = _time(candidates, ready, options, scratch, progress)
+    features = scratch / "features.json"
+    _write_features(ready, options, features)
+    time = functools.partial(_time, features=features, total=len(candidates), progress=progress)
     overflows = find_overflows(ready, plans, options, progress)
     evidence = make_evidence(options, ready, graph, scratch, units_in_float={}, overflows=overflows)
-    choice = choose(timed, evidence, options, progress)
-    reports = candidate_reports(timed, choice)
+    choice = choose(candidates, time, evidence, options, progress)
+    reports = candidate_reports(choice)
     report = make_report(options, ready, evidence, choice.measured, _notices(ready, choice))
     report = dataclasses.replace(report, candidates=reports, reason=reason_of(reports))
     if choice.chosen is not None:
@@ -138,32 +144,52 @@ def fill_with_fastest(
 
 
 def choose(
-    timed: Sequence[Timed], evidence: Evidence, limits: LimitOptions, progress: Progress
+    candidates: Sequence[Candidate],
+    time: Callable[[Sequence[Candidate]], Sequence[Timed]],
+    evidence: Evidence,
+    limits: LimitOptions,
+    progress: Progress,
 ) -> Choice:
-    """Check candidates in the order of their speed until one is close enough to float.
+    """Time candidates, and check the fastest ones until one is close enough to float.
 
     Args:
-        timed: The candidates, the fastest one first.
+        candidates: The candidates.
+        time: Times candidates, and returns them with the fastest one first.
         evidence: What they are compared with.
         limits: Limits of the call. Without any, the usual warnings decide.
         progress: Receives the stages.
     """
+    left, checked = list(candidates), list[Timed]()
     reasons: list[str] = []
     rejected: list[Measurements] = []
-    for each in timed:
-        measured = _measure(each.candidate, evidence, progress)
-        [report] = measured.reports
-        reason = rejection(report, limits, evidence.ranges)
-        if not reason:
-            return Choice(chosen=each, reasons=tuple(reasons), measured=measured)
-        reasons.append(reason)
-        rejected.append(measured)
+    while left:
+        timed = list(time(left))
+        if checked:
+            timed = _relative_to(checked[0], timed)
+        # Those that are not in the last round were timed on few texts, so that their order is a
+        # rough one. If all others are rejected, they are timed again.
+        finalists = timed[: round_sizes(len(left))[-1]]
+        for each in finalists:
+            measured = _measure(each.candidate, evidence, progress)
+            [report] = measured.reports
+            reason = rejection(report, limits, evidence.ranges)
+            if not reason:
+                return Choice(
+                    timed=(*checked, *timed),
+                    chosen=each,
+                    reasons=tuple(reasons),
+                    measured=measured,
+                )
+            reasons.append(reason)
+            rejected.append(measured)
+        checked += finalists
+        left = [each.candidate for each in timed[len(finalists) :]]
     measured = Measurements(
         reports=tuple(report for each in rejected for report in each.reports),
         warnings=tuple(warning for each in rejected for warning in each.warnings),
         notices=tuple(notice for each in rejected for notice in each.notices),
     )
-    return Choice(chosen=None, reasons=tuple(reasons), measured=measured)
+    return Choice(timed=tuple(checked), chosen=None, reasons=tuple(reasons), measured=measured)
 
 
 def rejection(report: TargetReport, limits: LimitOptions, ranges: RangeKind) -> str:
@@ -188,10 +214,12 @@ def rejection(report: TargetReport, limits: LimitOptions, ranges: RangeKind) -> 
     return f"far from float: {fidelity.sqnr_db:.1f} dB SQNR{flips}"
 
 
-def candidate_reports(timed: Sequence[Timed], choice: Choice) -> tuple[CandidateReport, ...]:
-    """Return the table of candidates, the fastest one first."""
+def candidate_reports(choice: Choice) -> tuple[CandidateReport, ...]:
+    """Return the table of candidates, in the order of their speed."""
+    # A candidate that was timed again can turn out to be faster than those before it.
+    fastest = min(each.standing.relative_time for each in choice.timed)
     reports = []
-    for number, each in enumerate(timed):
+    for number, each in enumerate(choice.timed):
         plan, sample = each.candidate.written.plan, each.standing.sample
         is_rejected = number < len(choice.reasons)
         reports.append(
@@ -202,7 +230,7 @@ def candidate_reports(timed: Sequence[Timed], choice: Choice) -> tuple[Candidate
                 recipe=plan.recipe.name,
                 single_ms=sample.single_ms,
                 texts_per_second=1e3 / sample.bulk_ms,
-                relative_time=each.standing.relative_time,
+                relative_time=each.standing.relative_time / fastest,
                 verdict=(
                     "rejected" if is_rejected else "chosen" if each is choice.chosen else "slower"
                 ),
@@ -245,23 +273,32 @@ def _write_candidates(
     return candidates
 
 
-def _time(
-    candidates: Sequence[Candidate],
-    ready: Ready,
-    options: QuantizeOptions,
-    scratch: Path,
-    progress: Progress,
-) -> list[Timed]:
-    """Return the candidates, the fastest one first."""
+def _write_features(ready: Ready, options: QuantizeOptions, path: Path) -> None:
+    """Write the texts that candidates are timed on."""
     features = list(ready.inputs.calibration.features.encoded.inputs)
     # Every round takes texts from the start of the list, which can be sorted in any way.
     random.Random(options.seed).shuffle(features)
-    write_features(features, scratch / "features.json")
+    write_features(features, path)
+
+
+def _time(
+    candidates: Sequence[Candidate], *, features: Path, total: int, progress: Progress
+) -> list[Timed]:
+    """Return candidates with their times, the fastest one first.
+
+    Args:
+        candidates: The candidates.
+        features: File of the texts.
+        total: Number of candidates of the call. If there are fewer here, they were timed before.
+        progress: Receives the stage.
+    """
     folders = [TimedFolder(folder=each.folder, engine=each.engine) for each in candidates]
-    title = f"Timing {len(candidates)} candidates"
+    title = f"Timing {counted(len(candidates), 'candidate')}"
+    if len(candidates) < total:
+        title += " again"
     with (
         progress.stage(title, turns(len(candidates))) as advance,
-        open_timers(folders, scratch / "features.json") as timers,
+        open_timers(folders, features) as timers,
     ):
         standings = rank(timers, stop=lambda index: timers[index].close(), advance=advance)
         return [
@@ -272,6 +309,20 @@ def _time(
             )
             for each in standings
         ]
+
+
+def _relative_to(fastest: Timed, timed: Sequence[Timed]) -> list[Timed]:
+    """Return a later ranking with times relative to the fastest one of the first ranking."""
+    factor = timed[0].standing.sample.mean_ms / fastest.standing.sample.mean_ms
+    return [
+        dataclasses.replace(
+            each,
+            standing=dataclasses.replace(
+                each.standing, relative_time=factor * each.standing.relative_time
+            ),
+        )
+        for each in timed
+    ]
 
 
 def _measure(candidate: Candidate, evidence: Evidence, progress: Progress) -> Measurements:
