@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
+
+# Logs show how long a stage took from this number of seconds on.
+_LONG = 1.0
 
 
 class Advance(Protocol):
@@ -69,7 +75,11 @@ class Silent:
 
 
 class Bars:
-    """Shows a bar for each stage on stderr, or a line where stderr is not a terminal."""
+    """Shows a bar for each stage on stderr, or lines where stderr is not a terminal."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Set what returns the time in seconds."""
+        self._clock = clock
 
     @contextlib.contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
@@ -79,8 +89,8 @@ class Bars:
 
         console = Console(stderr=True)
         if not console.is_terminal:
-            console.print(f"{title} ...")
-            yield lambda: None
+            with self._lines(title):
+                yield lambda: None
             return
         columns = (
             progress.TextColumn("{task.description:32}"),
@@ -103,8 +113,8 @@ class Bars:
 
         console = Console(stderr=True)
         if not console.is_terminal:
-            console.print(f"{title} ...")
-            yield _ignore
+            with self._lines(title):
+                yield _ignore
             return
         columns = (
             progress.TextColumn("{task.description}"),
@@ -127,6 +137,27 @@ class Bars:
                 bars.update(task, completed=position, speed=speed)
 
             yield advance
+
+    @contextlib.contextmanager
+    def _lines(self, title: str) -> Iterator[None]:
+        """Print a line when a stage starts, and one when it ends if it took long.
+
+        These are two lines because many logs show a line only once it is complete, and because
+        messages in between would end up on the line of the stage.
+        """
+        sys.stderr.write(f"{title} ...\n")
+        start = self._clock()
+        yield
+        seconds = self._clock() - start
+        if seconds >= _LONG:
+            sys.stderr.write(f"{title} ... done in {_duration(seconds)}\n")
+
+
+def _duration(seconds: float) -> str:
+    """Return "35.2 s", or "0:12:05" from a minute on."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def _ignore(*, rows: int, tokens: int, position: int) -> None:

@@ -1,0 +1,76 @@
+"""What is shown of the stages of a call."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqbert.progress import Bars
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.mark.parametrize("kind", ["stage", "throughput"])
+def test_a_log_shows_how_long_a_stage_took(clock, capsys, kind) -> None:
+    with getattr(Bars(clock), kind)("Calibrating", 8):
+        assert capsys.readouterr().err == "Calibrating ...\n"
+        clock.seconds += 35.2
+    assert capsys.readouterr() == ("", "Calibrating ... done in 35.2 s\n")
+
+
+def test_a_log_shows_minutes_and_hours_as_a_bar_does(clock, capsys) -> None:
+    for seconds in (725.4, 7_325.0):
+        with Bars(clock).stage("Training"):
+            clock.seconds += seconds
+    ends = capsys.readouterr().err.splitlines()[1::2]
+    assert ends == ["Training ... done in 0:12:05", "Training ... done in 2:02:05"]
+
+
+def test_a_log_has_one_line_for_a_short_stage(clock, capsys) -> None:
+    with Bars(clock).stage("Exporting the graph"):
+        clock.seconds += 0.9
+    assert capsys.readouterr().err == "Exporting the graph ...\n"
+
+
+def test_a_log_does_not_call_a_stage_done_that_failed(clock, capsys) -> None:
+    def fail() -> None:
+        with Bars(clock).stage("Calibrating"):
+            clock.seconds += 5
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert capsys.readouterr().err == "Calibrating ...\n"
+
+
+def test_stages_within_stages_stay_readable_in_a_log(clock, capsys) -> None:
+    shown = Bars(clock)
+    with shown.stage("Training"):
+        with shown.stage("Evaluating"):
+            clock.seconds += 2
+        clock.seconds += 2
+    assert capsys.readouterr().err.splitlines() == [
+        "Training ...",
+        "Evaluating ...",
+        "Evaluating ... done in 2.0 s",
+        "Training ... done in 4.0 s",
+    ]
+
+
+def test_a_log_shows_titles_as_they_are(clock, capsys) -> None:
+    title = f"Loading [bold] {'model' * 40}"
+    with Bars(clock).stage(title):
+        pass
+    assert capsys.readouterr().err == f"{title} ...\n"
