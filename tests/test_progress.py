@@ -1,8 +1,11 @@
-"""What is shown of the stages of a call."""
+"""What is shown of the stages of a call, in a log and on a terminal."""
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from qdqbert.progress import Bars
 
@@ -74,3 +77,15 @@ def test_a_log_shows_titles_as_they_are(clock, capsys) -> None:
     with Bars(clock).stage(title):
         pass
     assert capsys.readouterr().err == f"{title} ...\n"
+
+
+@pytest.mark.parametrize("kind", ["stage", "throughput"])
+def test_a_terminal_shows_titles_as_they_are(monkeypatch, kind) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        "rich.console.Console",
+        lambda **options: Console(file=shown, force_terminal=True, width=120),
+    )
+    with getattr(Bars(), kind)("Loading [bold] model"):
+        pass
+    assert "Loading [bold] model" in shown.getvalue()

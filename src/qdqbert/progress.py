@@ -93,7 +93,7 @@ class Bars:
                 yield lambda: None
             return
         columns = (
-            progress.TextColumn("{task.description:32}"),
+            progress.TextColumn("{task.description:32}", markup=False),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
@@ -117,7 +117,7 @@ class Bars:
                 yield _ignore
             return
         columns = (
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
             progress.TextColumn("{task.fields[speed]}"),
