@@ -74,6 +74,23 @@ def test_built_in_sentences_replace_missing_data() -> None:
     assert "Fidelity is measured on built-in sentences" in with_ranges.notices[0]
 
 
+def test_whether_texts_are_pairs_is_known_from_data_of_the_user(write_file, data) -> None:
+    rows = "\n".join(f"text {index}\tother text {index}\tPositive" for index in range(60))
+    pairs = write_file("pairs.tsv", f"text\ttext_pair\tlabel\n{rows}")
+
+    def takes_pairs(known=None, **changes):
+        labels = {0: "Negative", 1: "Positive"}
+        return choose_examples(TASK, options(**changes), id2label=labels, known=known).takes_pairs
+
+    assert takes_pairs(calibration_data=pairs) is True
+    assert takes_pairs(eval_data=pairs) is True
+    assert takes_pairs(calibration_data=data) is False
+    assert takes_pairs() is None
+    assert takes_pairs(known=()) is None
+    # Here, INT8 is compared with float on built-in sentences, which are no pairs.
+    assert takes_pairs(calibration_data=pairs, calibration_samples=55) is True
+
+
 def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
     task = TASKS["token-classification"]
     with pytest.raises(UserInputError, match="`calibration_data` is missing") as caught:

@@ -120,6 +120,28 @@ def test_the_manifest_records_where_the_ranges_came_from(both, again) -> None:
     assert len(second["calibration"]["fingerprints"]) == 24
 
 
+def test_the_manifest_says_whether_a_classifier_takes_pairs(
+    checkpoints, write_file, tmp_path
+) -> None:
+    rows = "\n".join(f"the cat {index}\tthe river {index}" for index in range(40))
+    pairs = write_file("pairs.tsv", f"premise\thypothesis\n{rows}")
+
+    def stored(name: str, **options: Any) -> dict[str, Any]:
+        make(checkpoints("classifier"), tmp_path / name, **options)
+        return json.loads((tmp_path / name / "quantization.json").read_text())
+
+    assert stored("first", calibration_data=pairs, calibration_samples=8)["takes_pairs"] is True
+    # Built-in sentences do not say it, and the earlier folder does.
+    assert stored("again", ranges_from=tmp_path / "first")["takes_pairs"] is True
+    assert "takes_pairs" not in stored("built-in", calibration_samples=8)
+
+
+def test_only_manifests_of_classifiers_say_it(both, quantized) -> None:
+    assert "takes_pairs" not in json.loads((both / "quantization.json").read_text())
+    folder = quantized("classifier").directory
+    assert json.loads((folder / "quantization.json").read_text())["takes_pairs"] is False
+
+
 def test_fidelity_is_not_measured_on_examples_that_ranges_were_taken_from(again) -> None:
     _, report = again
     assert report.heldout_texts == 60 - 24

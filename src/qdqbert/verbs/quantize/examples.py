@@ -26,11 +26,13 @@ class ChosenExamples:
     Attributes:
         calibration: Examples that ranges are taken from; empty if stored ranges are used.
         heldout: Other examples, to compare INT8 with float on.
+        takes_pairs: Whether the user's examples are pairs of texts; `None` without any.
         notices: Messages for the user.
     """
 
     calibration: tuple[Any, ...]
     heldout: tuple[Any, ...]
+    takes_pairs: bool | None
     notices: tuple[str, ...]
 
 
@@ -54,6 +56,7 @@ def choose_examples(
         UserInputError: The data is missing, or no example is left to compare on.
     """
     built_in: Sequence[Any] = ()
+    takes_pairs: bool | None = None
     if options.calibration_data is None:
         if not task.reads_texts:
             raise UserInputError(
@@ -74,6 +77,7 @@ def choose_examples(
                 options.calibration_data, columns=columns_of(options), max_examples=None
             )
         pool, notices = list(dataset.examples), list(dataset.notices)
+        takes_pairs = _has_pairs(dataset)
     wanted = options.calibration_samples
     if known is not None:
         wanted = 0
@@ -88,12 +92,20 @@ def choose_examples(
         return ChosenExamples(
             calibration=tuple(used),
             heldout=evaluated.examples,
+            takes_pairs=takes_pairs or _has_pairs(evaluated),
             notices=(*notices, *evaluated.notices),
         )
     heldout, reason = _heldout(task, rest, built_in, wanted=wanted, used=len(used))
     return ChosenExamples(
-        calibration=tuple(used), heldout=tuple(heldout), notices=(*notices, *reason)
+        calibration=tuple(used),
+        heldout=tuple(heldout),
+        takes_pairs=takes_pairs,
+        notices=(*notices, *reason),
     )
+
+
+def _has_pairs(dataset: Dataset) -> bool:
+    return dataset.columns.text_pair is not None
 
 
 def _read_labeled(

@@ -153,6 +153,7 @@ def make_manifest(
         max_length=ready.inputs.max_length,
         weights_sha256=weights_sha256,
         stored_calibration=ready.ranges.manifest(options),
+        earlier={} if ready.ranges.earlier is None else ready.ranges.earlier.quantization,
         choice=choice,
     )
 

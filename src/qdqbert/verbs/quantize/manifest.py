@@ -35,6 +35,7 @@ def quantization_json(
     max_length: int,
     weights_sha256: str,
     stored_calibration: Mapping[str, Any] | None,
+    earlier: Mapping[str, Any],
     choice: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `quantization.json`.
@@ -49,6 +50,7 @@ def quantization_json(
         max_length: Longest input in tokens.
         weights_sha256: See `graphs.digest_weights`.
         stored_calibration: Where the ranges came from, if not from `examples`.
+        earlier: Content of the file in the folder whose ranges are used; empty if there is none.
         choice: Engine that was chosen, and the CPU that it was chosen on. `None` if all targets of
             the call were written.
     """
@@ -71,7 +73,7 @@ def quantization_json(
         "embeddings": options.embeddings,
         "quantizer_options": effective_quantizer_options(options).to_dict(),
         "task_options": dataclasses.asdict(task_options),
-        **_answers_json(source, examples),
+        **_inputs_json(source, examples, earlier),
         "calibration": stored_calibration or _calibration_json(options, examples.calibration),
         "targets": {
             each.plan.target.name: {
@@ -92,12 +94,23 @@ def quantization_json(
     }
 
 
-def _answers_json(source: ModelSource, examples: ChosenExamples) -> dict[str, Any]:
-    """Return whether "no answer" is a possible answer, for a model that answers questions."""
-    if source.task != "question-answering":
+def _inputs_json(
+    source: ModelSource, examples: ChosenExamples, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the examples say about the inputs of the model, which its config does not.
+
+    For a model that answers questions, it is whether "no answer" is a possible answer. For a
+    classifier, it is whether it takes pairs of texts. Built-in sentences do not say it.
+    """
+    if source.task == "question-answering":
+        found = (*examples.calibration, *examples.heldout)
+        return {"unanswerable": any(example.is_impossible for example in found)}
+    takes_pairs = examples.takes_pairs
+    if takes_pairs is None:
+        takes_pairs = earlier.get("takes_pairs")
+    if source.task != "text-classification" or takes_pairs is None:
         return {}
-    found = (*examples.calibration, *examples.heldout)
-    return {"unanswerable": any(example.is_impossible for example in found)}
+    return {"takes_pairs": takes_pairs}
 
 
 def _ranges_json(calibration: Calibration) -> dict[str, Any]:
