@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import tokenizers
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
+import qdqbert
 from conftest import ROBERTA_SPECIAL, TEXTS
 from qdqbert.exporting.source import Source, open_source
 
@@ -84,6 +89,55 @@ def with_tokenizer(tmp_path_factory, tiny_artifact) -> Callable[[str], Path]:
         return folder
 
     return make
+
+
+PAIRS = list(itertools.pairwise(TEXTS[:40]))
+
+
+@pytest.fixture(scope="session")
+def of_pairs(checkpoints, tmp_path_factory) -> Callable[[str], Path]:
+    """Quantize a checkpoint by its name on pairs of texts, and return the folder."""
+    root = tmp_path_factory.mktemp("of_pairs")
+    data = root / "pairs.tsv"
+    rows = ["premise\thypothesis", *(f"{first}\t{second}" for first, second in PAIRS)]
+    data.write_text("\n".join(rows))
+
+    @functools.cache
+    def make(name: str) -> Path:
+        qdqbert.quantize(
+            checkpoints(name),
+            root / name,
+            calibration_data=data,
+            calibration_samples=20,
+            benchmark=False,
+        )
+        return root / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def logits_of() -> Callable[..., np.ndarray]:
+    """Run a folder's graph on the ids of the library `tokenizers`, each text or pair alone."""
+
+    def run(folder: Path, items: Sequence[Any]) -> np.ndarray:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        limit = json.loads((folder / "quantization.json").read_text())["max_length"]
+        tokenizer.enable_truncation(limit)
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+        rows = []
+        for item in items:
+            encoding = tokenizer.encode(*([item] if isinstance(item, str) else item))
+            values = {
+                "input_ids": encoding.ids,
+                "attention_mask": encoding.attention_mask,
+                "token_type_ids": encoding.type_ids,
+            }
+            (logits,) = session.run(["logits"], {name: [ids] for name, ids in values.items()})
+            rows.append(logits[0])
+        return np.stack(rows)
+
+    return run
 
 
 @pytest.fixture

@@ -113,10 +113,10 @@ def test_long_and_unknown_words_are_unknown(text, tokenizer_session, quantized, 
     assert tokenizer_session(text) == tokenizer.encode(text).ids
 
 
-def test_pairs_are_cut_as_the_library_cuts_them(quantized, tmp_path, source_of) -> None:
+def test_pairs_are_cut_as_the_library_cuts_them(of_pairs, tmp_path, source_of) -> None:
     from qdqbert.exporting.onnx_text import _tokenizer_of
 
-    folder = quantized("reranker").directory
+    folder = of_pairs("reranker")
     report = qdqbert.export(folder, to="onnx-text", output=tmp_path / "out")
     session = session_of(_tokenizer_of(tmp_path / "out"))
     tokenizer = source_of(folder).tokenizer()
@@ -130,6 +130,25 @@ def test_pairs_are_cut_as_the_library_cuts_them(quantized, tmp_path, source_of) 
         expected = model.predict(("rain", "the dog"), activation="none")
     np.testing.assert_allclose(found["logits"], [[expected]], atol=1e-5)
     assert report.inputs == ("text", "text_pair")
+
+
+def test_a_classifier_of_pairs_takes_two_inputs(of_pairs, logits_of, tmp_path) -> None:
+    folder = of_pairs("classifier")
+    report = qdqbert.export(folder, to="onnx-text", output=tmp_path / "out")
+    names = {"texts": TEXTS, "text_pairs": TEXTS[::-1]}
+    exec(report.usage.replace("session.run", "(found,) = session.run"), names)
+    expected = logits_of(folder, list(zip(TEXTS, TEXTS[::-1], strict=True)))
+    assert expected.shape == (5, 3)
+    np.testing.assert_allclose(names["found"], expected, atol=1e-5)
+    assert report.inputs == ("text", "text_pair")
+
+
+def test_a_score_of_single_texts_takes_one_input(quantized, logits_of, tmp_path) -> None:
+    folder = quantized("reranker").directory
+    report = qdqbert.export(folder, to="onnx-text", output=tmp_path / "out")
+    found = run(session_of(f"{report.directory}/model.onnx"), TEXTS)
+    np.testing.assert_allclose(found["logits"], logits_of(folder, TEXTS), atol=1e-5)
+    assert (report.inputs, found["logits"].shape) == (("text",), (5, 1))
 
 
 def test_prompt_and_dimensions_of_the_folder_are_in_the_graph(with_settings, tmp_path) -> None:

@@ -114,8 +114,8 @@ def test_states_and_embeddings_can_be_returned_together(quantized, tmp_path) -> 
     assert "graph.pbtxt" not in report.files
 
 
-def test_a_reranker_scores_as_the_folder_does(quantized, tmp_path) -> None:
-    folder = quantized("reranker").directory
+def test_a_reranker_scores_as_the_folder_does(of_pairs, tmp_path) -> None:
+    folder = of_pairs("reranker")
     report = qdqbert.export(folder, to="openvino", output=tmp_path / "out")
     pipeline = genai.TextRerankPipeline(report.directory, "CPU", top_n=3)
     documents = ["a dog", "the music of the night " * 30, "book"]
@@ -140,6 +140,30 @@ def test_a_classifier_is_a_tokenizer_and_a_graph(quantized, tmp_path) -> None:
     for row, answer in zip(names["found"]["logits"], answers, strict=True):
         for each in answer:
             assert row[labels[each["label"]]] == pytest.approx(each["score"], abs=0.05)
+
+
+def test_a_classifier_of_pairs_has_a_tokenizer_with_two_inputs(
+    of_pairs, logits_of, tmp_path
+) -> None:
+    folder = of_pairs("classifier")
+    report = qdqbert.export(folder, to="openvino", output=tmp_path / "out")
+    others = ["a dog", "the music of the night " * 30, "book", "", "cat"]
+    names = {"texts": TEXTS, "text_pairs": others}
+    exec(report.usage.replace("model({", "found = model({"), names)
+    pairs = list(zip(TEXTS, others, strict=True))
+    np.testing.assert_allclose(names["found"]["logits"], logits_of(folder, pairs), atol=0.05)
+    assert report.inputs == ("text", "text_pair")
+    assert [each.output for each in report.agreement] == ["logits"]
+    assert not any("TextRerankPipeline" in notice for notice in report.notices)
+
+
+def test_a_score_of_single_texts_is_a_tokenizer_and_a_graph(quantized, logits_of, tmp_path) -> None:
+    folder = quantized("reranker").directory
+    report = qdqbert.export(folder, to="openvino", output=tmp_path / "out")
+    names = {"texts": TEXTS}
+    exec(report.usage.replace("model({", "found = model({"), names)
+    np.testing.assert_allclose(names["found"]["logits"], logits_of(folder, TEXTS), atol=0.05)
+    assert report.inputs == ("text",)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bpe with a space before", "unigram", "unigram with NFKC"])

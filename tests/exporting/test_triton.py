@@ -92,6 +92,35 @@ def test_both_steps_give_the_embeddings_of_the_folder(repository, quantized, mon
         np.testing.assert_allclose(found, model.encode(TEXTS), atol=1e-5)
 
 
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_pairs_and_single_texts_give_the_logits_of_the_folder(
+    is_pair, of_pairs, quantized, logits_of, tmp_path, monkeypatch
+) -> None:
+    folder = of_pairs("classifier") if is_pair else quantized("reranker").directory
+    report = qdqbert.export(folder, to="triton", output=tmp_path, name="m", overwrite=True)
+    columns = [TEXTS, TEXTS[::-1]] if is_pair else [TEXTS]
+    assert report.inputs == ("text", "text_pair")[: len(columns)]
+    tokenizer = python_model(tmp_path / "m_tokenizer", monkeypatch)
+    config = (tmp_path / "m_tokenizer" / "config.pbtxt").read_text()
+    assert ('name: "text_pair"' in config) is is_pair
+    parameters = {"max_length": "64", "pad_input_ids": "0"}
+    parameters |= {"pad_attention_mask": "0", "pad_token_type_ids": "0"}
+    content = {
+        "input": [{"name": name} for name in report.inputs],
+        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
+    }
+    tokenizer.initialize({"model_config": json.dumps(content)})
+    request = {
+        name: Tensor(name, np.array([[text.encode()] for text in texts], dtype=object))
+        for name, texts in zip(report.inputs, columns, strict=True)
+    }
+    (response,) = tokenizer.execute([request])
+    session = onnxruntime.InferenceSession(str(tmp_path / "m_model/1/model.onnx"))
+    (found,) = session.run(["logits"], {each.name: each.values for each in response})
+    items = list(zip(*columns, strict=True)) if is_pair else TEXTS
+    np.testing.assert_allclose(found, logits_of(folder, items), atol=1e-5)
+
+
 def test_the_shipped_tokenizer_needs_no_package_of_ours(repository) -> None:
     text = (repository / "embedder_tokenizer" / "1" / "model.py").read_text()
     assert "import qdqbert" not in text

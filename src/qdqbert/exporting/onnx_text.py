@@ -3,9 +3,9 @@
 DIR/model.onnx        the graph; it needs the custom operators of onnxruntime-extensions
 DIR/config.json       names of classes and other settings
 
-Inputs: `text`, and `text_pair` for rerankers, each `(batch,)` of strings. A loop in the graph turns
-each text into ids, cuts them, and pads them to the model's limit. After the loop, the ids are cut
-to the longest of the batch.
+Inputs: `text`, and `text_pair` for models of pairs, each `(batch,)` of strings. A loop in the graph
+turns each text into ids, cuts them, and pads them to the model's limit. After the loop, the ids are
+cut to the longest of the batch.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.exporting.checks import (
     Agreement,
+    Item,
     Result,
     check_results,
     check_tokens,
@@ -53,12 +54,12 @@ def _write(source: Source, folder: Path) -> None:
 
 def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     check_tokens(source, CompiledTokenizer(folder).ids, converter="OpenVINO Tokenizers")
-    if source.takes_pairs:
+    if source.is_reranker:
         return _check_reranker(source, folder)
     if _is_pooled_by_pipeline(source):
         return [_check_embedder(source, folder)]
-    texts = check_texts()
-    expected, results = expected_results(source, texts), run_model(folder, texts)
+    items: Sequence[Item] = check_pairs() if source.takes_pairs else check_texts()
+    expected, results = expected_results(source, items), run_model(folder, items)
     return [check_results(name, expected[name], results[name]) for name in source.outputs]
 
 
@@ -116,19 +117,22 @@ def _inputs(source: Source) -> Sequence[str]:
 
 
 def _usage(source: Source, folder: Path) -> str:
-    if source.takes_pairs:
+    if source.is_reranker:
         return (
             "import openvino_genai\n\n"
             f'pipeline = openvino_genai.TextRerankPipeline({str(folder)!r}, "CPU", top_n=3)\n'
             "pipeline.rerank(query, documents)"
         )
     if not _is_pooled_by_pipeline(source):
+        texts = "openvino.Tensor(texts)"
+        if source.takes_pairs:
+            texts = f'{{"text": {texts}, "text_pair": openvino.Tensor(text_pairs)}}'
         return (
             "import openvino\nimport openvino_tokenizers\n\n"
             "core = openvino.Core()\n"
             f'tokenizer = core.compile_model({str(folder / "openvino_tokenizer.xml")!r}, "CPU")\n'
             f'model = core.compile_model({str(folder / "openvino_model.xml")!r}, "CPU")\n'
-            "encoded = tokenizer(openvino.Tensor(texts))\n"
+            f"encoded = tokenizer({texts})\n"
             "model({each.any_name: encoded[each.any_name] for each in model.inputs})"
         )
     settings = pooling_of(source)
@@ -150,7 +154,7 @@ def _usage(source: Source, folder: Path) -> str:
 
 def _notices(source: Source) -> Sequence[str]:
     notices = []
-    if source.takes_pairs:
+    if source.is_reranker:
         notices.append(
             "TextRerankPipeline applies a sigmoid to a single output, and a softmax to several. "
             "The order of documents is that of `rank`, and scores can differ from it."

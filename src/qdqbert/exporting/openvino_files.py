@@ -99,6 +99,11 @@ def write_tokenizer(source: Source, folder: Path) -> None:
         converted = openvino_tokenizers.convert_tokenizer(
             tokenizer, max_length=source.artifact.max_length, truncation=True
         )
+        if source.takes_pairs and not source.is_reranker:
+            # `TextRerankPipeline` adds the second input itself.
+            openvino_tokenizers.tokenizer_transformations.add_second_input(converted)
+            for name, value in zip(("text", "text_pair"), converted.inputs, strict=False):
+                value.tensor.set_names({name})
     except Exception as error:  # the library raises classes of several packages
         raise UserInputError(
             f"OpenVINO Tokenizers cannot convert the tokenizer of {source.name!r}: {error}",
@@ -170,11 +175,11 @@ class CompiledTokenizer:
         """Compile it."""
         core = openvino.Core()
         model = core.read_model(folder / TOKENIZER)
-        self._single = core.compile_model(model, "CPU")
+        self._by_texts = {len(model.inputs): core.compile_model(model, "CPU")}
+        # The model is unchanged if it takes pairs, or if the tokenizer has no form for them.
         openvino_tokenizers.tokenizer_transformations.add_second_input(model)
-        # The model is unchanged if the tokenizer has no form for pairs.
-        has_pairs = len(model.inputs) == 2
-        self._pairs = core.compile_model(model, "CPU") if has_pairs else None
+        if len(model.inputs) not in self._by_texts:
+            self._by_texts[len(model.inputs)] = core.compile_model(model, "CPU")
 
     def ids(self, items: Sequence[Item]) -> list[list[int]]:
         """Return the ids of each text or pair."""
@@ -182,15 +187,13 @@ class CompiledTokenizer:
 
     def inputs(self, item: Item) -> Mapping[str, Any]:
         """Return the model inputs of a text or pair, each `(1, tokens)`, int64."""
-        if isinstance(item, str):
-            results = self._single(openvino.Tensor([item]))
-        elif self._pairs is None:
+        texts = (item,) if isinstance(item, str) else item
+        if len(texts) not in self._by_texts:
             raise UserInputError(
                 "OpenVINO Tokenizers has no form of this tokenizer for pairs of texts.",
                 argument="to",
             )
-        else:
-            results = self._pairs([openvino.Tensor([text]) for text in item])
+        results = self._by_texts[len(texts)]([openvino.Tensor([text]) for text in texts])
         return {output.any_name: value for output, value in results.items()}
 
 

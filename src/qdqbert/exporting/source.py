@@ -42,6 +42,7 @@ class Source:
         head: Pooling of an embedder; `None` if the folder has none.
         settings: Prompts and other settings of sentence-transformers.
         name: Name of the model in a server.
+        pairs: Whether the caller says that the model takes pairs of texts.
     """
 
     artifact: Artifact
@@ -51,6 +52,7 @@ class Source:
     head: SentenceHead | None
     settings: ModelSettings
     name: str
+    pairs: bool = False
 
     @property
     def graph(self) -> Path:
@@ -64,8 +66,18 @@ class Source:
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether an input is a pair of texts, as for `load`."""
-        return self.artifact.task == "reranking" or (not self.is_embedder and self.labels == 1)
+        """Whether an input is a pair of texts."""
+        if self.is_embedder:
+            return False
+        if self.pairs or self.artifact.task == "reranking":
+            return True
+        # Without the key, a model with one output is a reranker, as for `load`.
+        return bool(self.artifact.quantization.get("takes_pairs", self.labels == 1))
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether the model gives each pair of texts a single score."""
+        return self.takes_pairs and (self.artifact.task == "reranking" or self.labels == 1)
 
     @property
     def prompt(self) -> str:
@@ -83,6 +95,22 @@ class Source:
         path = self.artifact.directory / "config.json"
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return content
+
+    @property
+    def input_notices(self) -> list[str]:
+        """What users have to know if a classifier may take the other kind of input."""
+        if self.artifact.task != "text-classification" or self.pairs:
+            return []
+        is_known = "takes_pairs" in self.artifact.quantization
+        # A reranker that was calibrated on single texts looks like a model of single texts.
+        if is_known and (self.takes_pairs or self.labels > 1):
+            return []
+        why = "as it was quantized on them" if is_known else "as `quantize` had no data of yours"
+        if self.takes_pairs:
+            kind, otherwise = "pairs of texts", "For single texts, quantize it on some of your own."
+        else:
+            kind, otherwise = "single texts", "For pairs, pass `pairs=True`."
+        return [f"The exported model takes {kind}, {why}. {otherwise}"]
 
     @property
     def states_notices(self) -> list[str]:
@@ -112,6 +140,7 @@ def open_source(
     returns: ExportedOutputs | None,
     default: ExportedOutputs,
     name: str | None,
+    pairs: bool = False,
 ) -> Source:
     """Read a folder, and choose its graph and its outputs.
 
@@ -122,10 +151,12 @@ def open_source(
         returns: What the caller wants an embedder to return.
         default: What an embedder returns otherwise, if the graph has it.
         name: Name that the caller wants.
+        pairs: Whether the caller says that the model takes pairs of texts.
 
     Raises:
         CheckpointError: `quantize` did not write the folder.
-        UserInputError: The folder has no such graph or output, or another task.
+        UserInputError: The folder has no such graph or output, or another task, or is an embedder
+            and has to take pairs.
     """
     artifact = open_artifact(folder)
     if artifact.task not in TASKS:
@@ -133,6 +164,12 @@ def open_source(
             f"{str(folder)!r} was quantized for task {artifact.task!r}. `export` writes models for "
             f"{', '.join(TASKS)}.",
             argument="model",
+        )
+    if pairs and artifact.task == "feature-extraction":
+        raise UserInputError(
+            f"`pairs=True` applies to classifiers and rerankers. {str(folder)!r} is an embedder, "
+            "which takes single texts. Leave it out.",
+            argument="pairs",
         )
     name = name or folder.absolute().name
     if not _NAME.fullmatch(name):
@@ -150,6 +187,7 @@ def open_source(
         head=read_sentence_head(lambda path: _text_of(folder / path)),
         settings=read_model_settings(folder),
         name=name,
+        pairs=pairs,
     )
 
 

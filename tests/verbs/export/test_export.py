@@ -115,3 +115,17 @@ def test_the_command_prints_a_table_or_json(classifier, tmp_path, capsys) -> Non
     report = json.loads(capsys.readouterr().out)
     assert report["directory"] == str(tmp_path / "out")
     assert report["agreement"][0]["output"] == "logits"
+
+
+def test_a_flag_says_that_a_model_takes_pairs(quantized, tmp_path, capsys) -> None:
+    folder = str(quantized("reranker").directory)
+    words = ["export", folder, "--to", "triton", "-o", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    shown = capsys.readouterr()
+    assert "For pairs, pass `--pairs`." in " ".join((shown.out + shown.err).split())
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--pairs", "--overwrite", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["inputs"] == ["text", "text_pair"]
+    assert not any("For pairs" in notice for notice in report["notices"])

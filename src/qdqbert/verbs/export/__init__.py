@@ -30,14 +30,15 @@ def export(
     target: TargetName | None = None,
     returns: ExportedOutputs | None = None,
     name: str | None = None,
+    pairs: bool = False,
     overwrite: bool = False,
     progress: Progress | bool = False,
 ) -> ExportReport:
     """Write a quantized folder in the format of another runtime or server, with its tokenizer.
 
-    Embedders, rerankers and classifiers of texts can be exported. The exported model runs on texts
-    of many scripts before the folder is written. Its tokens have to be those of the library
-    `tokenizers`, and its results those of `load`.
+    Embedders, rerankers, and classifiers of texts or pairs of texts can be exported. The exported
+    model runs on texts of many scripts before the folder is written. Its tokens have to be those of
+    the library `tokenizers`, and its results those of `load`.
 
     Args:
         model: Folder that `quantize` wrote.
@@ -52,6 +53,8 @@ def export(
             OpenVINO, whose pipelines pool them, and embeddings for the other formats. One of
             "last_hidden_state", "sentence_embedding", "both".
         name: Name of the model in a server. The name of the model's folder by default.
+        pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs
+            of your own.
         overwrite: Replace an existing output folder, if this package wrote it.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 

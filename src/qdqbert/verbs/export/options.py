@@ -23,6 +23,8 @@ class ExportOptions:
         returns: What an embedder returns. By default what the runtime needs: states of tokens for
             OpenVINO, whose pipelines pool them, and embeddings for the other formats.
         name: Name of the model in a server. The name of the model's folder by default.
+        pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs
+            of your own.
         overwrite: Replace an existing output folder, if this package wrote it.
     """
 
@@ -32,6 +34,7 @@ class ExportOptions:
     target: TargetName | None = None
     returns: ExportedOutputs | None = None
     name: str | None = None
+    pairs: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
         returns=options.returns,
         default=written.default_outputs,
         name=options.name,
+        pairs=options.pairs,
     )
     written.refuse(source)
     check_output(options.folder, overwrite=options.overwrite)
@@ -70,7 +71,7 @@ def _report(
         files=files,
         size_bytes=sum(files.values()),
         usage=written.usage(source, options.folder),
-        notices=tuple(written.notices(source)),
+        notices=(*source.input_notices, *written.notices(source)),
         directory=str(options.folder),
     )
 

@@ -1,0 +1,85 @@
+"""Which inputs a model to export takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qdqbert.errors import UserInputError
+from qdqbert.exporting.source import open_source
+
+
+@pytest.fixture
+def source(quantized, tmp_path):
+    """Open a copy of a folder whose manifest says something else about pairs."""
+
+    def make(name: str, *, stored: bool | None, task: str = "text-classification", pairs=False):
+        folder = Path(shutil.copytree(quantized(name).directory, tmp_path / "copy"))
+        path = folder / "quantization.json"
+        content = json.loads(path.read_text())
+        content["checkpoint"]["task"] = task
+        content.pop("takes_pairs", None)
+        path.write_text(json.dumps(content | ({} if stored is None else {"takes_pairs": stored})))
+        return open_source(
+            folder,
+            "onnxruntime",
+            target=None,
+            returns=None,
+            default="sentence_embedding",
+            name=None,
+            pairs=pairs,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "pairs", "expected"),
+    [
+        ("classifier", None, False, (False, False)),
+        ("classifier", False, False, (False, False)),
+        ("classifier", True, False, (True, False)),
+        ("classifier", None, True, (True, False)),
+        ("reranker", None, False, (True, True)),
+        ("reranker", False, False, (False, False)),
+        ("reranker", True, False, (True, True)),
+        ("reranker", False, True, (True, True)),
+    ],
+)
+def test_a_classifier_takes_what_the_manifest_or_the_caller_says(
+    source, name, stored, pairs, expected
+) -> None:
+    opened = source(name, stored=stored, pairs=pairs)
+    assert (opened.takes_pairs, opened.is_reranker) == expected
+
+
+def test_a_model_for_reranking_takes_pairs_without_a_notice(source) -> None:
+    opened = source("reranker", stored=None, task="reranking")
+    assert (opened.takes_pairs, opened.is_reranker) == (True, True)
+    assert opened.input_notices == []
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "pairs", "expected"),
+    [
+        ("classifier", None, False, ["takes single texts, as `quantize` had no data of yours."]),
+        ("classifier", None, True, []),
+        ("classifier", False, False, []),
+        ("reranker", None, False, ["takes pairs of texts, as `quantize` had no data of yours."]),
+        ("reranker", False, False, ["takes single texts, as it was quantized on them."]),
+        ("reranker", True, False, []),
+    ],
+)
+def test_a_notice_says_what_may_be_wrong(source, name, stored, pairs, expected) -> None:
+    notices = source(name, stored=stored, pairs=pairs).input_notices
+    assert len(notices) == len(expected)
+    assert all(part in notice for part, notice in zip(expected, notices, strict=True))
+
+
+def test_an_embedder_takes_no_pairs(source) -> None:
+    with pytest.raises(UserInputError, match=r"`pairs=True` applies to .* is an embedder") as it:
+        source("sentence", stored=None, task="feature-extraction", pairs=True)
+    assert it.value.argument == "pairs"
