@@ -18,6 +18,7 @@ from qdqbert.evidence.reports import (
     EvaluateReport,
     LatencyReport,
     QuantizeReport,
+    Sensitivity,
     TargetReport,
 )
 from qdqbert.evidence.saturation import Overflow
@@ -56,6 +57,10 @@ TARGET = TargetReport(
         LayerFidelity(name="embeddings", sqnr_db=40.0),
         LayerFidelity(name="layer.0", sqnr_db=30.0),
         LayerFidelity(name="logits", sqnr_db=25.0),
+    ),
+    sensitivity=(
+        Sensitivity(name="encoder.layer.0", sqnr_db=31.0),
+        Sensitivity(name="encoder.layer.1", sqnr_db=28.5),
     ),
     lowering=LoweringCheck(
         engine="onnxruntime",

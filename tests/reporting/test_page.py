@@ -56,6 +56,7 @@ def named(report, name: str):
     difference = dataclasses.replace(report.targets[0].differences[0], name=name)
     metric = dataclasses.replace(report.float_metrics[0], name=name)
     layer = dataclasses.replace(report.targets[0].layers[0], name=name)
+    sensitivity = dataclasses.replace(report.targets[0].sensitivity[0], name=name)
     overflow = dataclasses.replace(report.targets[0].overflows[0], site=name)
     target = dataclasses.replace(
         report.targets[0],
@@ -64,6 +65,7 @@ def named(report, name: str):
         differences=(difference,),
         metrics=(metric,),
         layers=(layer,),
+        sensitivity=(sensitivity,),
         overflows=(overflow,),
     )
     return dataclasses.replace(
@@ -148,8 +150,10 @@ def test_the_page_has_everything_that_was_measured(quantize_report) -> None:
     # 8 texts in 30 and in 90 ms.
     assert "portable on onnxruntime, INT8: 267 texts/s" in text
     assert "portable on onnxruntime, float: 89 texts/s" in text
-    # Accuracy, changed predictions, SQNR, two shapes, throughput, sizes, layers, lengths.
-    assert parsed.tags["svg"] == parsed.tags["figure"] == 9
+    assert "encoder.layer.1: 28.5 dB" in text
+    # Accuracy, changed predictions, SQNR, two shapes, throughput, sizes, layers, their sensitivity,
+    # lengths.
+    assert parsed.tags["svg"] == parsed.tags["figure"] == 10
 
 
 def test_the_choice_of_auto_is_shown_with_all_candidates(quantize_report, candidates) -> None:

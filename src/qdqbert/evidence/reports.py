@@ -38,6 +38,19 @@ class LatencyReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """What a part of a model costs if it is quantized.
+
+    Attributes:
+        name: Path of the layer, or name of a site outside the layers.
+        sqnr_db: SQNR of the outputs to the float model's if only this part is quantized, dB.
+    """
+
+    name: str
+    sqnr_db: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetReport:
     """Measurements of one graph on one engine.
 
@@ -52,6 +65,7 @@ class TargetReport:
         differences: These metrics minus those of the float model.
         limits: What was measured for each limit of the call.
         layers: How close PyTorch's fake quantization of it is to the float model, layer by layer.
+        sensitivity: What each layer costs if only that one is quantized, in the order of the model.
         lowering: How close it is to PyTorch's fake quantization, layer by layer.
         overflows: Linear layers whose int8 sums would saturate on CPUs without VNNI, worst first.
             `None` if this was not emulated, as the weights are exact on all CPUs.
@@ -72,6 +86,7 @@ class TargetReport:
     differences: tuple[MetricDifference, ...]
     limits: tuple[LimitCheck, ...]
     layers: tuple[LayerFidelity, ...]
+    sensitivity: tuple[Sensitivity, ...]
     lowering: LoweringCheck
     overflows: tuple[Overflow, ...] | None
     batch_invariance: BatchInvariance

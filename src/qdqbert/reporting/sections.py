@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from qdqbert.evidence.intervals import Interval
@@ -13,6 +14,7 @@ from qdqbert.evidence.reports import (
     EvaluateReport,
     LatencyReport,
     QuantizeReport,
+    Sensitivity,
     TargetReport,
 )
 from qdqbert.reporting.facts import (
@@ -328,23 +330,38 @@ def _sizes(report: QuantizeReport) -> Section:
 
 
 def _layers(targets: Sequence[TargetReport]) -> Section:
-    """Show fidelity layer by layer, once for the targets that quantize in the same way."""
-    same: dict[tuple[LayerFidelity, ...], list[str]] = {}
+    """Show the noise of layers, once for the targets that quantize in the same way."""
+    same: dict[tuple[tuple[LayerFidelity, ...], tuple[Sensitivity, ...]], list[str]] = {}
     for each in targets:
-        names = same.setdefault(each.layers, [])
+        names = same.setdefault((each.layers, each.sensitivity), [])
         names += [each.target] * (each.target not in names)
     figures = []
-    for layers, names in same.items():
+    for (layers, parts), names in same.items():
         caption = f"SQNR to float after each layer, in dB: {', '.join(names)}"
         values = [(each.name, each.sqnr_db) for each in layers]
         figures.append(Figure(caption=caption, svg=line_plot(values, title=caption, unit="dB")))
+        if parts:
+            figures.append(_sensitivity(parts, names))
     return Section(
         title="Where does it differ?",
         text="Point 0 is the embeddings, points 1 and up the layers, and the last points are the "
-        "outputs. Each point contains the noise of all layers before it. The values are those of "
-        "PyTorch's fake quantization, with which every engine is compared layer by layer.",
+        "outputs. Each point contains the noise of all layers before it. Bars show the outputs if "
+        "only one part of the model is INT8: the shortest bar is the part that costs most. "
+        "`qdqbert analyze` does the same for each linear layer. The values are those of PyTorch's "
+        "fake quantization, with which every engine is compared layer by layer.",
         figures=tuple(figures),
     )
+
+
+def _sensitivity(parts: Sequence[Sensitivity], names: Sequence[str]) -> Figure:
+    caption = f"SQNR to float with one part in INT8, in dB, more is better: {', '.join(names)}"
+    bars = [
+        Bar(label=each.name, value=each.sqnr_db, text=f"{each.sqnr_db:.1f} dB", kind="int8")
+        for each in parts
+        # A part without any noise costs nothing.
+        if math.isfinite(each.sqnr_db)
+    ]
+    return Figure(caption=caption, svg=bar_plot(bars, title=caption))
 
 
 def _batches(targets: Sequence[TargetReport]) -> Section:

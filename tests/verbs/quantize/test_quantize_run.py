@@ -125,6 +125,10 @@ def test_the_noise_of_quantization_is_known_after_every_layer(quantized) -> None
         # On other texts than these few, it is a little different.
         assert embedding.sqnr_db == pytest.approx(each.fidelity.sqnr_db, abs=5)
         assert all(15 < layer.sqnr_db < 80 for layer in each.layers)
+        # One layer alone adds less noise than all together, on these few texts or on others.
+        alone = {item.name: item.sqnr_db for item in each.sensitivity}
+        assert {f"encoder.layer.{index}" for index in range(count)} < alone.keys()
+        assert min(alone.values()) > each.fidelity.sqnr_db - 2
 
 
 def test_the_folder_holds_the_report(quantized) -> None:

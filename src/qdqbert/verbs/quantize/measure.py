@@ -14,7 +14,7 @@ from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
-from qdqbert.evidence.reports import LatencyReport, TargetReport
+from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.export import choices_of
@@ -26,6 +26,7 @@ from qdqbert.targets.target import Plan, Target
 from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
+from qdqbert.verbs.quantize.sensitivity import layer_sensitivity
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
 
 # Name of the float graph among the graphs that are timed, which no target has.
@@ -35,6 +36,8 @@ _ROUNDS = 3
 # The layer check keeps the states of all layers in memory, for this number of tokens in a batch.
 _CHECKED_BATCHES = 2
 _CHECKED_TOKENS = 1024
+# The sensitivity runs the model once for each layer, on this number of tokens of these batches.
+_SENSITIVITY_TOKENS = 256
 # Texts that run alone, to see whether their results depend on their batch.
 _TEXTS_ALONE = 64
 # Below this SQNR, or above this percentage of changed predictions, a model is hardly usable.
@@ -81,6 +84,21 @@ class Evidence:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class _InPyTorch:
+    """What PyTorch's fake quantization computes under a plan.
+
+    Attributes:
+        plan: The plan.
+        references: Its results, layer by layer, on batches of different lengths.
+        sensitivity: What each layer costs.
+    """
+
+    plan: Plan
+    references: list[Reference]
+    sensitivity: tuple[Sensitivity, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurements:
     """Results of `measure`.
 
@@ -110,7 +128,7 @@ def measure(
     jobs = [(each, engine) for each in written for engine in _installed_engines(each.plan.target)]
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
     timings = _time(timed, evidence, progress) if benchmark and timed else []
-    known: list[tuple[Plan, list[Reference]]] = []
+    known: list[_InPyTorch] = []
     floats: list[Reference] = []
     baseline, reports = evidence.baseline, []
     warnings: list[str] = []
@@ -119,7 +137,8 @@ def measure(
         title = f"Checking {target} on {engine}"
         with progress.stage(title, len(baseline.encoded.batches)) as advance:
             floats = floats or _float_references(each.plan, evidence)
-            references = _references(each.plan, evidence, known)
+            in_pytorch = _in_pytorch(each.plan, evidence, known)
+            references = in_pytorch.references
             runner = open_runner(engine, each.path, low_memory=True)
             predictions = predict(baseline.task, runner, baseline.encoded, advance)
             invariance = batch_invariance_of(
@@ -147,6 +166,7 @@ def measure(
                 differences=differences,
                 limits=check_limits(evidence.limits, fidelity, differences),
                 layers=layer_fidelity(references, floats),
+                sensitivity=in_pytorch.sensitivity,
                 lowering=check_lowering(
                     each.model,
                     each.path,
@@ -237,28 +257,38 @@ def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[
     ]
 
 
-def _references(
-    plan: Plan, evidence: Evidence, known: list[tuple[Plan, list[Reference]]]
-) -> list[Reference]:
-    """Compute references of a plan on batches of different lengths, or return known ones.
+def _in_pytorch(plan: Plan, evidence: Evidence, known: list[_InPyTorch]) -> _InPyTorch:
+    """Run a plan in PyTorch, or return known results.
 
     They depend neither on the engine nor on the target: targets often have the same specs.
 
     Args:
         plan: The plan.
         evidence: The float model and its examples.
-        known: References of earlier plans. New ones are appended.
+        known: Results of earlier plans. New ones are appended.
     """
     ranges = evidence.calibration.for_recipe
-    for other, found in known:
+    calibration = ranges(plan.recipe)
+    for each in known:
         if (
-            plan.specs == other.specs
-            and plan.target.last_bits == other.target.last_bits
-            and ranges(plan.recipe) is ranges(other.recipe)
+            plan.specs == each.plan.specs
+            and plan.target.last_bits == each.plan.target.last_bits
+            and calibration is ranges(each.plan.recipe)
         ):
-            return found
-    made = evidence.sited.references(plan, ranges(plan.recipe), _checked_batches(evidence))
-    known.append((plan, made))
+            return each
+    sited = evidence.sited
+    made = _InPyTorch(
+        plan=plan,
+        references=sited.references(plan, calibration, _checked_batches(evidence, _CHECKED_TOKENS)),
+        sensitivity=layer_sensitivity(
+            plan,
+            sited,
+            calibration,
+            evidence.baseline,
+            _checked_batches(evidence, _SENSITIVITY_TOKENS),
+        ),
+    )
+    known.append(made)
     return made
 
 
@@ -268,14 +298,15 @@ def _float_references(plan: Plan, evidence: Evidence) -> list[Reference]:
     # How much ties cost is asked of quantized layers only.
     target = dataclasses.replace(plan.target, last_bits=0)
     in_float = dataclasses.replace(plan, target=target, specs=dict.fromkeys(plan.specs))
-    return evidence.sited.references(in_float, ranges, _checked_batches(evidence))
+    batches = _checked_batches(evidence, _CHECKED_TOKENS)
+    return evidence.sited.references(in_float, ranges, batches)
 
 
-def _checked_batches(evidence: Evidence) -> list[Batch]:
-    """Return the batches of different lengths that layers are compared on."""
+def _checked_batches(evidence: Evidence, tokens: int) -> list[Batch]:
+    """Return the start of batches of different lengths, with a number of tokens each."""
     batches = evidence.baseline.encoded.batches
     chosen = batches[len(batches) // (_CHECKED_BATCHES + 1) :: len(batches) // 2 + 1]
-    return [first_rows(batch, tokens=_CHECKED_TOKENS) for batch in chosen]
+    return [first_rows(batch, tokens=tokens) for batch in chosen]
 
 
 def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") -> list[str]:
