@@ -138,7 +138,7 @@ def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]
 
 def make_rivals(root: Path) -> tuple[Path, Path]:
     """Quantize the float graph with ONNX Runtime's dynamic quantizer and with NNCF."""
-    from rivals import nncf_transformer, onnxruntime_dynamic, without_value_info
+    from qdqbert.evidence.rivals import quantize_dynamic, quantize_nncf, without_value_info
 
     plain = without_value_info(root / "float.onnx", root / "plain.onnx")
     rng = np.random.default_rng(0)
@@ -146,8 +146,8 @@ def make_rivals(root: Path) -> tuple[Path, Path]:
     names = input_names(plain)
     inputs = [{name: each[name] for name in names} for each in inputs]
     dynamic, nncf = root / "dynamic.onnx", root / "nncf.xml"
-    onnxruntime_dynamic(plain, dynamic, inputs)
-    nncf_transformer(plain, nncf, inputs)
+    quantize_dynamic(plain, dynamic, inputs)
+    quantize_nncf(plain, nncf, inputs)
     return dynamic, nncf
 
 

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 import qdqbert
 from qdqbert import resources
-from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.evidence.rivals import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark.run import export_float
@@ -40,11 +39,6 @@ from scoring import CALIBRATION_EXAMPLES, TestSet
 # isort: split
 # After qdqbert, which turns telemetry off.
 from onnxruntime import quantization as ort_quantization
-
-with openvino_telemetry_disabled():
-    import nncf
-    import openvino
-
 
 # Where a label may be next to its point, in points: near ones first.
 _OFFSETS = [
@@ -62,11 +56,6 @@ class _DataReader(ort_quantization.CalibrationDataReader):
 
     def get_next(self) -> dict[str, Any] | None:
         return next(self._inputs, None)
-
-
-def onnxruntime_dynamic(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
-    """Run `quantize_dynamic`, per channel."""
-    ort_quantization.quantize_dynamic(source, target, per_channel=True)
 
 
 def onnxruntime_static(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
@@ -87,27 +76,16 @@ def onnxruntime_static_defaults(source: Path, target: Path, inputs: list[dict[st
     ort_quantization.quantize_static(source, target, _DataReader(inputs))
 
 
-def nncf_transformer(source: Path, target: Path, inputs: list[dict[str, Any]]) -> None:
-    """Run NNCF's TRANSFORMER preset, for OpenVINO."""
-    quantized = nncf.quantize(
-        openvino.Core().read_model(source),
-        nncf.Dataset(inputs),
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=len(inputs),
-    )
-    openvino.save_model(quantized, target, compress_to_fp16=False)
-
-
 Rival = Callable[[Path, Path, list[dict[str, Any]]], None]
 RIVALS: dict[str, tuple[str, str, Rival]] = {
-    "onnxruntime dynamic": ("onnxruntime", "dynamic.onnx", onnxruntime_dynamic),
+    "onnxruntime dynamic": ("onnxruntime", "dynamic.onnx", quantize_dynamic),
     "onnxruntime static, MatMul": ("onnxruntime", "static.onnx", onnxruntime_static),
     "onnxruntime static, defaults": (
         "onnxruntime",
         "defaults.onnx",
         onnxruntime_static_defaults,
     ),
-    "NNCF TRANSFORMER": ("openvino", "nncf.xml", nncf_transformer),
+    "NNCF TRANSFORMER": ("openvino", "nncf.xml", quantize_nncf),
 }
 
 
@@ -195,17 +173,6 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     if arguments.rounds:
         add_latency(results, models, arguments)
     return results
-
-
-def without_value_info(source: Path, target: Path) -> Path:
-    """Write a copy without inferred shapes, and return its path.
-
-    ONNX Runtime's quantizers transpose the weights of Gemm and fail if shapes are recorded.
-    """
-    model = onnx.load(source)
-    del model.graph.value_info[:]
-    onnx.save(model, target)
-    return target
 
 
 def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> list[dict[str, Any]]:

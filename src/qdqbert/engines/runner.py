@@ -52,7 +52,7 @@ _PACKAGES: Mapping[str, str] = {"native": "llvmlite"}
 RUNS_NO_ONNX: frozenset[str] = frozenset({"native"})
 
 
-def float_engine(engine: EngineName) -> EngineName:
+def float_engine(engine: str) -> str:
     """Return the engine that runs the float model which INT8 on an engine is compared with."""
     return "onnxruntime" if engine in RUNS_NO_ONNX else engine
 

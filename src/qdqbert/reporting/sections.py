@@ -24,6 +24,7 @@ from qdqbert.reporting.facts import (
     evaluation_rows,
     graph_name,
     interval_text,
+    rival_rows,
     size_text,
 )
 from qdqbert.reporting.plots import (
@@ -116,6 +117,7 @@ def quantize_sections(report: QuantizeReport) -> tuple[Section, ...]:
             _quality(report),
             *_limits(limits),
             *_speed(report.targets),
+            *_rivals(report),
             *_candidates(report),
             _sizes(report),
             _layers(report.targets),
@@ -273,6 +275,42 @@ def _throughput(pairs: Sequence[tuple[str, LatencyReport]], batch: int, sequence
     return Figure(caption=caption, svg=bar_plot(bars, title=caption))
 
 
+def _rivals(report: QuantizeReport) -> list[Section]:
+    """Show what other tools make of the model."""
+    if not report.rivals:
+        return []
+    header, rows = rival_rows(report)
+    figures = []
+    for shape in report.rivals[0].latency_ms:
+        caption = f"Milliseconds for {shape} tokens, next to other tools: less is better"
+        bars = [
+            Bar(
+                label=f"qdqbert, {graph_name(each)}",
+                value=latency.int8_ms,
+                text=f"{latency.int8_ms:.1f} ms",
+                kind="int8",
+            )
+            for each in report.targets
+            for latency in each.latency
+            if f"{latency.batch} x {latency.sequence}" == shape
+        ]
+        bars += [
+            Bar(label=each.name, value=latency, text=f"{latency:.1f} ms", kind="float")
+            for each in report.rivals
+            for latency in [each.latency_ms[shape]]
+        ]
+        figures.append(Figure(caption=caption, svg=bar_plot(bars, title=caption)))
+    return [
+        Section(
+            title="What do other tools make of it?",
+            text="They started from the same float model, calibrated on the same texts if they "
+            "calibrate, and were compared and timed in the same call.",
+            figures=tuple(figures),
+            table=Table(header=header, rows=tuple(rows)),
+        )
+    ]
+
+
 def _candidates(report: QuantizeReport) -> list[Section]:
     """Show what the target `auto` chose from."""
     if not report.candidates:
@@ -347,8 +385,8 @@ def _layers(targets: Sequence[TargetReport]) -> Section:
         text="Point 0 is the embeddings, points 1 and up the layers, and the last points are the "
         "outputs. Each point contains the noise of all layers before it. Bars show the outputs if "
         "only one part of the model is INT8: the shortest bar is the part that costs most. "
-        "`qdqbert analyze` does the same for each linear layer. The values are those of PyTorch's "
-        "fake quantization, with which every engine is compared layer by layer.",
+        "The command analyze does the same for each linear layer. The values are those of "
+        "PyTorch's fake quantization, with which every engine is compared layer by layer.",
         figures=tuple(figures),
     )
 

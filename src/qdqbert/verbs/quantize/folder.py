@@ -46,6 +46,7 @@ from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import Inputs, Ready, prepare
 from qdqbert.verbs.quantize.ranges import RangeSource
+from qdqbert.verbs.quantize.rivals import Rivals, make_rivals
 from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.verification import make_rows
 from qdqbert.verbs.versions import versions
@@ -90,7 +91,10 @@ def fill_folder(
         options, ready, graph, scratch, units_in_float=left, overflows=overflows
     )
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
-    measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
+    rivals = find_rivals(options, ready, evidence, scratch, progress)
+    measured = measure(
+        measurable, evidence, benchmark=options.benchmark, progress=progress, rivals=rivals
+    )
     notices = [notice for each in written for notice in each.notices]
     report = make_report(options, ready, evidence, measured, notices)
     manifest = make_manifest(options, ready, written, ready.ranges.weights_sha256(graph))
@@ -133,6 +137,16 @@ def make_evidence(
         overflows=overflows,
         rows=make_rows(ready, float_model, options.verification_data),
     )
+
+
+def find_rivals(
+    options: QuantizeOptions, ready: Ready, evidence: Evidence, scratch: Path, progress: Progress
+) -> Rivals | None:
+    """Return what other tools make of the model; `None` if the call does not ask for them."""
+    if not options.rivals:
+        return None
+    inputs, float_model = ready.inputs.calibration, evidence.float_model
+    return make_rivals(options, ready.source, inputs, float_model, scratch, progress)
 
 
 def make_manifest(
@@ -192,6 +206,7 @@ def make_report(
         command=command_line("quantize", options),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*first, *notices, *measured.notices])),
+        rivals=measured.rivals,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qdqbert.artifact import size_bytes
@@ -14,7 +14,7 @@ from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
-from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport
+from qdqbert.evidence.reports import LatencyReport, RivalReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.export import choices_of
@@ -26,6 +26,7 @@ from qdqbert.targets.target import Plan, Target
 from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
+from qdqbert.verbs.quantize.rivals import Rivals, measure_rivals
 from qdqbert.verbs.quantize.sensitivity import layer_sensitivity
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource
 
@@ -90,11 +91,13 @@ class _InPyTorch:
     Attributes:
         plan: The plan.
         references: Its results, layer by layer, on batches of different lengths.
+        floats: The float model's results on the same batches.
         sensitivity: What each layer costs.
     """
 
     plan: Plan
     references: list[Reference]
+    floats: list[Reference]
     sensitivity: tuple[Sensitivity, ...]
 
 
@@ -106,15 +109,22 @@ class Measurements:
         reports: One for each graph and each installed engine that runs it.
         warnings: Results that make a graph doubtful or useless.
         notices: Other messages for the user.
+        rivals: Results of other tools.
     """
 
     reports: tuple[TargetReport, ...]
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
+    rivals: tuple[RivalReport, ...] = ()
 
 
 def measure(
-    written: Sequence[WrittenGraph], evidence: Evidence, *, benchmark: bool, progress: Progress
+    written: Sequence[WrittenGraph],
+    evidence: Evidence,
+    *,
+    benchmark: bool,
+    progress: Progress,
+    rivals: Rivals | None = None,
 ) -> Measurements:
     """Measure each graph on each installed engine that runs it.
 
@@ -123,68 +133,79 @@ def measure(
         evidence: What they are compared with.
         benchmark: Whether to measure latency.
         progress: Receives the stages.
+        rivals: What other tools made of the model, to measure it too.
     """
+    rivals = rivals or Rivals()
     notices = [notice for each in written for notice in _engine_notices(each.plan.target)]
     jobs = [(each, engine) for each in written for engine in _installed_engines(each.plan.target)]
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
-    timings = _time(timed, evidence, progress) if benchmark and timed else []
+    timings = _time(timed, evidence, rivals, progress) if benchmark and timed else []
     known: list[_InPyTorch] = []
-    floats: list[Reference] = []
     baseline, reports = evidence.baseline, []
     warnings: list[str] = []
     for each, engine in jobs:
-        target = each.plan.target.name
-        title = f"Checking {target} on {engine}"
+        title = f"Checking {each.plan.target.name} on {engine}"
         with progress.stage(title, len(baseline.encoded.batches)) as advance:
-            floats = floats or _float_references(each.plan, evidence)
             in_pytorch = _in_pytorch(each.plan, evidence, known)
-            references = in_pytorch.references
-            runner = open_runner(engine, each.path, low_memory=True)
-            predictions = predict(baseline.task, runner, baseline.encoded, advance)
-            invariance = batch_invariance_of(
-                baseline.task,
-                runner,
-                baseline.encoded,
-                predictions,
-                baseline.options,
-                texts=_TEXTS_ALONE,
-            )
-            rows = evidence.rows
-            verification_db = measure_rows(runner, rows) if rows else None
-            # It holds the weights, of which the layer check loads two more copies.
-            del runner
-            comparison = baseline.compare(predictions)
-            fidelity, differences = comparison.fidelity, comparison.differences
-            report = TargetReport(
-                target=target,
-                engine=engine,
-                recipe=each.plan.recipe.name,
-                units_in_float=tuple(unit.name for unit in evidence.units_in_float.get(target, ())),
-                model=each.name,
-                fidelity=fidelity,
-                metrics=comparison.metrics,
-                differences=differences,
-                limits=check_limits(evidence.limits, fidelity, differences),
-                layers=layer_fidelity(references, floats),
-                sensitivity=in_pytorch.sensitivity,
-                lowering=check_lowering(
-                    each.model,
-                    each.path,
-                    references,
-                    engine,
-                    agreement_db=each.plan.target.agreement_db,
-                ),
-                overflows=evidence.overflows.get(target),
-                batch_invariance=invariance,
-                size_bytes=each.size_bytes,
-                size_ratio=each.size_bytes / size_bytes(evidence.float_model),
-                latency=tuple(_latency(timings, each.plan, engine)),
-                verification_db=verification_db,
-            )
+            report = _check(each, engine, evidence, in_pytorch, timings, advance)
         warnings += fidelity_warnings(report, evidence.ranges)
         notices += _notices(report)
         reports.append(report)
-    return Measurements(reports=tuple(reports), warnings=tuple(warnings), notices=tuple(notices))
+    return Measurements(
+        reports=tuple(reports),
+        warnings=tuple(warnings),
+        notices=(*notices, *rivals.notices),
+        rivals=measure_rivals(rivals, timings, baseline, progress),
+    )
+
+
+def _check(
+    graph: WrittenGraph,
+    engine: EngineName,
+    evidence: Evidence,
+    in_pytorch: _InPyTorch,
+    timings: Sequence[Timing],
+    advance: Callable[[], None],
+) -> TargetReport:
+    """Compare one graph on one engine with the float model and with PyTorch's fake quantization."""
+    target, baseline = graph.plan.target.name, evidence.baseline
+    runner = open_runner(engine, graph.path, low_memory=True)
+    predictions = predict(baseline.task, runner, baseline.encoded, advance)
+    invariance = batch_invariance_of(
+        baseline.task, runner, baseline.encoded, predictions, baseline.options, texts=_TEXTS_ALONE
+    )
+    rows = evidence.rows
+    verification_db = measure_rows(runner, rows) if rows else None
+    # It holds the weights, of which the layer check loads two more copies.
+    del runner
+    comparison = baseline.compare(predictions)
+    fidelity, differences = comparison.fidelity, comparison.differences
+    return TargetReport(
+        target=target,
+        engine=engine,
+        recipe=graph.plan.recipe.name,
+        units_in_float=tuple(unit.name for unit in evidence.units_in_float.get(target, ())),
+        model=graph.name,
+        fidelity=fidelity,
+        metrics=comparison.metrics,
+        differences=differences,
+        limits=check_limits(evidence.limits, fidelity, differences),
+        layers=layer_fidelity(in_pytorch.references, in_pytorch.floats),
+        sensitivity=in_pytorch.sensitivity,
+        lowering=check_lowering(
+            graph.model,
+            graph.path,
+            in_pytorch.references,
+            engine,
+            agreement_db=graph.plan.target.agreement_db,
+        ),
+        overflows=evidence.overflows.get(target),
+        batch_invariance=invariance,
+        size_bytes=graph.size_bytes,
+        size_ratio=graph.size_bytes / size_bytes(evidence.float_model),
+        latency=tuple(_latency(timings, graph.plan, engine)),
+        verification_db=verification_db,
+    )
 
 
 def _engine_notices(target: Target) -> list[str]:
@@ -213,7 +234,10 @@ def _installed_engines(target: Target) -> list[EngineName]:
 
 
 def _time(
-    jobs: Sequence[tuple[WrittenGraph, EngineName]], evidence: Evidence, progress: Progress
+    jobs: Sequence[tuple[WrittenGraph, EngineName]],
+    evidence: Evidence,
+    rivals: Rivals,
+    progress: Progress,
 ) -> list[Timing]:
     """Time the float graph on each engine that runs it and every INT8 graph alternately."""
     used = {float_engine(engine) for _, engine in jobs}
@@ -230,6 +254,7 @@ def _time(
         )
         for name, engine, model in models
     ]
+    candidates += rivals.candidates
     longest = evidence.max_length
     shapes = list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
     total = len(candidates) * len(shapes) * _ROUNDS
@@ -277,9 +302,11 @@ def _in_pytorch(plan: Plan, evidence: Evidence, known: list[_InPyTorch]) -> _InP
         ):
             return each
     sited = evidence.sited
+    checked = _checked_batches(evidence, _CHECKED_TOKENS)
     made = _InPyTorch(
         plan=plan,
-        references=sited.references(plan, calibration, _checked_batches(evidence, _CHECKED_TOKENS)),
+        references=sited.references(plan, calibration, checked),
+        floats=known[0].floats if known else _float_references(plan, evidence),
         sensitivity=layer_sensitivity(
             plan,
             sited,

@@ -41,9 +41,7 @@ def layer_sensitivity(
 
     def sqnr_db(left: Collection[str]) -> float:
         with sited.quantized_runner(in_float(plan, left), calibration) as runner:
-            found = predict_batches(
-                baseline.task, runner, batches, baseline.encoded.features
-            )
+            found = predict_batches(baseline.task, runner, batches, baseline.encoded.features)
         signal, expected = baseline.task.signal, baseline.predictions
         pairs = [
             signal_and_noise(signal(expected[index]), signal(each)) for index, each in found.items()
