@@ -30,12 +30,15 @@ from qdqbert.calibration.statistics import (
     choose_ranges,
 )
 from qdqbert.numerics.ranges import Calibrator
+from qdqbert.numerics.threads import map_on_threads
 from qdqbert.numerics.weight_rounding import UnroundedWeight, choose_rounding, pack
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Range, Site, Smoothing, TensorSpec, weight_site_of
 
 # Memory of the second moments of one pass: those of all layers of BERT-base.
 _BYTES_AT_ONCE = 600_000_000
+
+_Rounded = tuple[str, TensorSpec]
 
 Run = Callable[[MergeableObserver, Mapping[str, Tensor]], None]
 """Runs a model once over all batches. Passes each batch's mask `(batch, seq)` to the observer, then
@@ -188,31 +191,44 @@ def rounding_pass(
     if without is None:
         # No input is smoothed, so all recipes use the same ranges.
         wanted |= unsmoothed
-    for leader, inputs in observer.groups.items():
-        moments = observer.take_moments(leader)
-        found = _with_roundings(found, plan, wanted, inputs, moments)
-        if without is not None and unsmoothed:
-            # The observed input was multiplied by the scale.
-            scale = found.scales.get(leader, torch.ones(())).double()
-            moments = moments / scale / scale.unsqueeze(-1)
-            without = _with_roundings(without, plan, unsmoothed, inputs, moments)
+
+    def choose(leader: str) -> tuple[dict[_Rounded, Tensor], dict[_Rounded, Tensor]]:
+        inputs, moments = groups[leader], observer.take_moments(leader)
+        rounded = _roundings(found, plan, wanted, inputs, moments)
+        if without is None or not unsmoothed:
+            return rounded, {}
+        # The observed input was multiplied by the scale.
+        scale = found.scales.get(leader, torch.ones(())).double()
+        moments = moments / scale / scale.unsqueeze(-1)
+        return rounded, _roundings(without, plan, unsmoothed, inputs, moments)
+
+    groups = observer.groups
+    roundings = dict(found.roundings)
+    others = {} if without is None else dict(without.roundings)
+    for inputs, (rounded, other) in zip(
+        groups.values(), map_on_threads(choose, groups), strict=True
+    ):
+        roundings |= rounded
+        others |= other
         for _ in inputs:
             plan.on_rounded()
-    return dataclasses.replace(found, without_smoothing=without)
+    if without is not None:
+        without = dataclasses.replace(without, roundings=others)
+    return dataclasses.replace(found, roundings=roundings, without_smoothing=without)
 
 
-def _with_roundings(
+def _roundings(
     found: Calibration,
     plan: CalibrationPlan,
-    wanted: frozenset[tuple[str, TensorSpec]],
+    wanted: frozenset[_Rounded],
     inputs: Sequence[str],
     moments: Tensor,
-) -> Calibration:
-    """Add how the weights are rounded that read one input, by the sites at which they read it."""
+) -> dict[_Rounded, Tensor]:
+    """Return how the weights are rounded that read one input, by the sites at which they do."""
     weights = {weight_site_of(name): plan.weights[name] for name in inputs}
     keys = sorted(((name, spec) for name, spec in wanted if name in weights), key=str)
     if not keys:
-        return found
+        return {}
     scales = {weight_site_of(name): found.scales.get(name) for name in inputs}
     unrounded = []
     for name, spec in keys:
@@ -221,8 +237,7 @@ def _with_roundings(
         amax = found.weight_amax.get(name)
         unrounded.append(UnroundedWeight(weight=scaled, spec=spec, amax=amax))
     rounded = [pack(each) for each in choose_rounding(unrounded, moments)]
-    roundings = {**found.roundings, **dict(zip(keys, rounded, strict=True))}
-    return dataclasses.replace(found, roundings=roundings)
+    return dict(zip(keys, rounded, strict=True))
 
 
 def _ranges_of(observer: HistogramObserver, plan: CalibrationPlan) -> dict[str, Range]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from qdqbert.numerics.channel_scales import ChannelStatistics, least_noise_scale
+from qdqbert.numerics.threads import map_on_threads
 from qdqbert.spec import Site
 
 
@@ -130,11 +131,13 @@ def choose_pre_quant_scales(
 
     Source: Xiao et al. 2023, arXiv:2211.10438, equation 4.
     """
-    scales: dict[str, Tensor] = {}
-    for leader, members in channels.groups.items():
+
+    def choose(leader: str) -> dict[str, Tensor]:
+        members = groups[leader]
         statistics = channels.statistics(leader)
         amax_x = statistics.amax
         weighted = [name for name in members if name in weights]
+        scales: dict[str, Tensor] = {}
         if weighted:
             weight = torch.cat([weights[name].detach() for name in weighted])
             amax_w = weight.abs().amax(dim=0).clamp_min(1e-5)
@@ -149,7 +152,12 @@ def choose_pre_quant_scales(
             floor = max(1e-5, float(amax_x.mean()) / 100)
             others = [name for name in members if name not in weights]
             scales.update(dict.fromkeys(others, _inverse(amax_x.clamp_min(floor).log())))
-    return scales
+        return scales
+
+    groups = channels.groups
+    return {
+        name: scale for found in map_on_threads(choose, groups) for name, scale in found.items()
+    }
 
 
 def _inverse(log_s: Tensor) -> Tensor:
