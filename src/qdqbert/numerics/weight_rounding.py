@@ -74,12 +74,12 @@ def choose_rounding(weights: Sequence[UnroundedWeight], moments: Tensor) -> list
     values, lower, upper, nearest = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
     limits = torch.cat([_limits(each) for each in weights]).to(values.device)
     moments = moments.to(values)
-    factor = _unit_factor(moments)
+    factor, variances, damping = _factors(moments)
     # Thousands of products of one column each, which take longer on several threads.
     with one_torch_thread():
-        codes = _rounded(values, lower, upper, limits, factor)
-    is_worse = _errors(values - codes, moments) > _errors(values - nearest, moments)
-    codes = torch.where(is_worse, nearest, codes)
+        codes, left = _rounded(values, lower, upper, limits, factor)
+    left_errors = variances @ left.square() - damping * (values - codes).square().sum(dim=0)
+    codes = torch.where(left_errors > _errors(values - nearest, moments), nearest, codes)
     rounds_up = (codes != lower).T.contiguous()
     return list(torch.split(rounds_up, [len(each.weight) for each in weights]))
 
@@ -130,23 +130,24 @@ def _limits(each: UnroundedWeight) -> Tensor:
     return torch.full((len(each.weight),), 256 if limit is None else limit, dtype=torch.float64)
 
 
-def _unit_factor(moments: Tensor) -> Tensor:
-    """Return the upper triangular `U` with `H = U diag(d) U^T`, after damping `H`."""
-    damping = _DAMPING * moments.diagonal().mean()
+def _factors(moments: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return the upper triangular `U` and `d` with `H = U diag(d) U^T`, and what damps `H`."""
+    damping = _DAMPING * float(moments.diagonal().mean())
+    identity = torch.eye(len(moments)).to(moments)
     if damping <= 0:
         # The input is constant, and no error counts.
-        return torch.eye(len(moments)).to(moments)
-    damped = moments + damping * torch.eye(len(moments)).to(moments)
+        return identity, torch.zeros_like(moments[0]), 0.0
     # Cholesky's factor of the reversed matrix is lower triangular, so this one is upper triangular.
-    factor: Tensor = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)
-    return factor / factor.diagonal()
+    reversed_factor: Tensor = torch.linalg.cholesky((moments + damping * identity).flip(0, 1))
+    factor = reversed_factor.flip(0, 1)
+    return factor / factor.diagonal(), factor.diagonal().square(), damping
 
 
 def _rounded(
     values: Tensor, lower: Tensor, upper: Tensor, limits: Tensor, factor: Tensor
-) -> Tensor:
-    """Return codes between `lower` and `upper`; all are `(in, out)`."""
-    errors, codes = torch.empty_like(values), torch.empty_like(values)
+) -> tuple[Tensor, Tensor]:
+    """Return codes between `lower` and `upper`, and `D U`; all are `(in, out)`."""
+    errors, codes, left = (torch.empty_like(values) for _ in range(3))
     for start in range(0, len(values), _BLOCK):
         stop = min(start + _BLOCK, len(values))
         # What the blocks before this one leave to make up for.
@@ -159,7 +160,8 @@ def _rounded(
                 high = torch.minimum(high, limits - codes[i - 1])
             codes[i] = torch.minimum(torch.maximum(column.round(), low), high)
             errors[i] = values[i] - codes[i]
-    return codes
+            left[i] = column - codes[i]
+    return codes, left
 
 
 def _errors(errors: Tensor, moments: Tensor) -> Tensor:
