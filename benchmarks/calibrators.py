@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.calibration.bias_correction import MeanObserver
-from qdqbert.calibration.calibrate import run_observed
+from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import CalibrationPlan, Run
+from qdqbert.calibration.passes import CalibrationPlan, Run, smoothing_pass
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
-from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import example_inputs, export_sited
@@ -63,22 +62,17 @@ def main() -> None:
     checkpoint, recipe = test.checkpoint, build_recipe(arguments.recipe)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
-    run = functools.partial(run_observed, sited, lambda inputs: test.body(**inputs), batches)
-    sites = [site for site in sited.sites if site.kind == "activation"]
-    names, scales = [site.name for site in sites], {}
+    inputs = as_tensors(batches)
+    run = functools.partial(run_observed, sited, lambda each: test.body(**each), inputs)
+    plan = plan_of(sited, smoothing=recipe.smoothing)
+    names, scales = [site.name for site in plan.sites], {}
     if recipe.smoothing is not None:
-        channels = ChannelObserver([s.name for s in sites if recipe.smoothing.matches(s)])
-        run(channels, {})
-        alphas = {site.name: recipe.smoothing.alpha_of(site) for site in sites}
-        scales = choose_pre_quant_scales(
-            channels, linear_weights(sited), alphas=alphas, search=recipe.smoothing.search
-        )
+        scales = smoothing_pass(run, plan, Calibration()).scales
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)
     means = seen.means(scales)
-    inputs = example_inputs(checkpoint.input_names, checkpoint.task)
-    graph = export_sited(sited, test.body, inputs)
+    graph = export_sited(sited, test.body, example_inputs(checkpoint.input_names, checkpoint.task))
     arrays = {name: scale.numpy() for name, scale in scales.items()}
     clips = [False, True] if recipe.clips_residuals else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):
@@ -120,17 +114,23 @@ def with_roundings(
     found: Calibration, sited: SitedModel, plans: Sequence[Plan], run: Run
 ) -> Calibration:
     """Add how the weights of all plans are rounded, which takes a pass for their inputs."""
-    plan = CalibrationPlan(
-        sites=[site for site in sited.sites if site.kind == "activation"],
-        all_sites=sited.sites,
-        weights=linear_weights(sited),
-        calibrator=Max(),
-        rounded_weights=frozenset().union(*(each.rounded_weights for each in plans)),
-    )
+    rounded = frozenset().union(*(each.rounded_weights for each in plans))
+    plan = plan_of(sited, rounded_weights=rounded)
     # The first pass chooses ranges, which are known here.
     for rounding_pass in plan.passes[1:]:
         found = rounding_pass(run, plan, found)
     return found
+
+
+def plan_of(sited: SitedModel, **settings: Any) -> CalibrationPlan:
+    """Return a plan for all activations, whose ranges are chosen elsewhere."""
+    return CalibrationPlan(
+        sites=[site for site in sited.sites if site.kind == "activation"],
+        all_sites=sited.sites,
+        weights=linear_weights(sited),
+        calibrator=Max(),
+        **settings,
+    )
 
 
 def on_engine(model: Any, engine: Any, test: TestSet) -> Any:
