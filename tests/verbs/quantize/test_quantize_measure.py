@@ -24,6 +24,7 @@ def test_targets_with_equal_specs_run_in_pytorch_once(prepared, monkeypatch) -> 
         sited=SimpleNamespace(references=references),
     )
     monkeypatch.setattr(measure, "layer_sensitivity", lambda *_: ())
+    monkeypatch.setattr(measure, "_float_references", lambda *_: [])
     known: list[measure._InPyTorch] = []
     plan = bert.plan("portable", "linear")
     assert plan.recipe.smoothing is not None
