@@ -111,6 +111,9 @@ def measure_rivals(
     reports = []
     for each in rivals.candidates:
         mine = [timing for timing in timings if timing.name == each.name]
+        if each.name == _PYTORCH and not mine:
+            # Only its latency is measured: it is the model that the others are compared with.
+            continue
         compared, precision = None, "float32"
         if each.name != _PYTORCH:
             title = f"Checking {each.name} on {each.engine}"
