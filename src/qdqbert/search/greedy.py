@@ -23,9 +23,8 @@ def float_order(units: Sequence[Unit], noise: Noise) -> Iterator[Unit]:
         noise: Measures the error.
     """
     every = {site for unit in units for site in unit.sites}
-    gains = [noise(every.difference(unit.sites)) / unit.cost for unit in units]
-    for index in sorted(range(len(units)), key=lambda index: -gains[index]):
-        yield units[index]
+    gains = {unit.name: noise(every.difference(unit.sites)) for unit in units}
+    yield from sorted(units, key=lambda unit: gains[unit.name] / unit.cost, reverse=True)
 
 
 def fewest_units(
