@@ -81,7 +81,8 @@ def make_rivals(
         )
     if options.is_onnx:
         notices.append("PyTorch was not compared with: it runs checkpoints, and not .onnx files.")
-    else:
+    elif options.benchmark:
+        # Only its latency is measured: it is the model that the others are compared with.
         model = demo_checkpoint() if options.model is None else Path(options.model)
         candidates.append(
             Candidate(
@@ -111,9 +112,6 @@ def measure_rivals(
     reports = []
     for each in rivals.candidates:
         mine = [timing for timing in timings if timing.name == each.name]
-        if each.name == _PYTORCH and not mine:
-            # Only its latency is measured: it is the model that the others are compared with.
-            continue
         compared, precision = None, "float32"
         if each.name != _PYTORCH:
             title = f"Checking {each.name} on {each.engine}"
