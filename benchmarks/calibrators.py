@@ -15,9 +15,11 @@ import argparse
 import functools
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibrate import as_tensors, run_observed
@@ -64,10 +66,11 @@ def main() -> None:
     batches = test.encode(arguments.calibration, count=CALIBRATION_EXAMPLES).batches
     inputs = as_tensors(batches)
     run = functools.partial(run_observed, sited, lambda each: test.body(**each), inputs)
-    plan = plan_of(sited, smoothing=recipe.smoothing)
-    names, scales = [site.name for site in plan.sites], {}
+    passes = plan_of(sited, smoothing=recipe.smoothing)
+    names = [site.name for site in passes.sites]
+    scales: Mapping[str, torch.Tensor] = {}
     if recipe.smoothing is not None:
-        scales = smoothing_pass(run, plan, Calibration()).scales
+        scales = smoothing_pass(run, passes, Calibration()).scales
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)

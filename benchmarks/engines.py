@@ -102,8 +102,11 @@ def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]
     from qdqbert.checkpoint.demo import demo_checkpoint
     from qdqbert.verbs.benchmark.run import export_float
 
-    sources = {"demo": lambda: str(demo_checkpoint()), "base": lambda: str(random_base(root))}
-    model = sources.get(arguments.model, lambda: arguments.model)()
+    model = arguments.model
+    if model == "demo":
+        model = str(demo_checkpoint())
+    elif model == "base":
+        model = str(random_base(root))
     report = qdqbert.quantize(
         model, root / "ours", targets=("native", "openvino", "onnxruntime"), benchmark=False
     )
@@ -230,7 +233,8 @@ def serve(way: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     for line in sys.stdin:
         request = json.loads(line)
-        inputs = feed(*request["shape"], rng)
+        batch, sequence = request["shape"]
+        inputs = feed(batch, sequence, rng)
         run(inputs)
         found: list[float] = []
         until = time.perf_counter() + request["seconds"]

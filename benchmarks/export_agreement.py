@@ -138,9 +138,10 @@ class KeywordInputs(torch.nn.Module):
         token_type_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Return the last hidden states. All inputs are `(batch, seq)`, int64."""
-        return self.model(
+        states: torch.Tensor = self.model(
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
         ).last_hidden_state
+        return states
 
 
 def codes_of_graph(graph: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
@@ -165,7 +166,10 @@ def codes_of_graph(graph: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> l
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
     known = {each.name for each in session.get_inputs()}
-    return session.run(names, {k: v.numpy() for k, v in inputs.items() if k in known})
+    codes: list[np.ndarray] = session.run(
+        names, {k: v.numpy() for k, v in inputs.items() if k in known}
+    )
+    return codes
 
 
 def differences(
@@ -179,6 +183,7 @@ def differences(
         module: TensorQuantizer, inputs: tuple[torch.Tensor], output: torch.Tensor
     ) -> torch.Tensor:
         nonlocal differ, largest
+        assert module.amax is not None
         step = module.amax / 127
         index = next((i for i, each in enumerate(seen) if each is inputs[0]), len(seen))
         codes = torch.from_numpy(expected[index]).float()

@@ -23,6 +23,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -69,7 +70,7 @@ def main() -> None:
     Console().print(table)
 
 
-def measure(options: argparse.Namespace, mode: str) -> list[dict[str, object]]:
+def measure(options: argparse.Namespace, mode: str) -> list[dict[str, Any]]:
     """Time the models in one mode, and return a row for each."""
     models = build(options)
     steps = {name: make_step(model, options, mode) for name, model in models.items()}

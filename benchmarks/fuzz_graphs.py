@@ -164,12 +164,19 @@ Edit = Callable[[onnx.ModelProto, random.Random], None]
 
 
 def _node(model: onnx.ModelProto, rng: random.Random) -> onnx.NodeProto:
-    return rng.choice(model.graph.node)
+    node: onnx.NodeProto = rng.choice(model.graph.node)
+    return node
 
 
 def _value(model: onnx.ModelProto, rng: random.Random) -> str:
     node = _node(model, rng)
-    names = [*node.output, *node.input, rng.choice(model.graph.initializer).name, "", "missing"]
+    names: list[str] = [
+        *node.output,
+        *node.input,
+        rng.choice(model.graph.initializer).name,
+        "",
+        "missing",
+    ]
     return rng.choice(names)
 
 
@@ -241,7 +248,9 @@ def _nodes_swapped(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _attribute(model: onnx.ModelProto, rng: random.Random) -> onnx.AttributeProto:
-    attributes = [each for node in model.graph.node for each in node.attribute]
+    attributes: list[onnx.AttributeProto] = [
+        each for node in model.graph.node for each in node.attribute
+    ]
     return rng.choice(attributes)
 
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
 import math
 import multiprocessing
+import operator
 import platform
 import statistics
 import sys
@@ -33,7 +35,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdqbert.choices import TargetName
 
 if importlib.util.find_spec("qdqbert") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
@@ -167,12 +172,14 @@ def int8_matmul(settings: Settings) -> Iterator[Row]:
             # Sums of integers below 2^53 are exact in float64.
             exact = a.to(torch.float64) @ b.to(torch.float64).t()
             calls: dict[str, Callable[[], Any]] = {
-                "int8": lambda a=a8, b=b8: torch._int_mm(a, b),
-                "bfloat16": lambda a=a16, b=b16: a @ b,
-                "float32": lambda a=a32, b=b32: a @ b,
+                "int8": functools.partial(torch._int_mm, a8, b8),
+                "bfloat16": functools.partial(operator.matmul, a16, b16),
+                "float32": functools.partial(operator.matmul, a32, b32),
             }
             if settings.device == "cuda":
-                calls["TF32"] = lambda a=a32, b=b32: with_tf32(lambda: a @ b)
+                calls["TF32"] = functools.partial(
+                    with_tf32, functools.partial(operator.matmul, a32, b32)
+                )
             # A single call takes less time than waiting for the device does.
             times = alternate(calls, settings, repeats=50 if settings.device == "cuda" else 1)
             yield {
@@ -216,7 +223,7 @@ def tensorrt(settings: Settings) -> Iterator[Row]:
                     "case": f"{timing.batch} x {timing.sequence}",
                     "median ms": timing.median_ms,
                     "best ms": timing.best_ms,
-                    "engine MB": report.size_bytes / 1e6,
+                    "engine MB": (report.size_bytes or math.nan) / 1e6,
                 }
 
 
@@ -249,7 +256,7 @@ def qordered(settings: Settings) -> Iterator[Row]:
                 expected = model.eval()(**known).logits
             found = torch.from_numpy(session.run(None, given)[0])
             ratio = sqnr_db(found, expected)
-            times = alternate({"run": lambda given=given: session.run(None, given)}, settings)
+            times = alternate({"run": functools.partial(session.run, None, given)}, settings)
             yield {
                 "case": f"{batch} x {sequence}",
                 "median ms": times["run"],
@@ -382,7 +389,10 @@ def alternate(
 def timed(call: Callable[[], Any], settings: Settings, repeats: int) -> float:
     import torch
 
-    wait = torch.cuda.synchronize if settings.device == "cuda" else lambda: None
+    def wait() -> None:
+        if settings.device == "cuda":
+            torch.cuda.synchronize()
+
     wait()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -507,7 +517,7 @@ def save_checkpoint(folder: Path, settings: Settings) -> Path:
     return folder
 
 
-def quantize(checkpoint: Path, folder: Path, target: str) -> Path:
+def quantize(checkpoint: Path, folder: Path, target: TargetName) -> Path:
     import qdqbert
 
     qdqbert.quantize(

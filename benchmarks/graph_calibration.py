@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +121,9 @@ def inputs_of(arguments: argparse.Namespace) -> list[dict[str, np.ndarray[Any, A
 
 def run_one(arguments: argparse.Namespace, kind: str, graph: str) -> None:
     """Measure one kind of run in this process, and print its rows."""
-    steps: dict[str, Callable[..., None]] = {"bare": run_bare, "ours": run_ours}
-    steps.get(kind, run_rival)(Path(graph), inputs_of(arguments), kind)
+    steps = {"bare": run_bare, "ours": run_ours}
+    step = steps.get(kind, run_rival)
+    step(Path(graph), inputs_of(arguments), kind)
 
 
 def print_row(load: float, passes: float) -> None:

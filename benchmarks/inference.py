@@ -51,12 +51,13 @@ from typing import Any
 import numpy as np
 
 import qdqbert
+from qdqbert.choices import EngineName
 from qdqbert.inference import load as loading
 from qdqbert.inference.batches import stack
 from qdqbert.inference.model import feature_of
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 
-ENGINES = ("onnxruntime", "openvino", "native")
+ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino", "native")
 WARM_UP = 64
 # Shapes of "model([text])": tokens, rounded down to whole words.
 SINGLE_TOKENS = (8, 32, 128)
@@ -182,8 +183,8 @@ def sweep_choices(engine: str, threads: int) -> Iterator[tuple[str, str, dict[st
     if engine == "onnxruntime":
         # Streams on one thread each have no threads that wait.
         for spinning in (1, 0):
-            value = "on" if spinning else "off"
-            yield "spinning, 1 stream", value, {"streams": 1, "spinning": spinning}
+            label = "on" if spinning else "off"
+            yield "spinning, 1 stream", label, {"streams": 1, "spinning": spinning}
 
 
 def rate_of(rounds: list[dict[str, float]], unit: str) -> float:
@@ -329,7 +330,7 @@ def integration(engine: Any) -> Callable[[argparse.Namespace], Embed]:
     def start(arguments: argparse.Namespace) -> Embed:
         from qdqbert.integrations.sentence_transformers import load
 
-        model = load(arguments.folder, engine=engine, threads=arguments.threads)
+        model: Any = load(arguments.folder, engine=engine, threads=arguments.threads)
         return lambda texts: iter(model.encode(list(texts)))
 
     return start

@@ -33,7 +33,7 @@ def graph(op_type: str, hidden: int, layers: int) -> bytes:
             ),
         ]
         value = f"out{index}"
-    shape = ["tokens", 1, hidden]
+    shape: list[str | int | None] = ["tokens", 1, hidden]
     chain = helper.make_graph(
         nodes,
         "g",

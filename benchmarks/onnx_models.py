@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 import transformers
 from torch import nn
@@ -246,33 +245,38 @@ def cell_of(imported: ImportedModel, plan: Plan, chosen: Calibration, batches: l
     scales = {key: value.numpy() for key, value in chosen.scales.items()}
     pairs = insert_qdq(imported.sited.graph, plan.specs, chosen.ranges, scales=scales)
     model = lower(imported.sited.graph, plan, chosen.ranges, scales)
-    references = make_graph_references(
-        pairs, imported.sited.starts, batches, last_bits=plan.target.last_bits
-    )
     counts = collections.Counter(node.op_type for node in model.graph)
     nodes = sum(count for op, count in counts.items() if "quant" in op.lower() or "Integer" in op)
     engine = plan.target.engines[0]
-    check = check_lowering(model, references, engine)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lowered.onnx"
+        save_graph(model, path)
+        references = make_graph_references(
+            pairs,
+            imported.sited.starts,
+            batches,
+            scratch=Path(folder),
+            last_bits=plan.target.last_bits,
+        )
+        check = check_lowering(model, path, references, engine)
+        largest = difference(path, references, engine)
     return Cell(
         nodes=nodes + counts["QAttention"],
-        difference=difference(model, references, engine),
+        difference=largest,
         worst_layer_db=check.worst_layer_db,
         is_exact=check.is_exact,
     )
 
 
-def difference(model: ir.Model, references: list[Reference], engine: EngineName) -> float:
+def difference(path: Path, references: list[Reference], engine: EngineName) -> float:
     """Return the largest difference of an output, relative to the largest output."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lowered.onnx"
-        save_graph(model, path)
-        runner = open_runner(engine, path, exact=True, precision="f32")
-        largest = 0.0
-        for each in references:
-            text = each.inputs["attention_mask"].astype(bool)
-            made = runner.run({key: each.inputs[key] for key in runner.input_names})["logits"][text]
-            expected = each.outputs["logits"][text]
-            largest = max(largest, float(np.abs(expected - made).max() / np.abs(expected).max()))
+    runner = open_runner(engine, path, exact=True, precision="f32")
+    largest = 0.0
+    for each in references:
+        text = each.inputs["attention_mask"].astype(bool)
+        made = runner.run({key: each.inputs[key] for key in runner.input_names})["logits"][text]
+        expected = each.outputs["logits"][text]
+        largest = max(largest, float(np.abs(expected - made).max() / np.abs(expected).max()))
     return largest
 
 

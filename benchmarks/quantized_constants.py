@@ -25,8 +25,15 @@ import numpy as np
 import onnx_ir as ir
 
 import qdqbert
+from qdqbert.choices import TargetName
 
-TARGETS = ("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "tensorrt")
+TARGETS: tuple[TargetName, ...] = (
+    "portable",
+    "onnxruntime",
+    "onnxruntime-dynamic",
+    "openvino",
+    "tensorrt",
+)
 
 
 def constants_of(path: Path) -> dict[str, dict[str, Any]]:
@@ -34,6 +41,7 @@ def constants_of(path: Path) -> dict[str, dict[str, Any]]:
     model = ir.load(path)
     found = {}
     for name, value in model.graph.initializers.items():
+        assert value.const_value is not None
         array = np.ascontiguousarray(value.const_value.numpy())
         found[name] = {
             "dtype": str(array.dtype),
@@ -44,7 +52,7 @@ def constants_of(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def record(models: list[str], targets: tuple[str, ...]) -> dict[str, Any]:
+def record(models: list[str], targets: tuple[TargetName, ...]) -> dict[str, Any]:
     """Quantize each model for all targets with default recipes, and describe the graphs."""
     graphs: dict[str, Any] = {}
     for model in models:

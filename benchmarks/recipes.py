@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 
 from calibration import calibrate
 from qdqbert.insert.sited import insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import WIDE_INPUTS, build_recipe
-from qdqbert.spec import Recipe, Smoothing, resolve
+from qdqbert.spec import Recipe, Site, Smoothing, TensorSpec, resolve
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
@@ -122,7 +123,7 @@ def name_of(calibrator: Calibrator) -> str:
     return f"{name} {calibrator.percentile}" if isinstance(calibrator, Percentile) else name
 
 
-def plan_specs(recipe, sites):  # type: ignore[no-untyped-def]
+def plan_specs(recipe: Recipe, sites: Sequence[Site]) -> dict[str, TensorSpec | None]:
     """Return the specs of a recipe for CPU targets, by site name."""
     resolved = resolve(recipe.rules, sites)
     return {site.name: TARGETS["portable"].adapt(site, resolved[site.name]) for site in sites}

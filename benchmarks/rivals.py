@@ -28,6 +28,7 @@ from matplotlib.transforms import Bbox
 
 import qdqbert
 from qdqbert import resources
+from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.evidence.rivals import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert.tasks.data import Columns
@@ -48,7 +49,7 @@ _OFFSETS = [
 ]
 
 
-class _DataReader(ort_quantization.CalibrationDataReader):
+class _DataReader(ort_quantization.CalibrationDataReader):  # type: ignore[misc]
     """Yields inputs to the calibrators of ONNX Runtime."""
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
@@ -77,7 +78,7 @@ def onnxruntime_static_defaults(source: Path, target: Path, inputs: list[dict[st
 
 
 Rival = Callable[[Path, Path, list[dict[str, Any]]], None]
-RIVALS: dict[str, tuple[str, str, Rival]] = {
+RIVALS: dict[str, tuple[EngineName, str, Rival]] = {
     "onnxruntime dynamic": ("onnxruntime", "dynamic.onnx", quantize_dynamic),
     "onnxruntime static, MatMul": ("onnxruntime", "static.onnx", onnxruntime_static),
     "onnxruntime static, defaults": (
@@ -138,7 +139,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     )
     export_float(model, folder / "float.onnx", [8])
     inputs = calibration_inputs(arguments.calibration, columns, test)
-    models = {
+    models: dict[tuple[str, EngineName], Path] = {
         ("float", "onnxruntime"): folder / "float.onnx",
         ("float", "openvino"): folder / "float.onnx",
         ("qdqbert", "onnxruntime"): folder / "ours" / ours.targets[0].model,
@@ -156,7 +157,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     results = []
     for (name, engine), path in models.items():
         print(f"{name} on {engine} ...", flush=True)
-        score = test.graph(engine, path)  # type: ignore[arg-type]
+        score = test.graph(engine, path)
         size = sum(p.stat().st_size for p in path.parent.glob(f"{path.stem}.*"))
         results.append(
             {
@@ -196,12 +197,12 @@ def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> lis
 
 def add_latency(
     results: list[dict[str, Any]],
-    models: dict[tuple[str, str], Path],
+    models: dict[tuple[str, EngineName], Path],
     arguments: argparse.Namespace,
 ) -> None:
     """Add the latency of all graphs, and the speed-up of qdqbert over each on the same engine."""
     candidates = [
-        Candidate(name=name, engine=engine, model=path, vocab_size=20_000)  # type: ignore[arg-type]
+        Candidate(name=name, engine=engine, model=path, vocab_size=20_000)
         for (name, engine), path in models.items()
     ]
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]

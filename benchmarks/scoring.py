@@ -11,6 +11,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -122,7 +123,7 @@ class TestSet:
             path: The file, or `None`.
             count: Number of examples, drawn at random. `None` takes all.
         """
-        examples = (
+        examples: Sequence[Any] = (
             resources.calibration_examples()
             if path is None
             else self.task.read(path, columns=self._columns, max_examples=None).examples

@@ -37,11 +37,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 import qdqbert
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 LONGEST = 600
 """Characters of the longest text that is sent."""
@@ -106,7 +109,7 @@ def client_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def embed(folder: str, texts: list[str]) -> list[object]:
+def embed(folder: str, texts: list[str]) -> list[Any]:
     with qdqbert.load(folder, engine="native") as model:
         return list(model.encode(texts))
 
@@ -165,7 +168,7 @@ class Client:
         head = "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         return head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
-    async def _ask(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    async def _ask(self, streams: Streams) -> None:
         reader, writer = streams
         index = self._random.randrange(len(self._requests))
         self.asked += 1
@@ -176,8 +179,8 @@ class Client:
         found = re.findall(rb'"embedding":"([^"]*)"', body)
         self.wrong += found != self._expected[index]
 
-    def _open(self) -> object:
-        return asyncio.open_connection("127.0.0.1", self._port)
+    async def _open(self) -> Streams:
+        return await asyncio.open_connection("127.0.0.1", self._port)
 
     async def one_by_one(self, count: int) -> list[float]:
         """Return the latencies of requests on an idle server, in milliseconds."""

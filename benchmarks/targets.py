@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import qdqbert
+from qdqbert.choices import EngineName
 from qdqbert.targets import TARGETS
 from scoring import TestSet
 
@@ -45,7 +47,7 @@ def main() -> None:
             benchmark=False,
         )
         for each in report.targets:
-            score = test.graph(each.engine, folder / each.model)
+            score = test.graph(cast(EngineName, each.engine), folder / each.model)
             print(
                 f"| {each.target} | {each.recipe} | {each.engine} | {score.cells()} |", flush=True
             )
