@@ -8,7 +8,15 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 from qdqbert.checkpoint.families import family_of
 from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import AFFINE, ALIASES, RECIPES, SYMMETRIC, WEIGHT, build_recipe
+from qdqbert.recipes import (
+    AFFINE,
+    ALIASES,
+    PROBABILITIES,
+    RECIPES,
+    SYMMETRIC,
+    WEIGHT,
+    build_recipe,
+)
 from qdqbert.spec import Site, resolve
 
 # QDQBERT's names, as transformers 4.40's modeling_qdqbert.py has them.
@@ -206,7 +214,10 @@ def test_inputs_are_symmetric_or_affine_by_recipe(name, affine_inputs, two_layer
     }
     affine = {site for site, spec in specs.items() if spec == AFFINE}
     assert by_layer(affine) == ({"0": affine_inputs, "1": affine_inputs} if affine_inputs else {})
-    assert all(spec == SYMMETRIC for site, spec in specs.items() if site not in affine)
+    others = {site: spec for site, spec in specs.items() if site not in affine}
+    probabilities = {site for site in others if ".matmul_a_" in site}
+    assert {others[site] for site in probabilities} <= {PROBABILITIES}
+    assert {others[site] for site in others.keys() - probabilities} <= {SYMMETRIC}
 
 
 @pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-smoothed"])
@@ -263,6 +274,7 @@ def test_constants_have_the_codes_of_their_names() -> None:
     assert (WEIGHT.qmin, WEIGHT.qmax, WEIGHT.axis) == (-127, 127, 0)
     assert (SYMMETRIC.qmin, SYMMETRIC.qmax, SYMMETRIC.axis) == (-128, 127, None)
     assert (AFFINE.qmin, AFFINE.qmax, AFFINE.symmetric) == (0, 255, False)
+    assert (PROBABILITIES.qmin, PROBABILITIES.qmax, PROBABILITIES.symmetric) == (0, 255, True)
 
 
 def test_an_unknown_recipe_lists_the_known_ones() -> None:

@@ -32,6 +32,10 @@ WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
 # [-128, 127] with zero point 0, for activations. This is int8 in ONNX's QuantizeLinear.
 SYMMETRIC = TensorSpec(bits=8)
 
+# [0, 255] with zero point 0, for probabilities. They are never negative, so signed codes would
+# leave half of the range unused.
+PROBABILITIES = TensorSpec(bits=8, signed=False)
+
 # [0, 255] with a zero point, for activations. GELU's outputs start at -0.17 and exceed 20, so
 # symmetric codes leave half of the range unused.
 AFFINE = TensorSpec(bits=8, signed=False, symmetric=False)
@@ -90,18 +94,24 @@ _TABLE = (
         rules=(
             _LINEAR_WEIGHTS,
             Rule(site="*._input_quantizer", spec=AFFINE),
+            Rule(site="*.matmul_a_input_quantizer", spec=PROBABILITIES),
             Rule(site="*.matmul_*_input_quantizer", spec=SYMMETRIC),
         ),
         smoothing=WIDE_INPUTS,
     ),
     # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`):
     # 20 in each layer of BERT. Unlike in the paper, the range of what is added to a residual is
-    # clipped by the error behind the LayerNorm (`benchmarks/calibrators.py` compares both), and
-    # GELU's outputs are smoothed, where symmetric codes lose most (`benchmarks/recipes.py`).
+    # clipped by the error behind the LayerNorm (`benchmarks/calibrators.py` compares both), GELU's
+    # outputs are smoothed, where symmetric codes lose most (`benchmarks/recipes.py`), and
+    # probabilities have unsigned codes.
     Recipe(
         name="qdqbert",
         summary="linear layers, attention matmuls and residual adds, symmetric: every site",
-        rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=SYMMETRIC)),
+        rules=(
+            _LINEAR_WEIGHTS,
+            Rule(site="*.matmul_a_input_quantizer", spec=PROBABILITIES),
+            Rule(site="*_input_quantizer", spec=SYMMETRIC),
+        ),
         smoothing=ACTIVATED_INPUTS,
         clips_residuals=True,
     ),

@@ -52,6 +52,13 @@ def test_a_target_with_zero_points_at_linear_layers_keeps_only_these() -> None:
     assert target.adapt(matmul, affine) == TensorSpec()
 
 
+def test_a_target_without_unsigned_codes_makes_them_signed() -> None:
+    target = Target(name="t", summary="", engines=(), recipe="linear", unsigned=False)
+    assert target.adapt(INPUT, TensorSpec(bits=7, signed=False)) == TensorSpec(bits=7)
+    affine = TensorSpec(signed=False, symmetric=False)
+    assert target.adapt(INPUT, affine) == affine
+
+
 def test_weights_are_rounded_for_quantized_inputs_only() -> None:
     weight, inputs = TensorSpec(narrow=True, axis=0), TensorSpec()
     specs = {

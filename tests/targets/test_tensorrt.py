@@ -15,7 +15,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import QdqStyle
+from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
@@ -92,6 +92,11 @@ def test_inputs_of_linear_layers_stay_affine_and_all_others_become_symmetric(ber
     }
     assert kinds == {True: False, False: True}
     assert all(plan.specs[name].adjacent_sum_limit is None for name in plan.activations)
+
+
+def test_probabilities_of_the_full_recipe_have_signed_codes(bert) -> None:
+    plan = bert.plan("tensorrt", "full")
+    assert {plan.specs[name] for name in plan.activations if "matmul_a" in name} == {TensorSpec()}
 
 
 def test_the_default_recipe_is_linear(bert) -> None:

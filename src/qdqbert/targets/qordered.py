@@ -20,5 +20,6 @@ QORDERED = Target(
     recipe="qordered",
     required_groups=("output",),
     zero_points="nowhere",
+    unsigned=False,
     rewrites=("fuse_qordered", "pad_sequences"),
 )

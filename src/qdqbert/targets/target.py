@@ -61,6 +61,8 @@ class Target:
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
+        unsigned: Whether activations may have unsigned codes with zero point 0. Otherwise these
+            become signed codes for the same range.
         adjacent_sum_limit: Limit on the sum of two adjacent weight codes; see `TensorSpec`.
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
@@ -87,6 +89,7 @@ class Target:
     quantizes: Literal["any_sites", "all_linear_layers", "nothing"] = "any_sites"
     style: QdqStyle = dataclasses.field(default_factory=QdqStyle)
     zero_points: Literal["everywhere", "linear_inputs", "nowhere"] = "everywhere"
+    unsigned: bool = True
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
     per_row: bool = False
@@ -114,6 +117,8 @@ class Target:
             )
         if not spec.symmetric and not self._takes_zero_point(site):
             return TensorSpec(bits=spec.bits, axis=spec.axis)
+        if spec.symmetric and not spec.signed and not self.unsigned:
+            return dataclasses.replace(spec, signed=True)
         if site.kind == "weight" and site.channel_axis == 0 and self.adjacent_sum_limit is not None:
             return dataclasses.replace(spec, adjacent_sum_limit=self.adjacent_sum_limit)
         return spec

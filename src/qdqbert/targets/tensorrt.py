@@ -26,6 +26,7 @@ TENSORRT = Target(
     # A Q/DQ pair in front of a LayerNormalization or a softmax would keep TensorRT from fusing it.
     refused_groups=("output",),
     zero_points="linear_inputs",
+    unsigned=False,
     rewrites=("absorb_zero_points_in_half", "to_half_precision"),
     checks=("check_tensorrt_rules",),
     last_bits=2.0**-11,
