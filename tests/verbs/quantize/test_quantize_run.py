@@ -14,6 +14,7 @@ import qdqbert
 from qdqbert import resources
 from qdqbert.engines.runner import is_installed
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import cpu_features, usable_cores
@@ -281,12 +282,15 @@ def test_low_sqnr_and_changed_predictions_are_warned_about(quantized) -> None:
         fidelity = dataclasses.replace(report.fidelity, **changes)
         return fidelity_warnings(dataclasses.replace(report, fidelity=fidelity))
 
-    assert warnings(sqnr_db=10.0, flips_percent=5.0) == []
-    assert warnings(sqnr_db=10.0, flips_percent=None) == []
-    (message,) = warnings(sqnr_db=9.9, flips_percent=None)
+    unknown = {"flips_percent": None, "flips_interval": None}
+    assert warnings(sqnr_db=10.0, **unknown) == []
+    # 4 of 64 are 6.2 %, and their interval starts at 1.7 %.
+    assert warnings(sqnr_db=10.0, flips_percent=6.2, flips_interval=Interval(low=5, high=15)) == []
+    (message,) = warnings(sqnr_db=9.9, **unknown)
     assert "for portable on onnxruntime is far from the float model (9.9 dB SQNR)" in message
-    (message,) = warnings(sqnr_db=30.0, flips_percent=5.1)
-    assert "(30.0 dB SQNR, 5.1 % of the predictions changed). Calibrate on more" in message
+    interval = Interval(low=5.1, high=8)
+    (message,) = warnings(sqnr_db=30.0, flips_percent=6.2, flips_interval=interval)
+    assert "(30.0 dB SQNR, 6.2 % of the predictions changed). Calibrate on more" in message
     low = dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, sqnr_db=9.9))
     assert "calibrate again with `recalibrate=True`" in fidelity_warnings(low, "stored")[0]
     assert "Leave `ranges_from` out" in fidelity_warnings(low, "earlier")[0]

@@ -41,7 +41,8 @@ _CHECKED_TOKENS = 1024
 _SENSITIVITY_TOKENS = 256
 # Texts that run alone, to see whether their results depend on their batch.
 _TEXTS_ALONE = 64
-# Below this SQNR, or above this percentage of changed predictions, a model is hardly usable.
+# Below this SQNR, or if the interval of changed predictions is above this percentage, a model is
+# hardly usable. A few changed predictions of a few show little, such as 4 of 64 answers.
 _LOW_SQNR_DB = 10.0
 _HIGH_CHANGED_PERCENT = 5.0
 # What to do about a graph that is far from float, by where its ranges come from.
@@ -344,12 +345,13 @@ def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") ->
         ranges: Where its ranges come from, which decides what the user can do.
     """
     fidelity = report.fidelity
-    changed = fidelity.flips_percent or 0.0
-    if fidelity.sqnr_db >= _LOW_SQNR_DB and changed <= _HIGH_CHANGED_PERCENT:
+    interval = fidelity.flips_interval
+    surely_changed = 0.0 if interval is None else interval.low
+    if fidelity.sqnr_db >= _LOW_SQNR_DB and surely_changed <= _HIGH_CHANGED_PERCENT:
         return []
     found = f"{fidelity.sqnr_db:.1f} dB SQNR"
     if fidelity.flips_percent is not None:
-        found += f", {changed:.1f} % of the predictions changed"
+        found += f", {fidelity.flips_percent:.1f} % of the predictions changed"
     return [
         f"The INT8 graph for {report.target} on {report.engine} is far from the float model "
         f"({found}). {_HINTS[ranges]}, or pass another `recipe`, and check the task's metric with "
