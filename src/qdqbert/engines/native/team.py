@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,10 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.records import MAILBOX, THREAD
+
+# Each item wakes the worker once. Unlike a semaphore, a finalizer may use it: the garbage collector
+# can call one while the same thread is about to wait.
+Wake = queue.SimpleQueue[None]
 
 # About 100 us: a caller that asks again soon finds its workers awake.
 _PATIENCE = 2500
@@ -61,7 +66,7 @@ class Team:
         """Start the workers."""
         self._process = os.getpid()
         self._mailboxes: list[NDArray[np.int64]] = []
-        self._awake: list[threading.Semaphore] = []
+        self._awake: list[Wake] = []
         for _ in range(self.threads - 1):
             self._start_worker()
         self._finalizer = weakref.finalize(
@@ -100,7 +105,7 @@ class Team:
                     _post(self._functions, mailbox, awake)
                 elif mailbox[_WAS_ASLEEP]:
                     # Once too often does no harm.
-                    awake.release()
+                    awake.put(None)
             if records[0][_PASSES] == passes:
                 forward(self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
 
@@ -136,7 +141,7 @@ class Team:
                 "sleep": self.sleep,
             }
         )
-        awake = threading.Semaphore(0)
+        awake: Wake = queue.SimpleQueue()
         self._mailboxes.append(mailbox)
         self._awake.append(awake)
         threading.Thread(
@@ -147,33 +152,31 @@ class Team:
         ).start()
 
 
-def _work(
-    serve: Callable[..., None], mailbox: NDArray[np.int64], awake: threading.Semaphore
-) -> None:
+def _work(serve: Callable[..., None], mailbox: NDArray[np.int64], awake: Wake) -> None:
     """Serve a mailbox until it gets no job; sleep while nothing is posted."""
     posted, done = (list(MAILBOX.fields).index(name) for name in ("posted", "done"))
     while True:
         serve(mailbox.ctypes.data)
         if mailbox[posted] != mailbox[done] and not mailbox[_JOB]:
             return
-        awake.acquire()
+        awake.get()
 
 
 def _post(
     functions: Mapping[str, Callable[..., None]],
     mailbox: NDArray[np.int64],
-    awake: threading.Semaphore,
+    awake: Wake,
 ) -> None:
     functions["post"](mailbox.ctypes.data)
     if mailbox[_WAS_ASLEEP]:
-        awake.release()
+        awake.put(None)
 
 
 def _end(
     functions: Mapping[str, Callable[..., None]],
     mailboxes: Sequence[NDArray[np.int64]],
-    awake: Sequence[threading.Semaphore],
+    awake: Sequence[Wake],
 ) -> None:
-    for mailbox, semaphore in zip(mailboxes, awake, strict=True):
+    for mailbox, wake in zip(mailboxes, awake, strict=True):
         mailbox[_JOB] = 0
-        _post(functions, mailbox, semaphore)
+        _post(functions, mailbox, wake)
