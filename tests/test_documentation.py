@@ -52,9 +52,10 @@ DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
 LABELS = ("dull", "fine")
-# Each tutorial quantizes a model of its own and starts a server, and the guide needs Ray Serve. The
-# other pages run all kinds of calls.
-SLOW = {"token-classification", "question-answering", "reranking", "fill-mask", "serve"}
+# Each tutorial quantizes a model of its own and starts a server, one guide needs Ray Serve, and
+# three take long. The other pages run all kinds of calls.
+SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
+SLOW |= {"serve", "export", "migrate", "onnx"}
 # Options of other programs: torchrun, docker, servers and the scripts in `benchmarks/`. Those of
 # OpenVINO Model Server have underscores: --model_name, --rest_port.
 FOREIGN = {"--nproc-per-node", "--test", "--publish", "--tag", "--volume"}

@@ -22,6 +22,7 @@ def run(*arguments: str, output: Path) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, json.loads(output.read_text())["sections"]
 
 
+@pytest.mark.slow
 def test_sections_run_on_a_cpu(tmp_path) -> None:
     names = ["machine", "fake_quantize", "int8_matmul", "forward", "step", "qordered"]
     arguments = ["--device", "cpu", "--sections", *names]

@@ -125,6 +125,8 @@ def tag_accuracy(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
 
 
 # What plain transformers computes for each task.
+SLOW = {"fill-mask", "multiple-choice", "next-sentence-prediction"}
+
 EXPECTED: dict[str, Expect] = {
     "fill-mask": masked_perplexity,
     "multiple-choice": choice_accuracy,
@@ -179,7 +181,9 @@ def make(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
     return quantize
 
 
-@pytest.fixture(params=list(EXPECTED))
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXPECTED]
+)
 def task(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -19,10 +19,13 @@ from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="needs mprotect"),
+]
 HERE = Path(__file__).parent
 # Most mistakes are at the end.
-SIDES = (pytest.param("start", marks=pytest.mark.slow), "end")
+SIDES = ("start", "end")
 
 SHAPES = {
     "bert": Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24),

@@ -12,7 +12,15 @@ from qdqbert.graph.edit import constant_array
 from qdqbert.graph.passes.half_precision import to_half_precision
 from qdqbert.graph.qdq import float_graph
 
-FAMILIES = ["bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
+FAMILIES = [
+    "bert",
+    pytest.param("deberta-v2", marks=pytest.mark.slow),
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+]
 RNG = np.random.default_rng(0)
 
 

@@ -16,6 +16,9 @@ from qdqbert.tasks.task import Answer
 from qdqbert.verbs.evaluate.predictions import changed_rows
 from task_files import DOC_STRIDE, HEADS, SENTIMENT, sentence
 
+# Tasks that are tested each time: one of texts, and one with several windows for each text.
+FAST = {"text-classification", "question-answering"}
+
 
 def answer(text: str, prediction: Any, *numbers: float, decisions: int = 1) -> Answer:
     return Answer(
@@ -74,7 +77,10 @@ def test_answers_without_numbers_can_be_compared() -> None:
     assert changed_rows([empty], [empty], ([], [])) == []
 
 
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in HEADS],
+)
 def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, task) -> None:
     head = HEADS[task]
     checkpoint, folder = tiny_artifact(head.auto_class, is_float=False, **head.changes)
