@@ -53,8 +53,19 @@ def test_a_target_with_zero_points_at_linear_layers_keeps_only_these() -> None:
 
 
 def test_a_target_without_unsigned_codes_makes_them_signed() -> None:
-    target = Target(name="t", summary="", engines=(), recipe="linear", unsigned=False)
-    assert target.adapt(INPUT, TensorSpec(bits=7, signed=False)) == TensorSpec(bits=7)
+    target = Target(
+        name="t",
+        summary="",
+        engines=(),
+        recipe="linear",
+        zero_points="linear_inputs",
+        unsigned=False,
+    )
+    unsigned = TensorSpec(bits=7, signed=False)
+    matmul = Site(name="a.matmul_a_input_quantizer", kind="activation", sequence_axes=(2, 3))
+    assert target.adapt(matmul, unsigned) == TensorSpec(bits=7)
+    # Biases absorb the middle of these codes like a zero point.
+    assert target.adapt(INPUT, unsigned) == unsigned
     affine = TensorSpec(signed=False, symmetric=False)
     assert target.adapt(INPUT, affine) == affine
 

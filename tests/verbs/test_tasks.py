@@ -124,9 +124,9 @@ def tag_accuracy(model: Any, tokenizer: Any, path: Path) -> dict[str, float]:
     return {"accuracy": 100 * float(np.mean(right))}
 
 
-# What plain transformers computes for each task.
 SLOW = {"fill-mask", "multiple-choice", "next-sentence-prediction"}
 
+# What plain transformers computes for each task.
 EXPECTED: dict[str, Expect] = {
     "fill-mask": masked_perplexity,
     "multiple-choice": choice_accuracy,

@@ -61,8 +61,9 @@ class Target:
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
-        unsigned: Whether activations may have unsigned codes with zero point 0. Otherwise these
-            become signed codes for the same range.
+        unsigned: Whether activations may have unsigned codes with zero point 0 at every site.
+            Otherwise these become signed codes for the same range, except where `zero_points`
+            allows zero points.
         adjacent_sum_limit: Limit on the sum of two adjacent weight codes; see `TensorSpec`.
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
@@ -115,10 +116,9 @@ class Target:
                 dynamic=True,
                 per_row=self.per_row,
             )
-        if not spec.symmetric and not self._takes_zero_point(site):
+        is_refused = not (self.unsigned or spec.signed) or not spec.symmetric
+        if is_refused and not self._takes_zero_point(site):
             return TensorSpec(bits=spec.bits, axis=spec.axis)
-        if spec.symmetric and not spec.signed and not self.unsigned:
-            return dataclasses.replace(spec, signed=True)
         if site.kind == "weight" and site.channel_axis == 0 and self.adjacent_sum_limit is not None:
             return dataclasses.replace(spec, adjacent_sum_limit=self.adjacent_sum_limit)
         return spec
