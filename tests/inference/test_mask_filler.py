@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers
 
 import qdqbert
@@ -90,3 +91,24 @@ def test_run_writes_a_list_for_each_mask(both, tmp_path) -> None:
 
 def folder_of(model):
     return model._loaded.artifact.directory
+
+
+def test_tokens_whose_probabilities_round_to_zero_are_in_the_order_of_their_logits(
+    tiny_artifact,
+) -> None:
+    checkpoint, folder = tiny_artifact("AutoModelForMaskedLM", initializer_range=10.0)
+    text = "the [MASK] sat on the book"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    float_model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
+    inputs = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = float_model(**inputs).logits[0, 2]
+    with qdqbert.load(folder) as model:
+        found = model(text, top_k=600)
+        words = model(text, targets=["cat", "dog", "river", "music", "book", "house"])
+    assert found[-1]["score"] == found[-2]["score"] == 0
+    for answers in (found, words):
+        # Logits differ from those of transformers in their last bits.
+        ordered = logits[[each["token"] for each in answers]]
+        assert (ordered.diff() < 1e-2).all()
+    assert found[0]["token"] == logits.argmax()

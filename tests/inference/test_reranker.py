@@ -6,8 +6,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.inference.reranking import Reranker
+
+HEAD = "AutoModelForSequenceClassification"
+# Weights so large that most logits are beyond 17, where float32 sigmoids are 1.
+SATURATED = {"initializer_range": 5.0}
 
 QUERY = "where is the cat"
 DOCUMENTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "a river"]
@@ -19,7 +27,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 def both(request, tiny_artifact, tmp_path_factory):
     """The loaded folder, and the CrossEncoder of its checkpoint."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    checkpoint, folder = tiny_artifact("AutoModelForSequenceClassification", num_labels=1)
+    checkpoint, folder = tiny_artifact(HEAD, num_labels=1)
     if request.param == "identity":
         import shutil
 
@@ -58,3 +66,36 @@ def test_the_activation_can_be_chosen(both) -> None:
     np.testing.assert_allclose(
         both[0].predict(PAIRS, activation="sigmoid"), 1 / (1 + np.exp(-logits)), atol=1e-6
     )
+
+
+def float_logits(checkpoint, pairs):
+    """Return the logits of transformers."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    made = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    with torch.no_grad():
+        inputs = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+        return made(**inputs).logits[:, 0].numpy()
+
+
+def test_documents_whose_scores_round_to_one_are_in_the_order_of_their_logits(
+    tiny_artifact,
+) -> None:
+    checkpoint, folder = tiny_artifact(HEAD, num_labels=1, **SATURATED)
+    documents = [f"{first} {second}" for first in DOCUMENTS for second in ("a", "river", "dog")]
+    pairs = [(QUERY, each) for each in documents]
+    logits = float_logits(checkpoint, pairs)
+    with qdqbert.load(folder) as model:
+        ranked = model.rank(QUERY, documents)
+        scores = model.predict(pairs)
+    assert np.count_nonzero(scores == 1) > 2
+    order = np.argsort(-logits, kind="stable")
+    assert [each["corpus_id"] for each in ranked] == order.tolist()
+    assert [each["score"] for each in ranked] == scores[order].tolist()
+
+
+def test_a_model_with_several_outputs_cannot_rank(tiny_artifact, tmp_path) -> None:
+    _, folder = tiny_artifact(HEAD, num_labels=3)
+    with qdqbert.load(folder) as classifier:
+        model = Reranker(classifier._loaded)
+        with pytest.raises(UserInputError, match="`rank` needs a model with one output"):
+            model.rank(QUERY, DOCUMENTS)

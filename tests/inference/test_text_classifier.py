@@ -81,3 +81,20 @@ def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
 def test_long_texts_are_reported(both, caplog) -> None:
     both[0](["the cat", "the dog " * 100])
     assert "1 of 2 inputs were longer than 64 tokens and were cut." in caplog.text
+
+
+def test_classes_whose_scores_round_to_one_are_in_the_order_of_their_logits(tiny_artifact) -> None:
+    # The weights are so large that several sigmoids are 1 in float32.
+    checkpoint, folder = tiny_artifact(
+        HEAD, num_labels=12, problem_type="multi_label_classification", initializer_range=5.0
+    )
+    pipeline = transformers.pipeline("text-classification", model=str(checkpoint))
+    with qdqbert.load(folder) as model:
+        for text in TEXTS:
+            logits = pipeline(text, top_k=None, function_to_apply="none")
+            found = model(text, top_k=None)
+            assert found[1]["score"] == 1
+            assert [each["label"] for each in found] == [each["label"] for each in logits]
+            assert model(text)[0] == found[0]
+            chosen = model(text, threshold=0.5)
+            assert chosen == [each for each in found if each["score"] > 0.5]

@@ -104,3 +104,24 @@ def test_a_reranker_scores_and_ranks_like_qdqbert(tiny_artifact, classes) -> Non
     assert [each["corpus_id"] for each in found] == [each["corpus_id"] for each in expected]
     with pytest.raises(UserInputError, match="has no prompts"):
         model.predict(PAIRS, prompt="query: ")
+
+
+def test_documents_whose_scores_round_to_one_are_in_the_order_of_their_logits(
+    tiny_artifact,
+) -> None:
+    _, folder = tiny_artifact(
+        "AutoModelForSequenceClassification", num_labels=1, initializer_range=5.0
+    )
+    documents = [f"{text} {word}" for text in TEXTS for word in ("a", "river", "dog", "rain")]
+    model = integration.load(folder, engine="onnxruntime")
+    with qdqbert.load(folder, engine="onnxruntime") as loaded:
+        expected = loaded.rank(TEXTS[0], documents, top_k=9, return_documents=True)
+    assert expected[2]["score"] == 1
+    assert model.rank(TEXTS[0], documents, top_k=9, return_documents=True) == [
+        {**each, "score": pytest.approx(float(each["score"]), abs=1e-6)} for each in expected
+    ]
+    # A function that turns the order around is obeyed.
+    turned = model.rank(TEXTS[0], documents, activation_fn=torch.neg)
+    assert [each["corpus_id"] for each in turned[-2:]] == [
+        each["corpus_id"] for each in reversed(expected[:2])
+    ]

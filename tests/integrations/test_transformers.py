@@ -89,3 +89,19 @@ def test_tasks_without_a_pipeline_are_refused(tiny_artifact) -> None:
     tagger = tiny_artifact("AutoModelForTokenClassification")[1]
     with pytest.raises(UserInputError, match=r"`task='fill-mask'`.*token-classification"):
         pipeline(tagger, "fill-mask")
+
+
+def test_classes_whose_scores_round_to_one_are_in_the_order_of_their_logits(tiny_artifact) -> None:
+    _, folder = tiny_artifact(
+        "AutoModelForSequenceClassification",
+        num_labels=12,
+        problem_type="multi_label_classification",
+        initializer_range=5.0,
+    )
+    with qdqbert.load(folder, engine="onnxruntime") as model:
+        expected = model(TEXTS, top_k=None)
+    classify = pipeline(folder, engine="onnxruntime")
+    assert expected[0][1]["score"] == 1
+    close(classify(TEXTS, top_k=None), expected)
+    close(classify(TEXTS, top_k=3), [each[:3] for each in expected])
+    close(classify(TEXTS), [each[0] for each in expected])

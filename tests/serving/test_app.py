@@ -112,6 +112,21 @@ def test_rerank_sorts_texts(client, models) -> None:
         close(each["score"], raw[each["index"]])
 
 
+def test_rerank_sorts_texts_whose_scores_round_to_one_by_their_logits(tiny_artifact) -> None:
+    _, folder = tiny_artifact(
+        "AutoModelForSequenceClassification", num_labels=1, initializer_range=5.0
+    )
+    texts = [f"{text} {word}" for text in TEXTS for word in ("a", "river", "dog", "rain")]
+    with (
+        qdqbert.load(folder, engine="onnxruntime") as model,
+        TestClient(build_app({"reranker": model})) as client,
+    ):
+        logits = model.predict([(TEXTS[0], each) for each in texts], activation="none")
+        found = answer(client, "/rerank", {"query": TEXTS[0], "texts": texts})
+    assert found[2]["score"] == 1
+    assert [each["index"] for each in found] == np.argsort(-logits, kind="stable").tolist()
+
+
 def test_predict_takes_texts_and_pairs(client, models) -> None:
     call = models["classifier"]
     prefix = "/models/classifier"

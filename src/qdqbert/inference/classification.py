@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,16 @@ from qdqbert.inference.scheduler import Encoded
 Function = Literal["sigmoid", "softmax", "none"]
 Scores = NDArray[np.float32]
 Text = str | tuple[str, str]
+
+
+class Scored(NamedTuple):
+    """Scores of one text, and the logits that they are made of. Shape `(classes,)` each.
+
+    An order comes from the logits: float32 scores of large logits are equal.
+    """
+
+    logits: Scores
+    scores: Scores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,15 +46,16 @@ class Classify(TextEncoder):
 
     def split(
         self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Scores]:
+    ) -> Sequence[Scored]:
         """Return the scores of each feature."""
         del inputs, features
-        return list(apply(self.function, outputs["logits"]))
+        logits = outputs["logits"]
+        return list(map(Scored, logits, apply(self.function, logits)))
 
-    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> Any:
+    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scored]) -> Any:
         """Return the scores."""
         del item, encoded
-        return values[0]
+        return values[0].scores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,11 +72,11 @@ class Label(Classify):
     top_k: int | None
     threshold: float | None = None
 
-    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> Any:
+    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scored]) -> Any:
         """Return the best classes with their scores."""
         del item, encoded
-        scores = values[0]
-        order = np.argsort(-scores, kind="stable")
+        logits, scores = values[0]
+        order = np.argsort(-logits, kind="stable")
         if self.threshold is None:
             order = order[: self.top_k]
         else:
@@ -148,7 +159,9 @@ class TextClassifier(Model):
 def apply(function: Function, logits: Scores) -> Scores:
     """Return scores `(texts, classes)` from logits, computed in float32 as transformers does."""
     if function == "sigmoid":
-        return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)
+        # Large negative logits have the score 0.
+        with np.errstate(over="ignore"):
+            return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)
     if function == "softmax":
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)

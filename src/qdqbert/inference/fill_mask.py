@@ -68,11 +68,11 @@ class _Fill(TextEncoder):
     def _best(self, logits: NDArray[np.float32]) -> Best:
         scores = apply("softmax", logits)
         if self.targets is not None:
-            scores = scores[:, self.targets]
+            logits, scores = logits[:, self.targets], scores[:, self.targets]
         count = min(self.top_k, scores.shape[1])
-        # Sorting a whole vocabulary would take longer.
-        best = np.argpartition(-scores, count - 1, axis=1)[:, :count]
-        order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
+        # Sorting a whole vocabulary would take longer. Many scores are 0, unlike their logits.
+        best = np.argpartition(-logits, count - 1, axis=1)[:, :count]
+        order = np.argsort(-np.take_along_axis(logits, best, axis=1), axis=1, kind="stable")
         best = np.take_along_axis(best, order, axis=1)
         ids = best if self.targets is None else self.targets[best]
         return np.take_along_axis(scores, best, axis=1), ids

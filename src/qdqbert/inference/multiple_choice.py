@@ -71,8 +71,9 @@ class _Choose:
     def answer(self, item: Any, encoded: Encoded, values: Sequence[NDArray[np.float32]]) -> Choice:
         """Return the best choice."""
         del item, encoded
-        scores = apply("softmax", np.concatenate(values))
-        best = int(scores.argmax())
+        logits = np.concatenate(values)
+        scores = apply("softmax", logits)
+        best = int(logits.argmax())
         return Choice(label=best, score=float(scores[best]), scores=scores.tolist())
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.errors import UserInputError
 from qdqbert.inference.classification import (
     Classify,
     Function,
     TextClassifier,
+    apply,
     check_function,
 )
 
@@ -63,15 +65,26 @@ class Reranker(TextClassifier):
 
         Returns:
             For each document, best first, its index as `corpus_id`, its `score` and, if
-            requested, its `text`.
+            requested, its `text`. Documents whose scores round to the same number are in the
+            order of their logits.
+
+        Raises:
+            UserInputError: The model has several outputs.
 
         Example:
             >>> documents = ["The music was good.", "The river is near the house."]
             >>> [each["corpus_id"] for each in model.rank("where is the river", documents)]
             [1, 0]
         """
-        scores = self.predict([(query, each) for each in documents], activation=activation)
-        order = np.argsort(-scores, kind="stable")[:top_k]
+        if self.num_labels != 1:
+            raise UserInputError(
+                f"`rank` needs a model with one output, and {str(self.directory)!r} has "
+                f"{self.num_labels}. Use `predict`."
+            )
+        logits = self.predict([(query, each) for each in documents], activation="none")
+        function = check_function(activation, "activation") or self.activation
+        scores = apply(function, logits[:, None])[:, 0]
+        order = np.argsort(-logits, kind="stable")[:top_k]
         ranked: list[dict[str, Any]] = [
             {"corpus_id": int(index), "score": scores[index]} for index in order
         ]

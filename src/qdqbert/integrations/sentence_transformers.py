@@ -14,6 +14,7 @@ on one batch at a time.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,19 @@ class _CrossEncoder(CrossEncoder):
         """Number of scores of a pair."""
         module: Any = self[0]
         return int(module.engine_model.num_labels)
+
+    def rank(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Sort documents, those whose scores round to the same number by their logits."""
+        given = inspect.signature(CrossEncoder.rank).bind(self, *args, **kwargs)
+        top_k = given.arguments.pop("top_k", None)
+        function: Any = given.arguments.get("activation_fn") or self.activation_fn
+        given.arguments["activation_fn"] = torch.nn.Identity()
+        found: list[Any] = CrossEncoder.rank(*given.args, **given.kwargs)
+        logits = torch.tensor([[each["score"]] for each in found])
+        for each, score in zip(found, function(logits).flatten().tolist(), strict=True):
+            each["score"] = score
+        # A stable sort keeps the order of the logits.
+        return sorted(found, key=lambda each: -float(each["score"]))[:top_k]
 
 
 def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder:

@@ -87,12 +87,14 @@ def pipeline(
     tokenizer = transformers.AutoTokenizer.from_pretrained(model.directory)
     tokenizer.model_max_length = model.max_length
     name = task or fitting[0]
-    truncation: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if name in ("text-classification", "feature-extraction"):
         # The other pipelines truncate by themselves.
-        truncation = {"truncation": True}
+        settings = {"truncation": True}
+        if name == "text-classification":
+            settings["pipeline_class"] = _TextClassification
     elif name == "fill-mask":
-        truncation = {"tokenizer_kwargs": {"truncation": True}}
+        settings = {"tokenizer_kwargs": {"truncation": True}}
     # `transformers.pipeline` is overloaded for each task.
     make: Any = transformers.pipeline
     made: transformers.Pipeline = make(
@@ -100,9 +102,28 @@ def pipeline(
         model=_model_of(model),
         tokenizer=tokenizer,
         device="cpu",
-        **{**truncation, **options},
+        **{**settings, **options},
     )
     return made
+
+
+class _TextClassification(transformers.TextClassificationPipeline):  # type: ignore[misc]
+    """A pipeline that sorts classes by their logits: scores of large logits are equal."""
+
+    def postprocess(
+        self,
+        model_outputs: Any,
+        function_to_apply: Any = None,
+        top_k: int | None = 1,
+        _legacy: bool = True,
+    ) -> Any:
+        """Return the best class, or the `top_k` best classes."""
+        scores = super().postprocess(model_outputs, function_to_apply, top_k=None, _legacy=True)
+        if _legacy and top_k != 1:
+            return scores
+        order = model_outputs["logits"][0].argsort(descending=True, stable=True)
+        best = [scores[index] for index in order.tolist()]
+        return best[0] if _legacy else best[:top_k]
 
 
 class _EngineModel(transformers.PreTrainedModel):  # type: ignore[misc]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, Field
 
-from qdqbert.inference.classification import TextClassifier
+from qdqbert.inference.classification import TextClassifier, apply
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
 from qdqbert.serving.responses import Response, json_response
@@ -66,11 +67,13 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
     async def rerank(body: RerankBody, model: str | None) -> Response:
         """Sort texts by how well they answer a query, the best one first."""
         served = models.of_kind(Reranker, model)
-        options = {"activation": "none" if body.raw_scores else "sigmoid"}
+        # Scores of large logits round to the same number.
+        options = {"activation": "none"}
         pairs = [(body.query, text) for text in body.texts]
         found = await served.run("scoring_job", options, pairs, truncate=body.truncate)
-        scores = [float(each.answer[0]) for each in found]
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        logits = np.array([each.answer[0] for each in found])
+        scores = apply("none" if body.raw_scores else "sigmoid", logits).tolist()
+        order = np.argsort(-logits, kind="stable").tolist()
         return json_response(
             [
                 {"index": index, "score": scores[index]}
