@@ -105,7 +105,8 @@ def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
     if embeddings.positions is not None:
         positions = np.arange(len(ids))
         if embeddings.padding_id is not None:
-            positions = np.cumsum(ids != embeddings.padding_id) - 1
+            counted = ids != embeddings.padding_id
+            positions = np.cumsum(counted) * counted
         total = total + look_up(embeddings.positions, positions)
     if embeddings.token_types is not None:
         total = total + look_up(embeddings.token_types, token_types)

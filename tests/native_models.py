@@ -202,7 +202,9 @@ class _Maker:
         shape = self.shape
         embeddings = Embeddings(
             words=self.table(VOCABULARY, int8=shape.words_are_int8),
-            positions=self.table(shape.limit) if shape.has_positions else None,
+            positions=self.table(shape.limit + (shape.padding_id is not None))
+            if shape.has_positions
+            else None,
             token_types=self.table(2) if shape.has_types else None,
             norm=self.norm(shape.narrow or shape.hidden),
             projection=self.linear(shape.hidden, shape.narrow) if shape.narrow else None,

@@ -52,6 +52,8 @@ def bert(prepared):
 def test_a_float_graph_of_each_family_is_read(prepared, run_plainly, family) -> None:
     each = prepared(family)
     model, inputs = float_graph(each.graph), random_inputs((5, 23))
+    # A text that spells the padding token.
+    inputs["input_ids"][:, 3] = 1
     read = check_read(model, run_plainly, inputs, has_codes=False, longest=64)
     assert len(read.layers) == len(each.layers)
     assert read.limit == 64

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 import qdqbert
 from qdqbert.engines.native.instruction_sets import usable_sets
@@ -94,6 +95,24 @@ def test_answers_are_close_to_those_of_onnxruntime(tiny_artifact, task) -> None:
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
         assert one == pytest.approx(other, abs=0.05)
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet"])
+def test_texts_that_spell_special_tokens_are_answered_as_by_transformers(
+    tiny_artifact, family
+) -> None:
+    checkpoint, folder = tiny_artifact(
+        "AutoModelForSequenceClassification", family, is_float=False, num_labels=3
+    )
+    texts = ["a <pad> cat", "<pad>", "a </s> b <pad> <pad> was home", "<pad> <mask> <unk>"]
+    classify = transformers.pipeline("text-classification", model=str(checkpoint), top_k=None)
+    expected = by_label(classify(texts))
+    for engine in ("native", "onnxruntime"):
+        with qdqbert.load(folder, engine=engine) as model:
+            together = by_label(model([*texts, *TEXTS], top_k=None))
+            for text, one, other in zip(texts, together, expected, strict=False):
+                assert one == pytest.approx(other, abs=0.02)
+                assert by_label([model(text, top_k=None)])[0] == pytest.approx(one, abs=1e-4)
 
 
 def test_results_depend_on_neither_the_batch_nor_its_order_nor_the_threads(quantized) -> None:

@@ -8,7 +8,7 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, make_batches
 from qdqbert.errors import CheckpointError, DataFileError
-from qdqbert.tasks import TASKS
+from qdqbert.tasks import TASKS, fill_mask
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
@@ -31,7 +31,37 @@ def encode(tokenizer, examples, **options) -> Features:
 
 def mask(ids, **options):
     chosen = TaskOptions(**options)
-    return mask_tokens(ids, special=SPECIAL, mask=MASK, vocab_size=900, options=chosen)
+    return mask_tokens(ids, special=SPECIAL, mask=MASK, words=np.arange(5, 900), options=chosen)
+
+
+def test_random_tokens_are_never_special() -> None:
+    # With few words, special tokens would be drawn soon.
+    for seed in range(50):
+        options = TaskOptions(seed=seed, mlm_probability=1.0)
+        masked, _ = mask_tokens(
+            np.arange(5, 10),
+            special=SPECIAL,
+            mask=MASK,
+            words=np.arange(5, 10),
+            options=options,
+        )
+        assert not np.isin(masked, SPECIAL[:MASK]).any()
+
+
+def test_the_random_tokens_of_a_text_come_from_the_vocabulary_without_special_tokens(
+    tokenizer, monkeypatch
+) -> None:
+    given = []
+    masked = mask_tokens
+
+    def record(ids, **settings):
+        given.append(settings["words"])
+        return masked(ids, **settings)
+
+    monkeypatch.setattr(fill_mask, "mask_tokens", record)
+    encode(tokenizer, TEXTS)
+    expected = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
+    assert given[0].tolist() == expected
 
 
 def test_the_task_is_listed_under_its_name() -> None:

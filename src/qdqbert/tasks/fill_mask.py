@@ -1,7 +1,7 @@
 """Masked language models, scored by how well they predict masked tokens. Labels are not read.
 
 Tokens are masked as in BERT's training, and in transformers' run_mlm: of the chosen tokens 80 %
-become [MASK], 10 % a random token, and 10 % stay.
+become [MASK], 10 % a random token that is not special, and 10 % stay.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ def _encode(
     special = np.array(tokenizer.all_special_ids)
     keep = [not np.isin(each["input_ids"], special).all() for each in features.encoded.inputs]
     features = keep_examples(features, keep, why="without a token to mask")
+    words = np.setdiff1d(np.arange(len(tokenizer), dtype=np.int32), special)
     inputs, places = [], []
     for each in features.encoded.inputs:
         masked, place = mask_tokens(
             each["input_ids"],
             special=special,
             mask=tokenizer.mask_token_id,
-            vocab_size=len(tokenizer),
+            words=words,
             options=options,
         )
         inputs.append({**each, "input_ids": masked})
@@ -87,7 +88,7 @@ def mask_tokens(
     *,
     special: NDArray[np.int64],
     mask: int,
-    vocab_size: int,
+    words: NDArray[np.int32],
     options: TaskOptions,
 ) -> tuple[NDArray[np.int32], Place]:
     """Mask a share of a text's tokens, at least one. The choice depends on ids and seed only.
@@ -96,7 +97,7 @@ def mask_tokens(
         ids: Ids of the tokens, at least one of which is not special. Shape `(tokens,)`.
         special: Ids that are never masked. Shape `(special tokens,)`.
         mask: Id of [MASK].
-        vocab_size: Random tokens are drawn from the ids below it.
+        words: Ids that random tokens are drawn from, none of them special. Shape `(words,)`.
         options: Options `mlm_probability` and `seed` are read.
 
     Returns:
@@ -110,7 +111,7 @@ def mask_tokens(
     if not len(chosen):
         chosen = rng.choice(candidates, size=1)
     draws = rng.random(len(chosen))
-    randoms = rng.integers(vocab_size, size=len(chosen))
+    randoms = rng.choice(words, size=len(chosen))
     masked = ids.copy()
     masked[chosen] = np.where(draws < 0.8, mask, np.where(draws < 0.9, randoms, ids[chosen]))
     return masked, (chosen.astype(np.int32), ids[chosen])

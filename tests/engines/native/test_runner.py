@@ -311,10 +311,15 @@ def test_batches_of_wrong_shapes_are_refused(save, shape, message) -> None:
     assert states_of(runner, random_batch((3,))).shape == (1, 3, 40)
 
 
-def test_a_padding_token_inside_a_text_is_refused(save) -> None:
-    runner = NativeRunner(save(LAYERS["narrow"]), threads=1)
-    with pytest.raises(UserInputError, match="contains the padding token 1, which has no position"):
-        runner.run(dict.fromkeys(("input_ids", "attention_mask"), _ones(1, 3)))
+def test_padding_tokens_inside_a_text_have_a_position_of_their_own(save) -> None:
+    shape = LAYERS["narrow"]
+    inputs = random_batch(LENGTHS)
+    mask = inputs["attention_mask"] == 1
+    inputs["input_ids"][mask & (np.arange(mask.shape[1]) % 3 == 1)] = shape.padding_id
+    inputs["input_ids"][2] = shape.padding_id
+    found = states_of(NativeRunner(save(shape), threads=1), inputs)
+    expected = run_encoder(random_model(shape), inputs)["last_hidden_state"]
+    assert sqnr_db(expected[mask], found[mask]) >= 54
 
 
 def workers() -> list[threading.Thread]:

@@ -146,9 +146,10 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     names = settings.texts("input_names")
     if missing := [each for each in _INPUTS if each not in names]:
         raise _wrong(f"the inputs {names} have no {missing[0]!r}")
-    if settings.get("padding_id") is not None:
+    has_padding = settings.get("padding_id") is not None
+    if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
-    yield from _embeddings(settings, limit)
+    yield from _embeddings(settings, limit + has_padding)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
     rotations = settings.integer("rotations", 0)
     for index in range(rotations):
@@ -190,7 +191,7 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     yield from _heads(settings)
 
 
-def _embeddings(settings: _Settings, limit: int) -> Iterator[Expected]:
+def _embeddings(settings: _Settings, positions: int) -> Iterator[Expected]:
     embeddings = settings.child("embeddings")
     own = embeddings.integer("width")
     width = padded(own)
@@ -204,7 +205,7 @@ def _embeddings(settings: _Settings, limit: int) -> Iterator[Expected]:
     yield "words", np.int8 if is_int8 else np.float32, (None, width)
     if is_int8:
         yield "word_scale", np.float32, (width,)
-    yield "positions", np.float32, (limit if embeddings.truth("has_positions") else 1, width)
+    yield "positions", np.float32, (positions if embeddings.truth("has_positions") else 1, width)
     yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, width)
     yield from _norm(embeddings.child("norm"), "embedding_norm", own)
 

@@ -228,7 +228,8 @@ class Embeddings:
     Attributes:
         words: Table of the vocabulary.
         positions: Table of positions, with its first rows cut off if no token uses them; `None` if
-            the family has none. The first token of a text has row 0.
+            the family has none. The first token of a text has row 0; with `padding_id` row 1,
+            and padding tokens have row 0.
         token_types: Table of token types; `None` if the family has none.
         norm: LayerNorm of the sum.
         projection: Linear layer after the LayerNorm, if the embeddings are narrower than the

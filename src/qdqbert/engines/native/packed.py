@@ -122,7 +122,8 @@ class _Packer:
         self._arrays["words"] = _wide(tables.words.rows, width)
         if tables.words.scale is not None:
             self._arrays["word_scale"] = _wide(tables.words.scale, width)
-        limit = self._model.limit
+        # The first row is that of padding tokens inside texts.
+        limit = self._model.limit + (tables.padding_id is not None)
         for name, table in (("positions", tables.positions), ("token_types", tables.token_types)):
             rows = _in_float(table)[:limit] if name == "positions" else _in_float(table)
             self._arrays[name] = _wide(rows, width)

@@ -171,15 +171,13 @@ class NativeRunner:
             )
         ids = inputs["input_ids"]
         _check_range("input_ids", ids[kept], self._program.vocabulary)
-        padding_id = settings["padding_id"]
-        if padding_id is not None and (ids[kept] == padding_id).any():
-            raise UserInputError(
-                f"A text contains the padding token {padding_id}, which has no position. Set its "
-                "attention mask to 0.",
-                argument="attention_mask",
-            )
         # Positions start at the first token of a text, whatever is before it.
         places = np.cumsum(kept, axis=1) - 1
+        if settings["padding_id"] is not None:
+            # RoBERTa gives all padding tokens row 0, those inside a text too, and does not count
+            # them.
+            counted = kept & (ids != settings["padding_id"])
+            places = np.cumsum(counted, axis=1) * counted
         types = np.zeros(int(lengths.sum()), np.int32)
         if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
             _check_range("token_type_ids", inputs["token_type_ids"][kept], self._program.type_count)

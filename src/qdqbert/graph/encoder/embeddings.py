@@ -157,7 +157,7 @@ def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
     ids = view.probe.ids.copy()
     ids[:, 2] = first - 1
     reads_ids = any(value.name == "input_ids" for value in _inputs_of(lookup.index))
-    padding_id = first - 1 if reads_ids else None
+    padding_id = first - 1 if reads_ids and first else None
     for given in (ids, view.probe.ids):
         probe = _with_ids(view, given)
         counted = given != padding_id
@@ -172,7 +172,7 @@ def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
     limit = min(limit, len(longest))
     if not np.array_equal(longest, first + np.arange(limit)):
         raise refuse(lookup.value.producer(), "does not number positions in order")
-    rows = lookup.table.rows[first : first + limit]
+    rows = lookup.table.rows[first - (padding_id is not None) : first + limit]
     return _Positions(
         table=dataclasses.replace(lookup.table, rows=rows), limit=limit, padding_id=padding_id
     )
