@@ -133,3 +133,37 @@ def test_a_model_is_trained_quantized_evaluated_and_run(save_tiny, tmp_path) -> 
     with qdqbert.load(tmp_path / "int8") as classifier:
         answers = classifier(held, threshold=0.5)
     assert [{each["label"] for each in one} for one in answers] == sets
+
+
+def read_json(write_file, *labels):
+    rows = [json.dumps({"text": "a", "labels": each}) for each in labels]
+    path = write_file("a.jsonl", "\n".join(rows))
+    return TASK.read(str(path), columns=Columns(), max_examples=None)
+
+
+def classes(dataset, id2label=ID2LABEL) -> list[list[float]]:
+    made = Features(examples=dataset.examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
+    return [each["labels"].tolist() for each in TASK.labels(made, id2label)]
+
+
+def test_numbers_of_classes_are_replaced_by_names(write_file) -> None:
+    dataset = TASK.read_labels(read_json(write_file, [2, 0], [], [1]), ID2LABEL)
+    assert classes(dataset) == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    (notice,) = dataset.notices
+    assert "numbers of classes: '0' is 'Food', '1' is 'room, view', '2' is 'staff'" in notice
+
+
+def test_numbers_in_names_are_read_as_such(write_file) -> None:
+    names = {0: "goal 1", 1: "goal 2", 2: "goal 3"}
+    dataset = TASK.read_labels(read_json(write_file, [3, 1], [2]), names)
+    assert classes(dataset, names) == [[1, 0, 1], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (0, 1), (False, True)])
+def test_lists_with_a_value_for_each_class_are_indicators(write_file, values) -> None:
+    no, yes = values
+    dataset = read_json(write_file, [yes, no, yes], [no, no, no], [no, yes, no])
+    named = TASK.read_labels(dataset, ID2LABEL)
+    assert classes(named) == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert named.notices == ("Labels are read as 0 or 1 for each class, in their order.",)
+    assert TASK.class_names(dataset) == ["LABEL_0", "LABEL_1", "LABEL_2"]

@@ -81,3 +81,13 @@ def test_predictions_are_the_logits() -> None:
     batch = Batch(indices=(0, 1, 2), inputs={})
     made = TASK.predictions({"logits": np.stack(PREDICTIONS)}, batch, features("0", "0", "0"))
     np.testing.assert_array_equal(made, PREDICTIONS)
+
+
+def test_how_numbers_and_truth_values_are_read_is_said(write_file) -> None:
+    path = write_file("a.csv", "text,text_pair,label\na,b,0\nc,d,TRUE\n")
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    (notice,) = TASK.read_labels(dataset, {}).notices
+    assert notice.endswith("'0' is 'is_next', 'true' is 'is_next'.")
+    path = write_file("b.csv", "text,text_pair,label\na,b,next\nc,d,random\n")
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    assert TASK.read_labels(dataset, {}) == dataset

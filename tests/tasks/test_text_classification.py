@@ -187,3 +187,36 @@ def test_a_model_is_trained_with_numbers_of_classes_or_with_scores() -> None:
 def test_the_classes_of_a_new_head_are_all_labels_sorted(read, labels, names) -> None:
     dataset = read("text,label\n" + "".join(f"a,{label}\n" for label in labels))
     assert TASK.class_names(dataset) == names
+
+
+def test_labels_are_replaced_by_the_names_that_they_mean(read) -> None:
+    stars = {0: "1 star", 1: "2 stars", 2: "3 stars"}
+    dataset = TASK.read_labels(read("text,label\na,3.0\nb, 1 \nc,2\n"), stars)
+    assert [each.label for each in dataset.examples] == ["3 stars", "1 star", "2 stars"]
+    assert "Labels are read as the numbers in the names of classes" in dataset.notices[-1]
+    made = Features(examples=dataset.examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
+    assert TASK.labels(made, stars) == [{"labels": 2}, {"labels": 0}, {"labels": 1}]
+
+
+def test_names_and_scores_are_read_without_a_word(read) -> None:
+    for content, id2label in (
+        ("text,label\na,Positive\nb,Neutral\n", ID2LABEL),
+        ("text,label\na,2\nb,5\n", {0: "LABEL_0"}),
+    ):
+        dataset = read(content)
+        assert TASK.read_labels(dataset, id2label) == dataset
+
+
+def test_the_column_of_ambiguous_labels_is_named(read) -> None:
+    dataset = read("text,label\na,1\n")
+    with pytest.raises(DataFileError, match=r"^Labels of `.*a\.csv`, column 'label' can be"):
+        TASK.read_labels(dataset, {0: "1 star", 1: "2 stars"})
+
+
+def test_a_new_head_has_no_names_with_the_decimals_that_pandas_adds(read) -> None:
+    dataset = read("text,label\na,1.0\nb,0.0\nc,1.0\n")
+    names = TASK.class_names(dataset)
+    assert names == ["0", "1"]
+    named = TASK.read_labels(dataset, dict(enumerate(names)))
+    assert [each.label for each in named.examples] == ["1", "0", "1"]
+    assert named.notices == dataset.notices

@@ -226,3 +226,12 @@ def test_the_classes_of_a_new_head_are_all_tags_sorted(tags, names) -> None:
 
 def test_the_task_reads_sentences() -> None:
     assert TASK.read is read_sentences
+
+
+def test_numbers_of_tags_are_replaced_by_names(write_file) -> None:
+    dataset = read(write_file("a.conll", "the\t0\ncat\t1\n"))
+    named = TASK.read_labels(dataset, {0: "O", 1: "B-PER"})
+    assert named.examples[0].tags == ("O", "B-PER")
+    assert named.notices == (
+        "Tags are read as the numbers of classes: '0' is 'O', '1' is 'B-PER'.",
+    )

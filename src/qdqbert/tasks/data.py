@@ -118,6 +118,12 @@ def check_each(dataset: Dataset, check: Callable[[Any], object]) -> None:
             raise DataFileError(f"{where}: {error}", argument=error.argument) from error
 
 
+def labels_place(dataset: Dataset) -> str:
+    """Return how messages refer to all labels of a data set."""
+    column = dataset.columns.label
+    return f"`{dataset.path}`{'' if column is None else f', column {column!r}'}"
+
+
 def refuse_columns(columns: Columns, *, layout: str) -> None:
     """Raise `DataFileError` if a column is requested of data whose columns have fixed names."""
     for argument, name in columns.requested.items():

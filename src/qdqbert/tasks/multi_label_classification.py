@@ -6,6 +6,7 @@ is predicted if its sigmoid is above 0.5, so if its logit is above 0.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
+from qdqbert.tasks.class_names import class_named, class_of, name_classes, sorted_names
+from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
 from qdqbert.tasks.task import (
@@ -27,10 +29,12 @@ from qdqbert.tasks.task import (
     Task,
     TaskOptions,
 )
-from qdqbert.tasks.texts import check_label_column, class_of, encode_texts, sorted_names
+from qdqbert.tasks.texts import check_label_column, encode_texts
 
 # What separates labels in a cell. The first one that occurs counts.
 _SEPARATORS = "|;,"
+# Values in a list that has a place for each class.
+_NO, _YES = {"0", "0.0", "false"}, {"1", "1.0", "true"}
 
 
 def labels_of(example: Example) -> tuple[str, ...]:
@@ -55,11 +59,52 @@ def labels_of(example: Example) -> tuple[str, ...]:
     return tuple(str(each) for each in listed)
 
 
-def _classes_of(example: Example, id2label: Mapping[int, str]) -> frozenset[int]:
+def _names_of(example: Example, id2label: Mapping[int, str]) -> tuple[str, ...]:
     whole = (example.label or "").strip()
     # The name of a class can contain a separator.
-    names = [whole] if whole.lower() in map(str.lower, id2label.values()) else labels_of(example)
-    return frozenset(class_of(name, id2label) for name in names)
+    return labels_of(example) if class_named(whole, id2label) is None else (whole,)
+
+
+def _classes_of(example: Example, id2label: Mapping[int, str]) -> frozenset[int]:
+    return frozenset(class_of(name, id2label) for name in _names_of(example, id2label))
+
+
+def _are_indicators(lists: Sequence[Sequence[str]]) -> bool:
+    """Return whether each list has 0 or 1 for each class, instead of the classes themselves.
+
+    One list names no class twice, and all lists have one length if each has a place for each class.
+    """
+    values = {value.lower() for each in lists for value in each}
+    return (
+        values <= _NO | _YES
+        and len({len(each) for each in lists}) == 1
+        and any(len(set(each)) < len(each) for each in lists)
+    )
+
+
+def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+    """Name the classes of numbers, and of lists with 0 or 1 for each class."""
+    check_each(dataset, labels_of)
+    lists = [_names_of(each, id2label) for each in dataset.examples]
+    if _are_indicators(lists) and len(lists[0]) == len(id2label):
+        order = sorted(id2label)
+        lists = [
+            tuple(str(index) for index, value in zip(order, each, strict=True) if value in _YES)
+            for each in ([value.lower() for value in each] for each in lists)
+        ]
+        names = {str(index): id2label[index] for index in order}
+        notices: tuple[str, ...] = ("Labels are read as 0 or 1 for each class, in their order.",)
+    else:
+        every = {name for each in lists for name in each}
+        naming = name_classes(every, id2label, where=labels_place(dataset))
+        names, notices = dict(naming.names), naming.notices
+    if not names:
+        return dataset
+    examples = tuple(
+        dataclasses.replace(example, label=json.dumps([names.get(name, name) for name in each]))
+        for example, each in zip(dataset.examples, lists, strict=True)
+    )
+    return dataclasses.replace(dataset, examples=examples, notices=(*dataset.notices, *notices))
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -137,16 +182,20 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
 
 
 def _class_names(dataset: Dataset) -> list[str]:
-    """Return all labels, sorted, integers by value."""
+    """Return all labels, sorted, integers by value; transformers' names if there are none."""
     check_label_column(dataset)
     check_each(dataset, labels_of)
-    return sorted_names({name for example in dataset.examples for name in labels_of(example)})
+    lists = [labels_of(example) for example in dataset.examples]
+    if _are_indicators(lists):
+        return [f"LABEL_{index}" for index in range(len(lists[0]))]
+    return sorted_names({name for each in lists for name in each})
 
 
 MULTI_LABEL_CLASSIFICATION = Task(
     name="text-classification",
     read=read_dataset,
     encode=encode_texts,
+    name_labels=_name_labels,
     check_labels=_check_labels,
     predictions=logit_predictions,
     scores=_scores,

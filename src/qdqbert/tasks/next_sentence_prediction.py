@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,18 @@ def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Data
             argument="text_pair_column",
         )
     return dataset
+
+
+def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+    """Say how labels are read that do not say themselves which class they mean."""
+    del id2label
+    labels = {(each.label or "").strip().lower().removesuffix(".0") for each in dataset.examples}
+    unclear = sorted(labels & {"0", "1", "true", "false"})
+    if not unclear:
+        return dataset
+    listed = ", ".join(f"{each!r} is {NAMES[_CLASSES[each]]!r}" for each in unclear)
+    notices = (*dataset.notices, f"Labels are read as in BERT's training: {listed}.")
+    return dataclasses.replace(dataset, notices=notices)
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -91,6 +104,7 @@ NEXT_SENTENCE_PREDICTION = Task(
     name="next-sentence-prediction",
     read=read_pairs,
     encode=encode_texts,
+    name_labels=_name_labels,
     check_labels=_check_labels,
     predictions=logit_predictions,
     scores=_scores,

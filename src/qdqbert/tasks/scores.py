@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, Example
+from qdqbert.tasks.data import Dataset, Example, labels_place
 from qdqbert.tasks.logits import of_pairs
 from qdqbert.tasks.metrics import pearson, spearman
 from qdqbert.tasks.task import Score
@@ -39,11 +39,10 @@ def check_scores_differ(dataset: Dataset) -> None:
     """
     scores = {score_of(example) for example in dataset.examples}
     if len(scores) == 1:
-        column = dataset.columns.label
         raise DataFileError(
-            f"All scores of `{dataset.path}`{'' if column is None else f', column {column!r}'} are "
-            f"{scores.pop():g}, and this model is scored by their correlation. Add examples with "
-            "other scores, or name another column with `label_column`."
+            f"All scores of {labels_place(dataset)} are {scores.pop():g}, and this model is scored "
+            "by their correlation. Add examples with other scores, or name another column with "
+            "`label_column`."
         )
 
 

@@ -200,6 +200,12 @@ def accept_all(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     del dataset, id2label
 
 
+def keep_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+    """Return the data; for tasks whose labels are not classes of the model."""
+    del id2label
+    return dataset
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """One task.
@@ -208,6 +214,9 @@ class Task:
         name: transformers' name of the task.
         read: Reads a file into examples.
         encode: Makes features from examples.
+        name_labels: Returns the data with labels that are names of the config's `id2label`, where
+            they are numbers, and notices about how these are read. Raises `DataFileError` if they
+            can be read in two ways.
         check_labels: Raises `DataFileError` if an example cannot be scored, because its label is
             missing or not one of the config's `id2label`. Names the file, the row and the column,
             so that a wrong label is reported before any work is done.
@@ -218,7 +227,7 @@ class Task:
             features into one prediction for each feature of the batch.
         scores: Returns the results that metrics are computed from, those of the main metric first,
             from predictions, features, the config's `id2label` and options. The labels are those
-            that `check_labels` accepts.
+            that `read_labels` returns.
         decisions: Returns what the model answers, one value for each example or position. Two
             models are compared by the number of decisions that differ. `None` if the answers are
             not choices.
@@ -245,6 +254,7 @@ class Task:
     decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
     answers: Answers
+    name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
     class_names: Callable[[Dataset], list[str]] | None = None
     max_length: int | None = None
@@ -253,6 +263,17 @@ class Task:
     decided: str = "text"
     signal: Callable[[Prediction], Prediction] = identity
     files: Callable[[Predictions, Features, TaskOptions], dict[str, Any]] | None = None
+
+    def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+        """Return the data with labels that can be scored; see `name_labels` and `check_labels`.
+
+        Raises:
+            DataFileError: A label is missing, is not one of the model's, or can be read in two
+                ways.
+        """
+        named = self.name_labels(dataset, id2label)
+        self.check_labels(named, id2label)
+        return named
 
     def metrics(
         self,

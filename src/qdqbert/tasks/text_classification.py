@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from qdqbert.tasks.class_names import class_of, name_classes, plain_number, sorted_names
 from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
+from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import (
     class_answers,
     logit_predictions,
@@ -19,13 +21,22 @@ from qdqbert.tasks.logits import (
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
-from qdqbert.tasks.texts import (
-    check_label_column,
-    class_of,
-    encode_texts,
-    label_of,
-    sorted_names,
-)
+from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
+
+
+def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+    if len(id2label) == 1:
+        return dataset
+    labels = [(each.label or "").strip() for each in dataset.examples]
+    naming = name_classes(filter(None, labels), id2label, where=labels_place(dataset))
+    if not naming.names:
+        return dataset
+    examples = tuple(
+        dataclasses.replace(each, label=naming.names.get(label, each.label))
+        for each, label in zip(dataset.examples, labels, strict=True)
+    )
+    notices = (*dataset.notices, *naming.notices)
+    return dataclasses.replace(dataset, examples=examples, notices=notices)
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -89,13 +100,14 @@ def _class_names(dataset: Dataset) -> list[str]:
         float(name).is_integer() for name in names
     ):
         return ["score"]
-    return sorted_names(names)
+    return sorted_names({plain_number(name) for name in names})
 
 
 TEXT_CLASSIFICATION = Task(
     name="text-classification",
     read=read_dataset,
     encode=encode_texts,
+    name_labels=_name_labels,
     check_labels=_check_labels,
     check_metrics=_check_metrics,
     predictions=logit_predictions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from qdqbert.encoding import encode
@@ -10,9 +10,6 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Features, TaskOptions
-
-# Number of classes that an error lists.
-_MOST_NAMES = 40
 
 
 def encode_texts(
@@ -70,35 +67,3 @@ def label_of(example: Example) -> str:
     if not label:
         raise DataFileError("The label is blank. Fill it in, or remove the row.")
     return label
-
-
-def class_of(label: str, id2label: Mapping[int, str]) -> int:
-    """Return the class of a label, which is its name in the config, in any case, or its number.
-
-    Raises:
-        DataFileError: The model does not have such a class.
-    """
-    wanted = label.strip().lower()
-    for index, name in id2label.items():
-        if wanted == name.lower():
-            return int(index)
-    number = wanted.removesuffix(".0")
-    if number.isdecimal() and int(number) in id2label:
-        return int(number)
-    raise DataFileError(
-        f"Label {label!r} is not one of the model's: {listed_classes(id2label)}. Name another "
-        "column with `label_column`, or set `id2label` in the checkpoint's config.json."
-    )
-
-
-def sorted_names(names: Iterable[str]) -> list[str]:
-    """Return names of classes, sorted; integers first, by their value."""
-    return sorted(
-        names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)
-    )
-
-
-def listed_classes(id2label: Mapping[int, str]) -> str:
-    """Return the numbers and names of classes for a message: 0 or 'no', 1 or 'yes'."""
-    names = [f"{index} or {name!r}" for index, name in sorted(id2label.items())]
-    return ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")

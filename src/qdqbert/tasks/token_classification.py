@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, Encoded, in_chunks, padding_of
 from qdqbert.errors import CheckpointError, DataFileError
+from qdqbert.tasks.class_names import listed_classes, name_classes
 from qdqbert.tasks.conll import TokenExample, read_sentences
-from qdqbert.tasks.data import Dataset, check_each
+from qdqbert.tasks.data import Dataset, check_each, labels_place
 from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
@@ -31,10 +33,24 @@ from qdqbert.tasks.task import (
     TaskOptions,
     share_percent,
 )
-from qdqbert.tasks.texts import listed_classes
 
 _Places = NDArray[np.int32]
 _Classes = NDArray[np.int64]
+
+
+def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+    tags = {tag for example in dataset.examples for tag in example.tags or ()}
+    naming = name_classes(tags, id2label, where=labels_place(dataset), noun="Tag")
+    if not naming.names:
+        return dataset
+    examples = tuple(
+        each
+        if each.tags is None
+        else dataclasses.replace(each, tags=tuple(naming.names.get(tag, tag) for tag in each.tags))
+        for each in dataset.examples
+    )
+    notices = (*dataset.notices, *naming.notices)
+    return dataclasses.replace(dataset, examples=examples, notices=notices)
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -292,6 +308,7 @@ TOKEN_CLASSIFICATION = Task(
     name="token-classification",
     read=read_sentences,
     encode=_encode,
+    name_labels=_name_labels,
     check_labels=_check_labels,
     predictions=_predictions,
     scores=_scores,

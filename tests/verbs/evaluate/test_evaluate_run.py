@@ -249,3 +249,25 @@ def test_the_error_for_a_missing_engine_names_the_package_to_install(
     monkeypatch.setattr("qdqbert.engines.runner.is_installed", lambda engine: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
         qdqbert.evaluate(directory, data, engine="openvino")
+
+
+def test_labels_count_as_the_names_say(save_tiny, tmp_path, write_file) -> None:
+    names = {0: "1 star", 1: "2 stars", 2: "3 stars"}
+    folder = save_tiny(
+        tmp_path / "stars",
+        "bert",
+        transformers.AutoModelForSequenceClassification,
+        id2label=names,
+        label2id={name: index for index, name in names.items()},
+    )
+    texts, stars = ("the cat sat", "rain", "a dog in the city", "night"), (3, 1, 2, 1)
+    rows = [f"{text},{star}.0" for text, star in zip(texts, stars, strict=True)]
+    numbers = write_file("numbers.csv", "\n".join(["text,label", *rows]))
+    rows = [f"{text},{names[star - 1]}" for text, star in zip(texts, stars, strict=True)]
+    spelled = write_file("names.csv", "\n".join(["text,label", *rows]))
+
+    report = qdqbert.evaluate(folder, numbers, output=tmp_path / "out")
+    assert report.metrics == qdqbert.evaluate(folder, spelled).metrics
+    assert report.notices[0].startswith("Labels are read as the numbers in the names of classes: ")
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["label"] for line in lines] == [names[star - 1] for star in stars]

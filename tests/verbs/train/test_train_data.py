@@ -133,6 +133,15 @@ def test_notices_name_the_data_that_they_are_about(options, write_file, encoded)
     assert (data.max_length, max(data.rows.lengths)) == (6, 6)
 
 
+def test_how_labels_are_read_is_said_of_both_data(options, write_file, encoded) -> None:
+    held = write_file("dev.tsv", "text\tlabel\na book\t1\na house\t0.0\n")
+    numbers = labeled(*TEXTS).replace("\tbad", "\t0").replace("\tgood", "\t1")
+    data = encoded(options(train_data=write_file("n.tsv", numbers), eval_data=held))
+    read = "data: Labels are read as the numbers of classes:"
+    assert [read in each for each in data.notices] == [True, True]
+    assert data.rows[1]["labels"] == {"labels": 1}
+
+
 def test_a_class_without_examples_is_reported(options, write_file, encoded) -> None:
     data = write_file("good.tsv", "text\tlabel\nthe cat\tgood\na dog\tgood")
     (notice,) = encoded(options(train_data=data)).notices

@@ -35,7 +35,6 @@ from qdqbert.verbs.evaluate.subject import (
 )
 from qdqbert.verbs.inference import (
     Baseline,
-    Comparison,
     EncodedExamples,
     decisions_of,
     encode_examples,
@@ -91,15 +90,18 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         dataset = subject.task.read(
             options.data, columns=columns_of(options), max_examples=options.max_examples
         )
-        subject.task.check_labels(dataset, subject.id2label)
+        dataset = subject.task.read_labels(dataset, subject.id2label)
         subject.task.check_metrics(dataset, subject.id2label)
     leaked = count_leaked(subject, dataset, options)
     encoded = _encode(subject, dataset.examples, options, task_options, progress)
     predictions = _predict(subject, encoded, progress)
     baseline = comparison = None
     if models.reference is not None:
-        baseline = _run_reference(models.reference, encoded, options, task_options, progress)
-        comparison = _compare(baseline, predictions, options, progress)
+        theirs = _predict_reference(models.reference, encoded, options, task_options, progress)
+        _check_outputs(theirs, predictions, options)
+        baseline = _baseline(models.reference, theirs, encoded, task_options)
+        with progress.stage("Computing intervals"):
+            comparison = baseline.compare(predictions)
         metrics = comparison.metrics
     else:
         metrics = tuple(
@@ -249,17 +251,38 @@ def _predict(subject: Subject, encoded: EncodedExamples, progress: Progress) -> 
         return predict(subject.task, subject.runner, encoded, advance)
 
 
-def _run_reference(
+def _predict_reference(
     reference: Subject,
     encoded: EncodedExamples,
     options: EvaluateOptions,
     task_options: TaskOptions,
     progress: Progress,
-) -> Baseline:
+) -> Predictions:
     """Run the reference on the examples of the model, with its own tokenizer."""
     examples = encoded.features.examples
     own = _encode(reference, examples, options, task_options, progress)
-    predictions = _predict(reference, own, progress)
+    return _predict(reference, own, progress)
+
+
+def _check_outputs(
+    expected: Predictions, predictions: Predictions, options: EvaluateOptions
+) -> None:
+    """Refuse a reference whose outputs cannot be compared with those of the model."""
+    if expected[0].shape != predictions[0].shape:
+        raise UserInputError(
+            f"`reference={options.reference!r}` returns {expected[0].shape[-1]} values for a text, "
+            f"and the model {predictions[0].shape[-1]}. Pass the model that was quantized.",
+            argument="reference",
+        )
+
+
+def _baseline(
+    reference: Subject,
+    predictions: Predictions,
+    encoded: EncodedExamples,
+    task_options: TaskOptions,
+) -> Baseline:
+    """Return the results of the reference."""
     scores = reference.task.scores(predictions, encoded.features, reference.id2label, task_options)
     return Baseline(
         task=reference.task,
@@ -269,20 +292,6 @@ def _run_reference(
         id2label=reference.id2label,
         options=task_options,
     )
-
-
-def _compare(
-    baseline: Baseline, predictions: Predictions, options: EvaluateOptions, progress: Progress
-) -> Comparison:
-    expected = baseline.predictions
-    if expected[0].shape != predictions[0].shape:
-        raise UserInputError(
-            f"`reference={options.reference!r}` returns {expected[0].shape[-1]} values for a text, "
-            f"and the model {predictions[0].shape[-1]}. Pass the model that was quantized.",
-            argument="reference",
-        )
-    with progress.stage("Computing intervals"):
-        return baseline.compare(predictions)
 
 
 def _write_files(

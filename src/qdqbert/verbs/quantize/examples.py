@@ -122,7 +122,7 @@ def _read_labeled(
     assert options.eval_data is not None
     with naming("eval_data"):
         dataset = task.read(options.eval_data, columns=columns_of(options), max_examples=None)
-        task.check_labels(dataset, id2label)
+        dataset = task.read_labels(dataset, id2label)
         task.check_metrics(dataset, id2label)
     kept = tuple(each for each in dataset.examples if fingerprint(each) not in calibrated)
     if not kept:

@@ -173,16 +173,11 @@ def encode_data(
     """
     uses_labels = _uses_labels(task, options)
     id2label = checkpoint.config.id2label
-    if uses_labels:
-        with naming("train_data"):
-            task.check_labels(examples.train, id2label)
-    if examples.held is not None:
-        with naming("eval_data"):
-            task.check_labels(examples.held, id2label)
-            task.check_metrics(examples.held, id2label)
+    examples, read = _with_read_labels(task, examples, id2label, uses_labels=uses_labels)
     max_length, notices = input_length(
         options.max_length, trained.get("max_length") or task.max_length, checkpoint.max_length
     )
+    notices += read
     task_options = task_options_of(options, trained.get("task_options", {}), seed=options.seed)
     encode = functools.partial(
         task.encode,
@@ -210,6 +205,28 @@ def encode_data(
         max_length=max_length,
         notices=tuple(notices),
     )
+
+
+def _with_read_labels(
+    task: Task, examples: Examples, id2label: Mapping[int, str], *, uses_labels: bool
+) -> tuple[Examples, list[str]]:
+    """Return the data with labels that can be scored, and what to say about how they are read."""
+    notices = []
+    train, held = examples.train, examples.held
+    if uses_labels:
+        with naming("train_data"):
+            train = task.read_labels(train, id2label)
+        notices += [f"Training data: {each}" for each in _added(train, examples.train)]
+    if held is not None:
+        with naming("eval_data"):
+            held = task.read_labels(held, id2label)
+            task.check_metrics(held, id2label)
+        notices += [f"Evaluation data: {each}" for each in _added(held, examples.held)]
+    return dataclasses.replace(examples, train=train, held=held), notices
+
+
+def _added(dataset: Dataset, before: Dataset | None) -> tuple[str, ...]:
+    return dataset.notices if before is None else dataset.notices[len(before.notices) :]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

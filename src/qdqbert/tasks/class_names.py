@@ -1,0 +1,220 @@
+"""Find which classes the labels of a data set mean.
+
+A label is the name of a class, as the model's config spells it. If some labels are not, they can be
+numbers: of classes (`0` is 'negative'), or in the names of classes (`1` is '1 star'). All numbers
+of a data set are read in the same way, and the user is told which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from qdqbert.errors import DataFileError
+
+# Number of classes that an error lists, and of labels that a notice lists.
+_MOST_NAMES = 40
+_MOST_LABELS = 5
+
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_NUMBER_IN_NAME = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+# transformers' name of a class without a name.
+_GENERIC = re.compile(r"label_([0-9]+)", re.IGNORECASE)
+_TRUTH = {"false": 0.0, "true": 1.0}
+
+_BY_NUMBER = "the numbers of classes"
+_IN_NAME = "the numbers in the names of classes"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Naming:
+    """How the labels of a data set are read.
+
+    Attributes:
+        names: Name of the class, by label, of labels that are not the name themselves.
+        notices: Sentences for the user about these; empty if there are none.
+    """
+
+    names: Mapping[str, str]
+    notices: tuple[str, ...]
+
+
+def name_classes(
+    labels: Iterable[str], id2label: Mapping[int, str], *, where: str, noun: str = "Label"
+) -> Naming:
+    """Return the names of the classes that the labels of a data set mean.
+
+    Labels that mean no class are left out, as an error about one of them names its row.
+
+    Args:
+        labels: The labels, without spaces around them.
+        id2label: Names of the classes by number.
+        where: The data, as messages name them.
+        noun: What a label is called in messages.
+
+    Raises:
+        DataFileError: Numbers can be read in two ways, or count from 1 where classes count from 0.
+    """
+    given = sorted(set(labels))
+    named = {label: index for label in given if (index := class_named(label, id2label)) is not None}
+    numbers = {
+        label: number for label in given if (number := _number_of(label, id2label)) is not None
+    }
+    numbered = {
+        label: int(found[1])
+        for label in given
+        if label not in named
+        and (found := _GENERIC.fullmatch(label)) is not None
+        and int(found[1]) in id2label
+    }
+    way = _BY_NUMBER
+    if not numbers.keys() <= named.keys():
+        way, table = _choose_way(numbers, id2label, where=where, noun=noun)
+        numbered |= {label: table[number] for label, number in numbers.items() if number in table}
+    classes = named | numbered
+    names = {label: _name_of(index, id2label) for label, index in classes.items()}
+    return Naming(
+        names={label: name for label, name in names.items() if name != label},
+        notices=_notices(way, numbered, set(classes.values()), id2label, noun) if numbered else (),
+    )
+
+
+def class_named(label: str, id2label: Mapping[int, str]) -> int | None:
+    """Return the class with a name; `None` if there is none.
+
+    Case and spacing count only if they tell two names apart. Names that are numbers are compared
+    by value: `1.0` is '1'.
+    """
+    exact = next((index for index, name in id2label.items() if name == label), None)
+    if exact is not None:
+        return int(exact)
+    for key in (_folded, _value):
+        wanted = key(label)
+        found = [index for index, name in id2label.items() if key(name) == wanted]
+        if wanted is not None and len(found) == 1:
+            return int(found[0])
+    return None
+
+
+def class_of(label: str, id2label: Mapping[int, str]) -> int:
+    """Return the class of a label, which is its name or else its number.
+
+    Raises:
+        DataFileError: The model does not have such a class.
+    """
+    named = class_named(label.strip(), id2label)
+    if named is not None:
+        return named
+    number = _value(label.strip())
+    if number is not None and number in id2label:
+        return int(number)
+    raise DataFileError(
+        f"Label {label!r} is not one of the model's: {listed_classes(id2label)}. Name another "
+        "column with `label_column`, or set `id2label` in the checkpoint's config.json."
+    )
+
+
+def sorted_names(names: Iterable[str]) -> list[str]:
+    """Return names of classes, sorted; integers first, by their value."""
+    return sorted(
+        names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name)
+    )
+
+
+def plain_number(label: str) -> str:
+    """Return a label that is a whole number without decimals, which pandas adds to them."""
+    number = _value(label)
+    return label if number is None or not number.is_integer() else str(int(number))
+
+
+def listed_classes(id2label: Mapping[int, str]) -> str:
+    """Return the numbers and names of classes for a message: 0 or 'no', 1 or 'yes'."""
+    names = [f"{index} or {name!r}" for index, name in sorted(id2label.items())]
+    return ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _value(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _number_of(label: str, id2label: Mapping[int, str]) -> float | None:
+    """Return the number that a label is. Truth values are 0 and 1 if no class has another name."""
+    has_no_names = all(
+        _GENERIC.fullmatch(name) or _value(name) is not None for name in id2label.values()
+    )
+    if len(id2label) == 2 and has_no_names and label.lower() in _TRUTH:
+        return _TRUTH[label.lower()]
+    return _value(label)
+
+
+def _choose_way(
+    numbers: Mapping[str, float], id2label: Mapping[int, str], *, where: str, noun: str
+) -> tuple[str, Mapping[float, int]]:
+    """Return how numbers are read, in words and as classes by number."""
+    by_number = {float(index): int(index) for index in id2label}
+    in_name = _numbers_in_names(id2label)
+    used = set(numbers.values())
+    ways = {
+        way: table
+        for way, table in ((_IN_NAME, in_name), (_BY_NUMBER, by_number))
+        if used <= table.keys()
+    }
+    odd = next((x for x in sorted(used) if len(ways) == 2 and in_name[x] != by_number[x]), None)
+    if odd is not None:
+        raise DataFileError(
+            f"{noun}s of {where} can be {_IN_NAME} ({odd:g} for {id2label[in_name[odd]]!r}) or "
+            f"{_BY_NUMBER} ({odd:g} for {id2label[by_number[odd]]!r}). Write the names instead.",
+            argument="label_column",
+        )
+    if ways:
+        return ways.popitem()
+    if min(used) == 1 and max(used) == len(id2label):
+        raise DataFileError(
+            f"{noun}s of {where} count from 1 to {len(id2label)}, and the model's classes from 0: "
+            f"{listed_classes(id2label)}. Subtract 1, or write the names.",
+            argument="label_column",
+        )
+    fewest = min((in_name, by_number), key=lambda table: len(used - table.keys()))
+    return (_IN_NAME if fewest is in_name else _BY_NUMBER), fewest
+
+
+def _numbers_in_names(id2label: Mapping[int, str]) -> dict[float, int]:
+    """Return the class by the only number in its name; empty unless these tell classes apart."""
+    found: dict[float, int] = {}
+    for index, name in id2label.items():
+        listed = [name] if _NUMBER.fullmatch(name) else _NUMBER_IN_NAME.findall(name)
+        if len(listed) != 1 or float(listed[0]) in found:
+            return {}
+        found[float(listed[0])] = int(index)
+    return found
+
+
+def _name_of(index: int, id2label: Mapping[int, str]) -> str:
+    """Return the name of a class, or its number if another class has the same name."""
+    name = id2label[index]
+    return name if class_named(name, id2label) == index else str(index)
+
+
+def _notices(
+    way: str,
+    numbered: Mapping[str, int],
+    present: Collection[int],
+    id2label: Mapping[int, str],
+    noun: str,
+) -> tuple[str, ...]:
+    ordered = sorted(numbered.items(), key=lambda item: (item[1], item[0]))
+    listed = [f"{label!r} is {id2label[index]!r}" for label, index in ordered[:_MOST_LABELS]]
+    rest = ", …" if len(ordered) > _MOST_LABELS else ""
+    notice = f"{noun}s are read as {way}: {', '.join(listed)}{rest}."
+    first = min(id2label)
+    if way == _IN_NAME or first in present:
+        return (notice,)
+    return (
+        f"{notice} No {noun.lower()} is {id2label[first]!r}, number {first}. If yours count from "
+        "1, write the names instead.",
+    )
