@@ -18,6 +18,8 @@ LAYERS = (
     "errors",
     "choices",
     "files",
+    "json_files",
+    "tokenizer_files",
     "machine",
     "extras",
     "options",

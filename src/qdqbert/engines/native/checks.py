@@ -6,7 +6,7 @@ make them read other memory. Everything is compared here before a kernel gets an
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -16,11 +16,10 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.model import Pooling
 from qdqbert.engines.native.packed import Packed, padded
 from qdqbert.errors import CheckpointError
+from qdqbert.json_files import Fields
 
 # Sums of this number of products of 8-bit codes fit in 32 bits.
 _LARGEST = 65_536
-# Larger floats have no float32.
-_LARGEST_FLOAT = 1e30
 _INPUTS = ("input_ids", "attention_mask")
 
 # A length of `None` is any number from 1.
@@ -35,7 +34,7 @@ def check_packed(packed: Packed) -> None:
         CheckpointError: A setting is missing or has a wrong value, or an array is missing, unknown,
             or has another dtype or shape.
     """
-    expected = {each[0]: each[1:] for each in _model(_Settings(packed.settings, ""), packed)}
+    expected = {each[0]: each[1:] for each in _model(Fields(packed.settings, _wrong), packed)}
     if unknown := sorted(packed.arrays.keys() ^ expected.keys()):
         state = "is missing" if unknown[0] in expected else "is unknown"
         raise _wrong(f"array {unknown[0]!r} {state}")
@@ -56,80 +55,7 @@ def _wrong(reason: str) -> CheckpointError:
     return CheckpointError(f"The packed model is damaged: {reason}. Quantize the model again.")
 
 
-class _Settings:
-    """Settings with checked values. Names in errors start with those of the parents."""
-
-    def __init__(self, values: Any, path: str) -> None:
-        self._path = path
-        if not isinstance(values, Mapping):
-            raise self._refuse("", values, "an object")
-        self._values = values
-
-    def _refuse(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
-        place = f"{self._path}{name}".rstrip(".")
-        return _wrong(f"setting {place!r} is {shown} and has to be {wanted}")
-
-    def get(self, name: str) -> Any:
-        """Return a value of any kind."""
-        if name not in self._values:
-            raise _wrong(f"setting '{self._path}{name}' is missing")
-        return self._values[name]
-
-    def integer(self, name: str, low: int = 1, high: int = _LARGEST, *, multiple: int = 1) -> int:
-        """Return an integer between two limits."""
-        value = self.get(name)
-        if type(value) is not int or not low <= value <= high or value % multiple:
-            what = f"a multiple of {multiple}" if multiple > 1 else "an integer"
-            raise self._refuse(name, value, f"{what} from {low} to {high}")
-        return value
-
-    def equal(self, name: str, wanted: int) -> None:
-        """Check an integer that follows from others."""
-        self.integer(name, wanted, wanted)
-
-    def number(self, name: str, low: float = -_LARGEST_FLOAT) -> None:
-        """Check a finite number."""
-        value = self.get(name)
-        if type(value) not in (int, float) or not low <= value <= _LARGEST_FLOAT:
-            raise self._refuse(name, value, "a finite number" if low else "a number from 0")
-
-    def truth(self, name: str) -> bool:
-        """Return a truth value."""
-        value = self.get(name)
-        if not isinstance(value, bool):
-            raise self._refuse(name, value, "true or false")
-        return value
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return one of some texts."""
-        value = self.get(name)
-        if not isinstance(value, str) or value not in choices:
-            raise self._refuse(name, value, f"one of {', '.join(choices)}")
-        return value
-
-    def texts(self, name: str) -> list[str]:
-        """Return a list of different texts."""
-        value = self.get(name)
-        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if not is_list or len(set(value)) < len(value):
-            raise self._refuse(name, value, "a list of different names")
-        return list(value)
-
-    def child(self, name: str) -> _Settings:
-        """Return an object."""
-        return _Settings(self.get(name), f"{self._path}{name}.")
-
-    def children(self, name: str) -> list[_Settings]:
-        """Return a list of objects."""
-        value = self.get(name)
-        if not isinstance(value, list):
-            raise self._refuse(name, value, "a list")
-        return [_Settings(each, f"{self._path}{name}.{i}.") for i, each in enumerate(value)]
-
-
-def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
+def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     """Check the settings of a model, and yield the arrays that it needs."""
     hidden, inner = padded(settings.integer("hidden")), padded(settings.integer("inner"))
     heads, size = settings.integer("heads"), settings.integer("head_size", multiple=PANEL)
@@ -143,7 +69,7 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     norms_first, gated = settings.truth("norms_first"), settings.truth("gated")
     settings.truth("fits_16_bits")
     settings.truth("has_choices")
-    names = settings.texts("input_names")
+    names = settings.names("input_names")
     if missing := [each for each in _INPUTS if each not in names]:
         raise _wrong(f"the inputs {names} have no {missing[0]!r}")
     has_padding = settings.get("padding_id") is not None
@@ -191,7 +117,7 @@ def _model(settings: _Settings, packed: Packed) -> Iterator[Expected]:
     yield from _heads(settings)
 
 
-def _embeddings(settings: _Settings, positions: int) -> Iterator[Expected]:
+def _embeddings(settings: Fields, positions: int) -> Iterator[Expected]:
     embeddings = settings.child("embeddings")
     own = embeddings.integer("width")
     width = padded(own)
@@ -211,7 +137,7 @@ def _embeddings(settings: _Settings, positions: int) -> Iterator[Expected]:
 
 
 def _relative(
-    settings: _Settings, packed: Packed, limit: int
+    settings: Fields, packed: Packed, limit: int
 ) -> Generator[Expected, None, dict[str, int]]:
     """Check tables of relative positions, and return the rows of each table of a layer by name.
 
@@ -232,7 +158,7 @@ def _relative(
     return {f"relative_{part}": padded(count, PANEL) for part in parts}
 
 
-def _linear(settings: _Settings, name: str, depth: int, columns: int) -> Iterator[Expected]:
+def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[Expected]:
     settings.equal("depth", depth)
     settings.equal("columns", columns)
     settings.integer("zero_point", 0, 255)
@@ -254,7 +180,7 @@ def _rounded(width: int, hidden: int) -> dict[str, int]:
     return {**of_heads, "probability_rounding": PANEL, **of_states}
 
 
-def _rounding(settings: _Settings, part: str, name: str, channels: int) -> Iterator[Expected]:
+def _rounding(settings: Fields, part: str, name: str, channels: int) -> Iterator[Expected]:
     if settings.get(part) is None:
         return
     rounding = settings.child(part)
@@ -265,7 +191,7 @@ def _rounding(settings: _Settings, part: str, name: str, channels: int) -> Itera
     yield f"{name}.step", np.float32, (channels,)
 
 
-def _float_linear(settings: _Settings, name: str, width: int) -> Iterator[Expected]:
+def _float_linear(settings: Fields, name: str, width: int) -> Iterator[Expected]:
     """Check a linear layer in float that takes `width` channels."""
     depth, columns = padded(width), padded(settings.integer("width"), PANEL)
     settings.equal("depth", depth)
@@ -274,19 +200,19 @@ def _float_linear(settings: _Settings, name: str, width: int) -> Iterator[Expect
     yield f"{name}.bias", np.float32, (columns,)
 
 
-def _norm(settings: _Settings, name: str, width: int) -> Iterator[Expected]:
+def _norm(settings: Fields, name: str, width: int) -> Iterator[Expected]:
     settings.equal("width", width)
     settings.number("epsilon", 0)
     for part in ("weight", "bias"):
         yield f"{name}.{part}", np.float32, (padded(width),)
 
 
-def _optional_norm(settings: _Settings, part: str, name: str, width: int) -> Iterator[Expected]:
+def _optional_norm(settings: Fields, part: str, name: str, width: int) -> Iterator[Expected]:
     if settings.get(part) is not None:
         yield from _norm(settings.child(part), name, width)
 
 
-def _heads(settings: _Settings) -> Iterator[Expected]:
+def _heads(settings: Fields) -> Iterator[Expected]:
     """Check the heads: each step takes as many channels as the step before it gives."""
     names: list[Any] = []
     for index, head in enumerate(settings.children("heads_of_model")):

@@ -1,0 +1,128 @@
+"""Read tokenizer.json, which comes from outside, with the library `tokenizers`.
+
+The library trusts some values. It allocates memory for each id up to the largest one, and others
+make it panic: its error is then no `Exception`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from qdqbert.errors import CheckpointError
+from qdqbert.json_files import damaged, parse_object, read_text, shown
+
+TOKENIZER = "tokenizer.json"
+
+# The library counts from 0 to the largest id when it copies a tokenizer.
+_MOST_IDS = 2**24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerFile:
+    """The content of a tokenizer.json.
+
+    Attributes:
+        tokenizer: The tokenizer, which neither cuts nor pads.
+        largest_id: The largest id that it gives; -1 without tokens.
+    """
+
+    tokenizer: tokenizers.Tokenizer
+    largest_id: int
+
+
+def read_tokenizer(path: Path) -> TokenizerFile:
+    """Read a tokenizer.json.
+
+    Raises:
+        CheckpointError: The file is missing, or is not a tokenizer that the library can run.
+    """
+    text = read_text(path)
+    # The library takes the last one of equal names, as Python does.
+    largest = _largest_id(parse_object(text, path, unique=False), path)
+    with raising(path):
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        # A post-processor can name tokens and texts that there are not.
+        tokenizer.encode("")
+        tokenizer.encode("", "")
+    return TokenizerFile(tokenizer=tokenizer, largest_id=largest)
+
+
+@contextlib.contextmanager
+def raising(path: Path) -> Iterator[None]:
+    """Turn errors of the library into a `CheckpointError`.
+
+    Args:
+        path: File of the tokenizer that the block uses.
+
+    Raises:
+        CheckpointError: The library raised an error that has no class, or panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # The library raises `Exception` itself. The class of a panic cannot be imported.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = re.sub(r"\s+", " ", str(error))
+        raise CheckpointError(
+            f"The tokenizer {str(path)!r} cannot be used: {reason[:200]}."
+        ) from error
+
+
+def _largest_id(content: dict[str, Any], path: Path) -> int:
+    """Return the largest id of a tokenizer.
+
+    Raises:
+        CheckpointError: It is too large.
+    """
+    largest = -1
+    for token, value in _ids(content):
+        # The library refuses what is not an integer.
+        if type(value) is int:
+            if not 0 <= value < _MOST_IDS:
+                raise damaged(path, f"token {shown(token)} has the id {value}")
+            largest = max(largest, value)
+    return largest
+
+
+def _ids(content: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield tokens and their ids."""
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield from vocabulary.items()
+    elif isinstance(vocabulary, list) and vocabulary:
+        # Unigram has a list, with the score of each token.
+        yield vocabulary[-1], len(vocabulary) - 1
+    for token in _list(content.get("added_tokens")):
+        if isinstance(token, dict):
+            yield token.get("content"), token.get("id")
+    yield from _ids_of_processor(content.get("post_processor"))
+
+
+def _ids_of_processor(processor: Any) -> Iterator[tuple[Any, Any]]:
+    if not isinstance(processor, dict):
+        return
+    for name in ("sep", "cls"):
+        match processor.get(name):
+            case [token, value]:
+                yield token, value
+    special = processor.get("special_tokens")
+    for token in special.values() if isinstance(special, dict) else ():
+        for value in _list(token.get("ids") if isinstance(token, dict) else None):
+            yield token.get("id"), value
+    for each in _list(processor.get("processors")):
+        yield from _ids_of_processor(each)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
