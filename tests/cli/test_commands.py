@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -297,7 +298,7 @@ def test_json_is_all_that_stands_on_stdout(happy) -> None:
     report = strict_json(result.stdout)
     assert report == strict_json((out / "report.json").read_text())
     assert report["directory"] == str(out)
-    assert report["calibration_texts"] == 12
+    assert (report["calibration_texts"], report["heldout_texts"]) == (8, 4)
     assert report["targets"][0]["fidelity"]["flips_percent"] is not None
 
 
@@ -305,9 +306,10 @@ def test_truncated_texts_are_counted_and_reported(happy) -> None:
     result, _ = happy
     notices = " ".join(strict_json(result.stdout)["notices"])
     # By hand: [CLS] the cat is (very x 3i) good [SEP] is 6 + 3i tokens, over 16 from i = 4 on.
-    assert "calibration data: 8 of 12 texts were longer than 16 tokens and were cut." in notices
-    assert "Calibrated on 12 examples, as the data has no more." in notices
-    assert "fidelity is measured on built-in sentences" in notices
+    cut = re.findall(r"In the (\S+) data: (\d) of (\d) texts were longer than 16 tokens", notices)
+    assert [(name, total) for name, _, total in cut] == [("held-out", "4"), ("calibration", "8")]
+    assert sum(int(count) for _, count, _ in cut) == 8
+    assert "Calibrated on 8 examples of `calibration_data`. 4 others are held out" in notices
 
 
 def test_the_record_of_a_run_holds_its_options(happy) -> None:

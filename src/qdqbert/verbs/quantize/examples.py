@@ -14,9 +14,11 @@ from qdqbert.tasks.task import Task
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.settings import columns_of
 
+# Most held-out examples; and their share of the data, which is one of this many.
 _HELDOUT = 120
+_HELDOUT_SHARE = 5
 # With fewer held-out examples than this, built-in sentences are used.
-_FEWEST_HELDOUT = 16
+_FEWEST_HELDOUT = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,11 +85,13 @@ def choose_examples(
         wanted = 0
         pool = [example for example in pool if fingerprint(example) not in known]
     random.Random(options.seed).shuffle(pool)
-    used, rest = pool[:wanted], pool[wanted : wanted + _HELDOUT]
-    if len(used) < wanted:
+    holds_out = options.eval_data is None and not built_in
+    held = _count_heldout(len(pool), wanted, task) if holds_out else 0
+    used = pool[: min(wanted, len(pool) - held)]
+    calibrated = {fingerprint(each) for each in used} | set(known or ())
+    if len(used) < wanted and not held:
         notices.append(f"Calibrated on {len(used)} examples, as the data has no more.")
     if options.eval_data is not None:
-        calibrated = {fingerprint(each) for each in used} | set(known or ())
         evaluated = _read_labeled(task, options, id2label, calibrated)
         return ChosenExamples(
             calibration=tuple(used),
@@ -95,6 +99,8 @@ def choose_examples(
             takes_pairs=takes_pairs or _has_pairs(evaluated),
             notices=(*notices, *evaluated.notices),
         )
+    # A text can occur twice.
+    rest = [each for each in pool[len(used) :] if fingerprint(each) not in calibrated][:_HELDOUT]
     heldout, reason = _heldout(task, rest, built_in, wanted=wanted, used=len(used))
     return ChosenExamples(
         calibration=tuple(used),
@@ -102,6 +108,15 @@ def choose_examples(
         takes_pairs=takes_pairs,
         notices=(*notices, *reason),
     )
+
+
+def _count_heldout(count: int, wanted: int, task: Task) -> int:
+    """Return how many examples to hold out of `count`, of which `wanted` should calibrate.
+
+    None if a task that the built-in sentences fit would have too few.
+    """
+    held = max(count - wanted, count // _HELDOUT_SHARE, min(_FEWEST_HELDOUT, count // 2))
+    return 0 if task.reads_texts and held < _FEWEST_HELDOUT else min(held, _HELDOUT)
 
 
 def _has_pairs(dataset: Dataset) -> bool:
@@ -155,7 +170,13 @@ def _heldout(
         )
     if len(rest) < _FEWEST_HELDOUT and task.reads_texts:
         return resources.heldout_examples(), [
-            f"Only {len(rest)} examples are not used to calibrate, so fidelity is measured on "
-            "built-in sentences. Pass more data, or fewer `calibration_samples`."
+            f"Only {len(rest)} examples of `calibration_data` are not used to calibrate, so "
+            "fidelity is measured on built-in sentences. Pass more data, at least "
+            f"{2 * _FEWEST_HELDOUT} different examples."
+        ]
+    if used < wanted:
+        return rest, [
+            f"Calibrated on {used} examples of `calibration_data`. {len(rest)} others are held "
+            "out, and INT8 is compared with float on them."
         ]
     return rest, []
