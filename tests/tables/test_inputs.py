@@ -48,6 +48,15 @@ def read(name: object, **options: Any) -> list[tuple[int, Any]]:
         ("a.txt.gz", "one\ntwo\n", ["one", "two"]),
         ("a.csv", "\ufeffid,text\n1,one\n", [{"id": "1", "text": "one"}]),
         ("a.csv", "", []),
+        ("a.csv", 'id;text\n1;"one; two, three"\n', [{"id": "1", "text": "one; two, three"}]),
+        ("a.csv", "\n\nid\ttext\n1\tone\n", [{"id": "1", "text": "one"}]),
+        ("a.csv.gz", "id|text\n1|one\n", [{"id": "1", "text": "one"}]),
+        ("a.csv", "text\none; two\n", [{"text": "one; two"}]),
+        ("a.csv", "a;b,text\n1,one; two\n", [{"a;b": "1", "text": "one; two"}]),
+        ("a.csv", '"a;b"\none\n', [{"a;b": "one"}]),
+        ("a.csv", ",text\n0,one\n", [{"index": "0", "text": "one"}]),
+        ("a.tsv", "\tindex\n0\tone\n", [{"Unnamed: 0": "0", "index": "one"}]),
+        ("a.csv", "Unnamed: 0,text\n0,one\n", [{"Unnamed: 0": "0", "text": "one"}]),
     ],
 )
 def test_rows_of_each_format(write, name, content, expected) -> None:
@@ -113,6 +122,9 @@ def test_an_unclosed_quote_is_a_bad_row(write) -> None:
     [
         (b"text,text\none,two\n", "different names of columns with commas between them, got"),
         (b"text,\none,two\n", "different names of columns"),
+        (b",,text\none,two,three\n", "different names of columns"),
+        ("text\none\n".encode("utf-16"), "`.*` must be UTF-8, got UTF-16. Save it as UTF-8."),
+        ("text\none\n".encode("utf-16-be"), "must be UTF-8, got UTF-16 or no text"),
         (b"t\xff\none\n", r"Line 1 of `.*`: it is not UTF-8"),
     ],
 )

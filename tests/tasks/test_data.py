@@ -49,17 +49,74 @@ def test_csv_follows_rfc_quoting(write: Write) -> None:
     assert _tuples(path) == [('a, "b"\r\nc', None, "x"), ("d", None, "y")]
 
 
-def test_tab_separated_csv_is_refused(write: Write) -> None:
-    path = write("data.csv", "text\tlabel\na\t1\n")
-    with pytest.raises(DataFileError, match=r"tab-separated.*end in \.tsv"):
+@pytest.mark.parametrize(
+    ("separator", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")]
+)
+def test_csv_with_another_separator_is_read(write: Write, separator: str, name: str) -> None:
+    rows = [["text", "label"], ['"a, ""b""; c\td|e"', "1,5"], ["f", ""]]
+    path = write("a.csv", "\n".join(separator.join(row) for row in rows))
+    dataset = read_dataset(path)
+    assert dataset.examples == (Example(text='a, "b"; c\td|e', label="1,5"), Example(text="f"))
+    assert dataset.notices == (f"Read columns separated by {name}.",)
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        # Texts of one column, with or without a header.
+        ('"a\tb text"\nother\n', ["a\tb text", "other"]),
+        ("text\none; two\nthree\n", ["one; two", "three"]),
+        ("one; two\nthree\nfour; five\n", ["one; two", "three", "four; five"]),
+        ("one; two\nthree; four\n", ["one; two", "three; four"]),
+        # Both occur, so that commas count.
+        ("text,a;b\nc;d,e\n", ["c;d"]),
+    ],
+)
+def test_other_separators_in_texts_are_text(write: Write, content: str, texts) -> None:
+    assert [text for text, _, _ in _tuples(write("a.csv", content))] == texts
+
+
+def test_rows_without_a_header_show_the_separator_too(write: Write) -> None:
+    path = write("a.csv", "one;1\ntwo;0\nthree;1\n")
+    assert _tuples(path) == [("one", None, "1"), ("two", None, "0"), ("three", None, "1")]
+
+
+def test_tsv_with_commas_is_refused(write: Write) -> None:
+    with pytest.raises(DataFileError, match=r"separated by ',', expected tabs.*end in \.csv"):
+        read_dataset(write("a.tsv", "text,label\na,1\n"))
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        (",tweet,target", "index"),
+        (",tweet,kind", "index"),
+        ("Unnamed: 0,tweet,kind", "Unnamed: 0"),
+        ("__index_level_0__,tweet,kind", "__index_level_0__"),
+        (",index,tweet", "Unnamed: 0"),
+    ],
+)
+def test_the_index_of_pandas_is_a_column(write: Write, header: str, name: str) -> None:
+    path = write("a.csv", f"{header}\n0,first,a\n1,second,b\n")
+    dataset = read_dataset(path, columns=Columns(text="1"))
+    assert [example.text for example in dataset.examples] == ["first", "second"]
+    assert dataset.names[0] == name
+
+
+def test_the_column_with_the_longest_texts_is_suggested(write: Write) -> None:
+    path = write("a.csv", ",id,tweet,author\n0,7,a long text,me\n1,8,,you\n")
+    message = "got columns 'index', 'id', 'tweet', 'author'. 'tweet' has the longest texts: pass "
+    with pytest.raises(DataFileError, match=f"{message}`text_column='tweet'`"):
         read_dataset(path)
+    with pytest.raises(DataFileError, match=r"got columns 'index', 'id'. Pass `text_column`."):
+        read_dataset(write("b.csv", ",id\n0,7\n"))
 
 
-def test_csv_of_one_column_may_hold_tabs(write: Write) -> None:
-    assert _tuples(write("a.csv", '"a\tb text"\nother\n')) == [
-        ("a\tb text", None, None),
-        ("other", None, None),
-    ]
+def test_one_long_line_is_reported(write: Write) -> None:
+    dataset = read_dataset(write("a.txt", "word " * 4000))
+    assert len(dataset) == 1
+    assert "is one line of 20,000 characters, and so one text" in dataset.notices[0]
+    assert read_dataset(write("b.txt", "word " * 4000 + "\nshort")).notices == ()
 
 
 def test_tsv_takes_quotes_literally(write: Write) -> None:
@@ -325,7 +382,7 @@ def test_digest_distinguishes_fields_and_examples() -> None:
         ("a.jsonl", '{"text": "a"}', Columns(label="y"), r"`label_column='y'`.*got columns 'text'"),
         ("a.csv", "p,q\na,b", Columns(text="foo"), r"`text_column='foo'`.*no header.*'p', 'q'"),
         ("a.csv", "id,label\n1,2", Columns(), "no column whose .*'id', 'label'.*`text_column`"),
-        ("a.jsonl", '{"foo": "a"}', Columns(), "no column whose .*'foo'.*`text_column`"),
+        ("a.jsonl", '{"foo": "a"}', Columns(), "no column whose .*'foo'.*`text_column='foo'`"),
         ("a.csv", "text,b\n1,2", Columns(text="b", label="b"), "must name a different column"),
         ("a.csv", "text,label\na,1\nb\n", Columns(), "Line 3 .*'label', got only 'text'"),
         ("a.tsv", "a\tb\t1\nc\td\n", Columns(label="2"), "Line 2 .*'2', got only '0', '1'"),
@@ -346,7 +403,9 @@ def test_digest_distinguishes_fields_and_examples() -> None:
         ),
         ("a.txt", b"ab\nc\xffd\n", Columns(), r"UTF-8, got byte 0xff at position 4 \(line 2\)"),
         ("a.csv", b"\xef\xbb\xbfte\xe9", Columns(), r"byte 0xe9 at position 5 \(line 1\)"),
-        ("a.txt", "héllo".encode("utf-16"), Columns(), "byte 0xff at position 0.*Save it as UTF-8"),
+        ("a.txt", "héllo".encode("utf-16"), Columns(), "got UTF-16. Save it as UTF-8"),
+        ("a.csv", "text,label\na,b".encode("utf-16-le"), Columns(), "got UTF-16 or no text"),
+        ("a.csv", "text\nné".encode("cp1252"), Columns(), "byte 0xe9 .*iconv -f cp1252 -t utf-8"),
     ],
     ids=lambda value: repr(value)[:30],  # one content is long
 )

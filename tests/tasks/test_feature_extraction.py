@@ -100,7 +100,10 @@ def test_correlations_of_cosines_by_hand() -> None:
     ("content", "message"),
     [
         ("text,label\na,1\n", "one text per row; .*`text_pair_column`"),
-        ("text,text2\na,b\n", "have no column of labels. Name it with `label_column`"),
+        (
+            "text,text2\na,b\n",
+            "known to hold labels, got columns 'text', 'text2'. Pass `label_column`",
+        ),
         ("text,text2,label\na,b,1\na,b, \n", "^Line 3 of .*, column 'label': The label is blank"),
         ("text,text2,label\na,b,good\n", "^Line 2 of .*: Label 'good' is not a finite number"),
         ("text,text2,label\na,b,nan\n", "^Line 2 of .*: Label 'nan' is not a finite number"),

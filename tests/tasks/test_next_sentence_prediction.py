@@ -62,7 +62,7 @@ def test_unknown_label_is_reported_with_its_row(write_file, label: str, message:
 def test_data_without_labels_are_refused(write_file) -> None:
     path = write_file("pairs.csv", "text,text2\na,b\n")
     dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
-    with pytest.raises(DataFileError, match="have no column of labels"):
+    with pytest.raises(DataFileError, match="no column has a name that is known to hold labels"):
         TASK.check_labels(dataset, {})
 
 

@@ -141,7 +141,7 @@ def test_rows_are_grouped_by_query(write_file, content, groups, monkeypatch) -> 
     ("content", "message"),
     [
         ("query,label\na,1\n", "have one text per row"),
-        ("query,document\na,b\n", "have no column of labels"),
+        ("query,document\na,b\n", "known to hold labels"),
         ("query,document,label\na,b,good\n", "Label 'good' is not a finite number"),
         ("query,document,label\na,b,1\na,c,2\n", "All documents of .* are relevant"),
         ("query,document,label\na,b,0\na,c,0\n", "All documents of .* are not relevant"),

@@ -137,7 +137,9 @@ def test_a_blank_label_among_many_is_reported_with_its_row(read, label) -> None:
 def test_data_without_a_column_of_labels_are_refused(read) -> None:
     dataset = read("text\na\n")
     for check in (TASK.class_names, lambda each: TASK.check_labels(each, ID2LABEL)):
-        with pytest.raises(DataFileError, match="have no column of labels") as caught:
+        with pytest.raises(
+            DataFileError, match="no column has a name that is known to hold labels"
+        ) as caught:
             check(dataset)
         assert caught.value.argument == "label_column"
 

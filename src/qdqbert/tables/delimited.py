@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,14 @@ _SPECIAL = re.compile('[",\r\n]')
 # A tab or a line end cannot be in a .tsv file, which has no quotes.
 _TSV_SPACES = str.maketrans("\t\r\n", "   ")
 
+# What else than a comma separates the columns of .csv files, and how messages name it.
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+
+_QUOTED = re.compile('"(?:[^"]|"")*"')
+
+# Names of the first column that pandas writes for the index of a table.
+INDEX_NAMES = ("", "index", "Unnamed: 0", "__index_level_0__")
+
 # Number of the first line, its cells or what is wrong with them, and the end of the row.
 _Record = tuple[int, list[str] | str, int]
 
@@ -31,6 +40,8 @@ def read_csv(
     name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
 ) -> Iterator[Row | BadRow]:
     """Yield the rows of a .csv file.
+
+    The header shows what separates the columns; see `separator_of`. Without one it is a comma.
 
     Args:
         name: The file, as messages name it.
@@ -42,7 +53,8 @@ def read_csv(
     Raises:
         DataFileError: The header cannot be used.
     """
-    return _rows(name, _csv_records(stream, position), "commas" if header else None)
+    records = _csv_records(name, stream, position, is_header_first=header)
+    return _rows(name, records, "commas" if header else None)
 
 
 def read_tsv(
@@ -52,19 +64,49 @@ def read_tsv(
 
     A quote is an ordinary character, as in GLUE's files.
     """
-    return _rows(name, _tsv_records(stream, position), "tabs" if header else None)
+    return _rows(name, _tsv_records(name, stream, position), "tabs" if header else None)
 
 
-def _csv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
+def separator_of(header: str) -> str:
+    """Return what separates the columns in the first line of a .csv file.
+
+    A comma, or else what spreadsheets write where a comma is used in numbers, if only one such
+    character occurs outside of quotes.
+    """
+    plain = _QUOTED.sub("", header)
+    found = [each for each in SEPARATORS if each in plain]
+    return found[0] if len(found) == 1 and "," not in plain else ","
+
+
+def with_index_name(names: Sequence[str]) -> list[str]:
+    """Return names of columns in which the first one has a name.
+
+    pandas and R leave the name of the index, which comes first, empty.
+    """
+    if len(names) < 2 or names[0]:
+        return list(names)
+    return ["Unnamed: 0" if "index" in names else "index", *names[1:]]
+
+
+def _csv_records(
+    name: str, stream: BinaryIO, position: BinaryIO, *, is_header_first: bool
+) -> Iterator[_Record]:
     end = 0
 
     def texts() -> Iterator[str]:
         nonlocal end
-        for _, text, end in numbered_lines(stream, position):  # noqa: B007
+        for _, text, end in numbered_lines(name, stream, position):  # noqa: B007
             yield text
 
+    lines = texts()
+    start = []
+    for text in lines:
+        start.append(text)
+        if text.strip():
+            break
+    separator = separator_of(start[-1]) if start and is_header_first else ","
     # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
-    reader = csv.reader(texts(), strict=True)
+    reader = csv.reader(itertools.chain(start, lines), delimiter=separator, strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -84,8 +126,8 @@ def _csv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
             yield line, cells, end
 
 
-def _tsv_records(stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
-    for number, text, end in numbered_lines(stream, position):
+def _tsv_records(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
+    for number, text, end in numbered_lines(name, stream, position):
         line = text.rstrip("\r\n")
         if line:
             yield number, line.split("\t"), end
@@ -116,7 +158,7 @@ def _header(name: str, cells: list[str] | str, separators: str) -> list[str]:
     reason = cells if isinstance(cells, str) else bad_byte("".join(cells))
     if reason is not None:
         raise DataFileError(f"Line 1 of `{name}`: {reason}. The first row has to be the header.")
-    names = [cell.strip() for cell in cells]
+    names = with_index_name([cell.strip() for cell in cells])
     if len(set(names)) < len(names) or not all(names):
         raise DataFileError(
             f"Line 1 of `{name}` has to be the header: different names of columns with "

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from qdqbert.errors import DataFileError
 from qdqbert.tables.rows import BadRow, Row, half_surrogate
 
 # Name of the only column of a file whose lines are texts.
@@ -14,22 +15,39 @@ TEXT = "text"
 _NOT_UTF8 = "it is not UTF-8: byte 0x{byte:02x} at column {column}"
 
 
-def numbered_lines(stream: BinaryIO, position: BinaryIO) -> Iterator[tuple[int, str, int]]:
+def other_encoding(start: bytes) -> str | None:
+    """Return what a file is instead of UTF-8 if its first line shows it; `None` otherwise."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    # In UTF-16 each second byte of English is zero.
+    return "UTF-16 or no text" if 4 * start.count(0) > len(start) else None
+
+
+def numbered_lines(
+    name: str, stream: BinaryIO, position: BinaryIO
+) -> Iterator[tuple[int, str, int]]:
     r"""Yield number (from 1), text and end of each line, with its line end.
 
     Only "\n" ends a line, because texts can contain U+2028 and similar characters. Bytes that are
     not UTF-8 become surrogates, which `bad_byte` finds. A byte order mark is left out.
 
     Args:
+        name: The file, as messages name it.
         stream: The content of the file.
         position: The file itself, whose position is the end of the line. It differs from `stream`
             in compressed files.
+
+    Raises:
+        DataFileError: The first line shows another encoding.
     """
     end = 0
     is_same = stream is position
     for number, raw in enumerate(stream, start=1):
         end = end + len(raw) if is_same else position.tell()
         if number == 1:
+            wrong = other_encoding(raw)
+            if wrong is not None:
+                raise DataFileError(f"File `{name}` must be UTF-8, got {wrong}. Save it as UTF-8.")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         yield number, raw.decode("utf-8", "surrogateescape"), end
 
@@ -48,7 +66,7 @@ def bad_byte(text: str) -> str | None:
 
 def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
     """Yield each line of a file of texts."""
-    for number, text, end in numbered_lines(stream, position):
+    for number, text, end in numbered_lines(name, stream, position):
         reason = bad_byte(text)
         if reason is not None:
             yield BadRow(name, number, reason, end)
@@ -58,7 +76,7 @@ def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row 
 
 def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
     """Yield the object of each line that is not blank. A string is a row with the column `text`."""
-    for number, text, end in numbered_lines(stream, position):
+    for number, text, end in numbered_lines(name, stream, position):
         if text.isspace():
             continue
         value, reason = _parse(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from qdqbert.errors import DataFileError
+from qdqbert.tables.delimited import INDEX_NAMES
 
 # Column names that are recognized without being requested, the preferred ones first.
 _KNOWN_NAMES = {
@@ -81,11 +82,14 @@ class Table:
     notices: list[str] = dataclasses.field(default_factory=list)
 
 
-def is_header(cells: Iterable[str], columns: Columns) -> bool:
+def is_header(cells: Sequence[str], columns: Columns) -> bool:
     """Return whether a first row is a header: a cell is a requested or a known column name.
 
-    Requested numbers do not count, because a label can look the same.
+    Requested numbers do not count, because a label can look the same. Without a known name, the
+    first cell can be what pandas writes above the index of a table.
     """
+    if len(cells) > 1 and cells[0] in INDEX_NAMES and len(set(cells)) == len(cells):
+        return True
     requested = {name for name in columns.requested.values() if name and not name.isdecimal()}
     known = set(itertools.chain(*_KNOWN_NAMES.values()))
     return any(cell in requested or cell.lower() in known for cell in cells)
@@ -125,13 +129,27 @@ def resolve_columns(table: Table, columns: Columns) -> tuple[Columns, list[str]]
     if "text" not in found:
         raise DataFileError(
             f"File `{table.path}` has no column whose name is known to hold texts, got columns "
-            f"{quoted(table.names)}. Pass `text_column`.",
+            f"{quoted(table.names)}. {_text_hint(table, found.values())}",
             argument="text_column",
         )
     if table.first_cells is None:
         return Columns(**found), _unread_texts(table, found)
     taken = ", ".join(f"column {name} as {role}" for role, name in found.items())
     return Columns(**found), [f"No header found; took {taken}."]
+
+
+def _text_hint(table: Table, taken: Iterable[str]) -> str:
+    """Return which column to pass: the one with the longest texts, if some look like texts."""
+    lengths = {
+        name: sum(len(each) for _, row in table.head if isinstance(each := row.get(name), str))
+        for name in table.names
+        if name not in (*taken, *INDEX_NAMES)
+        and not all(is_number(row.get(name)) for _, row in table.head)
+    }
+    longest = max(lengths, key=lengths.__getitem__, default=None)
+    if longest is None or not lengths[longest]:
+        return "Pass `text_column`."
+    return f"{longest!r} has the longest texts: pass `text_column={longest!r}` if these are meant."
 
 
 def _find(table: Table, argument: str, name: str) -> str:

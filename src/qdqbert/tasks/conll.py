@@ -172,7 +172,9 @@ def _check_cells(cells: list[str], number: int, width: int, path: str) -> list[s
     if len(cells) != width:
         raise DataFileError(
             f"Line {number} of `{path}` must have {counted(width, 'column')} like the first line, "
-            f"got {len(cells)}. Separate all columns by a tab, or all by spaces."
+            f"got {len(cells)}. Separate all columns by a tab, or all by spaces. If this is plain "
+            "text, write each word on a line of its own with its tag, and a blank line after each "
+            "sentence; or a .jsonl file with lists `tokens` and `ner_tags`."
         )
     if width > 1 and not cells[-1].strip():
         raise DataFileError(

@@ -6,17 +6,19 @@ column `LINE`. Rows are streamed; the examples are kept in memory.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import DataFileError
+from qdqbert.tables.delimited import SEPARATORS, separator_of, with_index_name
 from qdqbert.tasks.columns import LINE, Row, Table, is_header, quoted, resolve_columns
 from qdqbert.tasks.columns import Columns as Columns
 from qdqbert.tasks.folder import folder_rows
@@ -27,6 +29,12 @@ _INFER_ALL = Columns()
 
 # Number of rows that columns are inferred from.
 _HEAD_ROWS = 20
+
+# Length in characters of a line that is more than a text, if it is the only one.
+_LONG_LINE = 10_000
+
+# Number of rows, the first one included, that show what separates the columns without a header.
+_FEWEST_ROWS = 3
 
 _CSV_LIMIT_LOCK = threading.Lock()
 
@@ -74,6 +82,7 @@ class Dataset:
         path: The path, as the caller gave it.
         examples: Dataclasses with a `content`. Either all have a `text_pair` or none has.
         columns: The columns that were read; all `None` if each line is a text.
+        names: Names of all columns, where there are some.
         notices: Sentences for the user about what was inferred or skipped.
     """
 
@@ -81,6 +90,7 @@ class Dataset:
     examples: tuple[Any, ...]
     columns: Columns
     notices: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -175,13 +185,32 @@ def read_table(table: Table, columns: Columns, *, max_examples: int | None = Non
         if lines:
             rows = f"{counted(len(lines), 'row')} {kind}"
             notices.append(f"{rows}: {consequence} (first at line {min(lines)}).")
-    resolved = Columns() if resolved.text == LINE else resolved
-    return Dataset(path=path, examples=examples, columns=resolved, notices=tuple(notices))
+    if resolved.text == LINE:
+        notices += _single_line(path, examples)
+        return Dataset(path=path, examples=examples, columns=Columns(), notices=tuple(notices))
+    return Dataset(
+        path=path,
+        examples=examples,
+        columns=resolved,
+        notices=tuple(notices),
+        names=tuple(table.names),
+    )
 
 
-def _csv_records(path: Path) -> Iterator[_Record]:
+def _single_line(path: str, examples: Sequence[Example]) -> list[str]:
+    """Return a notice on a file that is one long line, which is one text."""
+    length = len(examples[0].text)
+    if len(examples) > 1 or length < _LONG_LINE:
+        return []
+    return [
+        f"File `{path}` is one line of {length:,} characters, and so one text. Write one text per "
+        "line."
+    ]
+
+
+def _csv_records(path: str, lines: Iterable[str], separator: str) -> Iterator[_Record]:
     # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
-    reader = csv.reader((text for _, text in read_lines(path)), strict=True)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -195,11 +224,41 @@ def _csv_records(path: Path) -> Iterator[_Record]:
         except csv.Error as error:
             raise DataFileError(
                 f"The row at line {line} of `{path}` is not CSV: {error}. Put a field with a "
-                "comma, quote or line end in quotes, and write each quote in it twice."
+                "separator, quote or line end in quotes, and write each quote in it twice."
             ) from error
         if cells is None:
             return
         yield line, cells
+
+
+def _csv_table(path: str, columns: Columns) -> Table:
+    lines = (text for _, text in read_lines(Path(path)))
+    head = list(itertools.islice(lines, _HEAD_ROWS))
+    separator = _separator([text for text in head if text.strip()], columns)
+    records = _csv_records(path, itertools.chain(head, lines), separator)
+    table = _record_table(records, path, columns)
+    if separator != ",":
+        table.notices.append(f"Read columns separated by {SEPARATORS[separator]}.")
+    return table
+
+
+def _separator(head: Sequence[str], columns: Columns) -> str:
+    """Return what separates the columns of a .csv file, from its first lines; see `separator_of`.
+
+    Lines of text can contain it too. So it counts only below a header, or if the first rows have
+    equally many columns.
+    """
+    found = separator_of(head[0]) if head else ","
+    if found == ",":
+        return found
+    with contextlib.suppress(csv.Error):
+        rows = csv.reader(head, delimiter=found)
+        first = next(rows)
+        if is_header([cell.strip() for cell in first], columns):
+            return found
+        if len(head) >= _FEWEST_ROWS and all(len(row) == len(first) for row in rows):
+            return found
+    return ","
 
 
 def _tsv_records(path: Path) -> Iterator[_Record]:
@@ -224,7 +283,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
         yield line, value if isinstance(value, dict) else {LINE: value}
 
 
-_RECORDS = {".csv": _csv_records, ".tsv": _tsv_records}
+_RECORDS = (".csv", ".tsv")
 _ROWS = {".txt": _text_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
 
 
@@ -247,11 +306,13 @@ def _find_rows(path: str, columns: Columns) -> Table:
         rows, notices = folder_rows(file)
         return Table(path=path, rows=rows, notices=notices)
     suffix = existing_file(path).suffix.lower()
-    if suffix in _RECORDS:
-        return _record_table(_RECORDS[suffix](file), path, columns)
+    if suffix == ".tsv":
+        return _record_table(_tsv_records(file), path, columns)
+    if suffix == ".csv":
+        return _csv_table(path, columns)
     if suffix in _ROWS:
         return Table(path=path, rows=_ROWS[suffix](file))
-    known = ", ".join(sorted(_RECORDS | _ROWS))
+    known = ", ".join(sorted((*_RECORDS, *_ROWS)))
     raise DataFileError(
         f"File `{path}` must end in one of {known}, got {suffix!r}. Convert or rename it."
     )
@@ -272,13 +333,16 @@ def _record_table(records: Iterator[_Record], path: str, columns: Columns) -> Ta
     if first is None:
         return table
     cells = [cell.strip() for cell in first[1]]
-    if len(cells) == 1 and is_header(cells[0].split("\t")[1:], columns):
-        raise DataFileError(
-            f"The columns of `{path}` are tab-separated, expected commas. Rename the file to end "
-            "in .tsv."
-        )
+    if len(cells) == 1 and path.lower().endswith(".tsv"):
+        separator = separator_of(cells[0])
+        if separator in cells[0] and is_header(cells[0].split(separator)[1:], columns):
+            raise DataFileError(
+                f"The columns of `{path}` are separated by {separator!r}, expected tabs. "
+                f"Rename the file to end in .csv."
+            )
     table.names = [str(i) for i in range(len(cells))]
     if is_header(cells, columns):
+        cells = with_index_name(cells)
         # The number is the name of a column whose cell is empty or repeats an earlier name.
         table.names = [c if c and c not in cells[:i] else str(i) for i, c in enumerate(cells)]
     else:

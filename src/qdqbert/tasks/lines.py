@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.errors import DataFileError
+from qdqbert.tables.lines import other_encoding
 from qdqbert.tables.rows import half_surrogate
 
 
@@ -52,13 +53,19 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     try:
         with Path(path).open("rb") as file:
             for number, raw in enumerate(file, start=1):
+                other = other_encoding(raw) if number == 1 else None
+                if other is not None:
+                    raise DataFileError(
+                        f"File `{path}` must be UTF-8, got {other}. Save it as UTF-8."
+                    )
                 mark = 3 if number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0
                 yield number, raw[mark:].decode("utf-8")
                 offset += len(raw)
     except UnicodeDecodeError as error:
         raise DataFileError(
             f"File `{path}` must be UTF-8, got byte 0x{error.object[error.start]:02x} at position "
-            f"{offset + mark + error.start} (line {number}). Save it as UTF-8."
+            f"{offset + mark + error.start} (line {number}). Save it as UTF-8, for example with "
+            "`iconv -f cp1252 -t utf-8` if it was written on Windows."
         ) from error
     except OSError as error:
         raise DataFileError(f"File `{path}` cannot be read: {error}. Name another file.") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 from qdqbert.encoding import encode
 from qdqbert.errors import DataFileError
+from qdqbert.tasks.columns import quoted
 from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Features, TaskOptions
@@ -51,8 +52,11 @@ def truncation_notice(truncated: int, texts: int, max_length: int) -> tuple[str,
 def check_label_column(dataset: Dataset) -> None:
     """Check that a column of labels was found; raise `DataFileError` otherwise."""
     if dataset.columns.label is None:
+        found = f"got columns {quoted(dataset.names)}" if dataset.names else "only lines of text"
+        hint = "Pass `label_column`." if dataset.names else "Pass a .csv or .jsonl file."
         raise DataFileError(
-            f"The data `{dataset.path}` have no column of labels. Name it with `label_column`.",
+            f"Data `{dataset.path}`: no column has a name that is known to hold labels, {found}. "
+            f"{hint}",
             argument="label_column",
         )
 
