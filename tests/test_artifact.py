@@ -330,6 +330,28 @@ def test_a_target_that_does_not_fit_is_refused(quantized, target, message) -> No
     assert caught.value.argument == "target"
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("bert-v1.5", "qdqbert quantize {path} -o ./bert-v1.5-int8"),
+        ("my bert", "qdqbert quantize '{path}' -o './my bert-int8'"),
+        ("bert.onnx", "qdqbert quantize {path} -o ./bert-int8"),
+    ],
+)
+def test_a_float_model_is_refused_with_the_command_that_quantizes_it(
+    tmp_path, name, command
+) -> None:
+    path = tmp_path / name
+    if path.suffix == ".onnx":
+        path.write_bytes(b"")
+    else:
+        path.mkdir()
+        write_json(path / "config.json", {})
+    with pytest.raises(CheckpointError) as caught:
+        open_artifact(path)
+    assert str(caught.value).endswith(f", or quantize it first: {command.format(path=path)}")
+
+
 def test_a_reopened_artifact_runs(quantized) -> None:
     opened = open_artifact(quantized("sentence").directory)
     tokens = opened.load_tokenizer()(["the cat sat", "rain"], padding=True, return_tensors="np")

@@ -22,6 +22,7 @@ import errno
 import glob
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -211,6 +212,17 @@ def read_training(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{str(path / TRAINING)!r} cannot be read: {error}.") from error
 
 
+def quantize_command(model: str) -> str:
+    """Return the command line that quantizes a float model.
+
+    Args:
+        model: A folder, an .onnx file, or a name on the hub.
+    """
+    path = Path(model).resolve()
+    output = f"./{path.stem if path.suffix == '.onnx' else path.name}-int8"
+    return f"qdqbert quantize {shlex.quote(model)} -o {shlex.quote(output)}"
+
+
 def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     """Read a folder that `quantize` wrote, in this or an earlier format.
 
@@ -230,9 +242,11 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
             reason = f"it has no {QUANTIZATION}"
         else:
             reason = "it is a file" if directory.exists() else "the folder does not exist"
+        is_float = (directory / "config.json").is_file() or directory.suffix == ".onnx"
+        advice = f", or quantize it first: {quantize_command(str(directory))}" if is_float else "."
         raise CheckpointError(
             f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
-            "wrote."
+            f"wrote{advice}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

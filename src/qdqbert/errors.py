@@ -22,6 +22,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+# Longest message, and how much of a longer one is kept at its end, where the advice is.
+_LONGEST = 2000
+_KEPT_AT_END = 600
+
+
+def shortened(text: str) -> str:
+    """Return a message, with its middle left out if it is very long.
+
+    Names of columns and files, and values, can have any length, and messages quote them.
+    """
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - _KEPT_AT_END]} [...] {text[-_KEPT_AT_END:]}"
+
 
 class QdqBertError(Exception):
     """Base class of all errors that this package raises.
@@ -33,7 +47,7 @@ class QdqBertError(Exception):
 
     def __init__(self, message: str = "", *, argument: str | None = None) -> None:
         """Set the message and the parameter that it is about."""
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.argument = argument
 
 

@@ -9,6 +9,7 @@ import pytest
 from qdqbert.cli._errors import ExitCode, exit_code_of, in_flags, run_safely
 from qdqbert.errors import CalibrationError, GraphError, QdqBertError, UserInputError
 from qdqbert.options import declared_options
+from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 OPTIONS = declared_options(QuantizeOptions)
@@ -32,13 +33,20 @@ def test_names_of_options_become_flags(text, expected) -> None:
     assert in_flags(text, OPTIONS) == expected
 
 
+def test_options_of_quantize_are_named_in_messages_of_other_commands() -> None:
+    text = "Add 'native' to `targets` when you quantize, or pass another `engine`."
+    assert in_flags(text, declared_options(EvaluateOptions)) == (
+        "Add 'native' to `--target` when you quantize, or pass another `--engine`."
+    )
+
+
 def test_each_kind_of_error_has_an_exit_code() -> None:
     assert exit_code_of(GraphError("x")) == ExitCode.FAILED == 1
     for error in (UserInputError("x"), CalibrationError("x"), QdqBertError("x")):
         assert exit_code_of(error) == ExitCode.USAGE == 2
     codes = {code.value for code in ExitCode}
     documented = re.findall(r"^\| (\d+) \|", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert codes == {int(code) for code in documented} == {0, 1, 2, 3, 130, 143}
+    assert codes == {int(code) for code in documented} == {0, 1, 2, 3, 130, 141, 143}
 
 
 def test_json_errors_name_the_flag(capsys) -> None:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-from rich.console import Console
-
-from qdqbert.errors import GraphError, QdqBertError
-from qdqbert.options import Declared
+from qdqbert.cli._console import PlainConsole
+from qdqbert.errors import GraphError, QdqBertError, shortened
+from qdqbert.options import Declared, declared_options
+from qdqbert.verbs.quantize.options import QuantizeOptions
 
 _Report = TypeVar("_Report")
 
@@ -30,6 +30,8 @@ class ExitCode(enum.IntEnum):
     # The model does not meet a limit that the user set.
     QUALITY_GATE = 3
     INTERRUPTED = 130
+    # Nobody reads the output any more, as in `qdqbert ... | head`.
+    BROKEN_PIPE = 141
     # Stopped by SIGTERM.
     TERMINATED = 143
 
@@ -50,9 +52,11 @@ _NAME = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
 def in_flags(text: str, options: Sequence[Declared]) -> str:
     """Replace the names of options in backticks by their names on the command line.
 
-    Example: "`max_length=2` is too small" becomes "`--max-length 2` is too small".
+    Example: "`max_length=2` is too small" becomes "`--max-length 2` is too small". Messages of
+    other commands also name options of `quantize`, which has to write the folder in another way.
     """
-    flags = {option.name: option for option in options}
+    of_quantize = declared_options(QuantizeOptions)
+    flags = {option.name: option for option in (*of_quantize, *options)}
 
     def replaced(match: re.Match[str]) -> str:
         name, value = match.groups()
@@ -98,12 +102,11 @@ def run_safely(
 
 def fail(message: str, code: int, *, as_json: bool, argument: str | None = None) -> NoReturn:
     """Print an error and exit."""
+    message = shortened(message)
     if as_json:
         content = {"error": message, "argument": argument, "exit_code": int(code)}
         print(json.dumps(content, ensure_ascii=False))  # noqa: T201
-    Console(stderr=True).print(
-        f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
-    )
+    PlainConsole(sys.stderr).print_line(f"Error: {message}", style="red")
     sys.exit(int(code))
 
 
@@ -121,9 +124,7 @@ class _StderrHandler(logging.Handler):
     """Prints messages of the log on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        Console(stderr=True).print(
-            record.getMessage(), markup=False, highlight=False, soft_wrap=True
-        )
+        PlainConsole(sys.stderr).print_line(record.getMessage())
 
 
 def show_messages() -> None:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import in_flags
 from qdqbert.files import json_values
 from qdqbert.options import Declared
@@ -37,7 +38,7 @@ def print_report(
         content = json_values(dataclasses.asdict(report))
         print(json.dumps(content, indent=2, ensure_ascii=False), file=stream)
         return
-    console = Console(file=stream, width=None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    console = PlainConsole(stream, width=None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL)
     warnings = [
         Text(f"WARNING: {in_flags(text, options)}", style="bold red")
         for text in getattr(report, "warnings", ())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, MissingArgumentError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
 
 from qdqbert.cli import (
     analyze,
@@ -24,8 +25,10 @@ from qdqbert.cli import (
     train,
     verify,
 )
-from qdqbert.cli._command import add_command
+from qdqbert.cli._command import Command, add_command
+from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
+from qdqbert.options import declared_options
 
 _COMMANDS = (
     quantize.COMMAND,
@@ -41,6 +44,9 @@ _COMMANDS = (
     push.COMMAND,
     doctor.COMMAND,
 )
+
+# What an option of other commands is called in a command.
+_MEANT = {"quantize": {"--engine": "--target", "--data": "--calibration-data"}}
 
 app = App(
     name="qdqbert",
@@ -60,26 +66,59 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     signal.signal(signal.SIGTERM, _terminate)
     words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        try:
+            _call(words)
+        finally:
+            # What is left to write may have no reader, either.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes the stream when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.BROKEN_PIPE))
+
+
+def _call(words: list[str]) -> None:
+    """Run the command of a command line."""
+    called = None
     for command in _COMMANDS:
         if words[:1] == [command.name]:
-            words = command.rewrite(words)
+            called, words = command, command.rewrite(words)
     try:
-        app(words, exit_on_error=False, print_error=False)
+        app(words, exit_on_error=False, print_error=False, console=PlainConsole(sys.stdout))
     except CycloptsError as error:
         name = None if error.argument is None else error.argument.name
-        fail(_message(error), ExitCode.USAGE, as_json="--json" in words, argument=name)
+        message = _message(error, called)
+        fail(message, ExitCode.USAGE, as_json="--json" in words, argument=name)
 
 
-def _message(error: CycloptsError) -> str:
+def _message(error: CycloptsError, command: Command | None) -> str:
     """Return what is wrong with a command line, in the style of this package's errors."""
     argument = error.argument
     text = " ".join(str(error).split())
+    if isinstance(error, UnknownOptionError) and command is not None:
+        return _unknown_option(error.token.keyword or error.token.value, command) or text
     if not isinstance(error, MissingArgumentError) or argument is None:
         return text
     given = error.keyword or next((token.keyword for token in argument.tokens), None)
     if given is not None:
         return f"`{given}` needs a value. {argument.parameter.help}"
     return f"`{argument.name}` is missing. {argument.parameter.help}"
+
+
+def _unknown_option(flag: str, command: Command) -> str | None:
+    """Return what to pass instead of an option of another command; `None` if there is none."""
+    name = flag.partition("=")[0]
+    owners = [
+        f"`qdqbert {each.name}`"
+        for each in _COMMANDS
+        if name in {f"--{option.flag}" for option in declared_options(each.options)}
+    ]
+    if not owners:
+        return None
+    meant = _MEANT.get(command.name, {}).get(name)
+    advice = f" Did you mean `{meant}`?" if meant else ""
+    return f"`{name}` is an option of {', '.join(owners)}, not of `qdqbert {command.name}`.{advice}"
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

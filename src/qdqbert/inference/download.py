@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qdqbert.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact
+from qdqbert.artifact import (
+    QUANTIZATION,
+    Artifact,
+    is_artifact,
+    open_artifact,
+    quantize_command,
+)
 from qdqbert.errors import CheckpointError
 
 # A model of the hub. Models without an owner are too old to be quantized ones.
@@ -36,7 +42,7 @@ def open_hub_artifact(name: str) -> Artifact:
     if not is_artifact(folder):
         raise CheckpointError(
             f"The hub's model {name!r} is not a quantized model: it has no {QUANTIZATION}. Pass "
-            "one that `push` uploaded."
+            f"one that `push` uploaded, or quantize it first: {quantize_command(name)}"
         )
     return open_artifact(folder, requires_graphs=False)
 

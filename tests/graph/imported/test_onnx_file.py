@@ -105,6 +105,20 @@ def test_a_model_without_a_graph_is_refused(write) -> None:
     assert "contains no graph" in refusal(write(onnx.ModelProto(ir_version=8)))
 
 
+@pytest.mark.parametrize("domain", ["ai.onnx.contrib", "ai.onnx.ml"])
+def test_a_model_that_reads_text_is_refused_with_the_way_out(write, domain) -> None:
+    text, tokens = (
+        onnx.helper.make_tensor_value_info(name, kind, ["n"])
+        for name, kind in (("text", onnx.TensorProto.STRING), ("ids", onnx.TensorProto.INT64))
+    )
+    node = onnx.helper.make_node("BertTokenizer", ["text"], ["ids"], domain=domain)
+    graph = onnx.helper.make_graph([node], "g", [text], [tokens])
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid(domain, 1)]
+    message = refusal(write(onnx.helper.make_model(graph, opset_imports=opsets)))
+    assert "its input 'text' is text, so that the tokenizer is a part of the graph" in message
+    assert "pass the graph that reads input_ids, and its tokenizer as `tokenizer`" in message
+
+
 def test_an_opset_before_the_oldest_is_refused(write) -> None:
     text = refusal(write(linear_model(opset=OLDEST_OPSET - 1)))
     assert f"opset {OLDEST_OPSET - 1} is too old" in text

@@ -157,6 +157,7 @@ except qdqbert.CheckpointError as error:
     hub.downloads.clear()
     [message] = load(hub, tmp_path, code)
     assert message.startswith("The hub's model 'me/float' is not a quantized model: it has no")
+    assert message.endswith("or quantize it first: qdqbert quantize me/float -o ./float-int8")
     assert "model.safetensors" not in hub.downloads
 
 

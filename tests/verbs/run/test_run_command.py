@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import signal
 import sys
 from typing import Any
@@ -47,6 +48,22 @@ def test_a_table_and_a_report(classifier, reviews, tmp_path) -> None:
         *(11, "onnxruntime"),
         str(tmp_path / "a.csv"),
     )
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.csv"])
+def test_answers_end_quietly_if_nobody_reads_them(
+    classifier, reviews, monkeypatch, capsys, name
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    form = name.rpartition(".")[2]
+    words = ["run", classifier, "-i", reviews, "-o", "-", "--output-format", form]
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as stop:
+            main([*map(str, words)])
+        assert stop.value.code == 141
+    assert "Error" not in capsys.readouterr().err
 
 
 def test_a_kernel_of_the_native_engine_is_chosen(embedder, reviews, tmp_path) -> None:

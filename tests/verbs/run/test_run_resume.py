@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import os
 import shutil
 import signal
 import subprocess
@@ -106,8 +107,8 @@ def test_a_run_that_is_killed_at_any_moment_can_be_continued(
             assert (again.rows, again.skipped, again.tokens) == (10, 1, report.tokens)
         else:
             # Nothing but an empty folder was left to remove.
-            with pytest.raises(OutputExistsError, match="there is no interrupted run of it"):
-                qdqbert.run(classifier, reviews, f"{copy}/{target}", resume=True, **options)
+            again = qdqbert.run(classifier, reviews, f"{copy}/{target}", resume=True, **options)
+            assert again.rows == 0
         found = content_of(copy)
         found.pop(f".{name}.parts/lock", None)
         assert found == expected
@@ -148,6 +149,51 @@ def test_a_part_ends_when_its_time_is_up(classifier, reviews, tmp_path, monkeypa
         [f"rows-{first:012d}-{last:012d}.data" for first, last in ((0, 3), (4, 7), (8, 10))],
         ["rows-000000000000-000000000010.data"],
     ]
+
+
+def test_parts_of_a_folder_end_in_time_and_its_files_are_the_same(
+    classifier, reviews, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(pipeline, "FOLDER_ROWS", 8)
+    found = []
+    for seconds in (0, 1000):
+        monkeypatch.setattr(pipeline, "PART_SECONDS", seconds)
+        output = tmp_path / f"{seconds}"
+        with monkeypatch.context() as patch:
+            stop_after(patch, 1, Killed())
+            with pytest.raises(Killed):
+                qdqbert.run(classifier, reviews, f"{output}/")
+        report = qdqbert.run(classifier, reviews, f"{output}/", resume=True)
+        found.append((report.resumed_rows, content_of(output)))
+    in_time, late = found
+    # A window of 4 rows is kept, which is half of a file.
+    assert (in_time[0], late[0]) == (4, 0)
+    assert sorted(in_time[1]) == ["part-00000.parquet", "part-00001.parquet"]
+    assert in_time[1] == late[1]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a/"])
+def test_a_finished_run_has_nothing_to_continue(classifier, reviews, tmp_path, name) -> None:
+    output = f"{tmp_path}/out/{name}"
+    qdqbert.run(classifier, reviews, output)
+    before = content_of(tmp_path / "out")
+    report = qdqbert.run(classifier, reviews, output, resume=True)
+    assert report.rows == report.tokens == 0
+    assert report.notices == (
+        f"`output={output!r}` is complete, and no row was run: there is no interrupted run of it. "
+        "Pass `overwrite=True` instead of `resume=True` to write it again.",
+    )
+    assert content_of(tmp_path / "out") == before
+
+
+def test_an_output_that_is_older_than_its_input_is_not_taken_for_finished(
+    classifier, reviews, tmp_path
+) -> None:
+    output = tmp_path / "a.jsonl"
+    output.write_text("something else")
+    os.utime(output, ns=(0, 0))
+    with pytest.raises(OutputExistsError, match="there is no interrupted run of it"):
+        qdqbert.run(classifier, reviews, output, resume=True)
 
 
 @pytest.fixture

@@ -122,6 +122,15 @@ def _parse(path: Path) -> onnx.ModelProto:
         ) from error
     if not model.HasField("graph") or not model.graph.node:
         raise _unusable(path, "it contains no graph; export or copy it again")
+    weights = {each.name for each in model.graph.initializer}
+    for each in model.graph.input:
+        kind = each.type.tensor_type.elem_type
+        if kind == onnx.TensorProto.STRING and each.name not in weights:
+            raise _unusable(
+                path,
+                f"its input {each.name!r} is text, so that the tokenizer is a part of the graph; "
+                "pass the graph that reads input_ids, and its tokenizer as `tokenizer`",
+            )
     return model
 
 

@@ -21,7 +21,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -193,6 +193,12 @@ class PartsFolder:
         """Return the file with the blocks of a part."""
         return self.path / f"{part.stem}.data"
 
+    def size_bytes(self, part: Part | UnfinishedPart) -> int:
+        """Return the size of the rows of a part and their answers."""
+        return (
+            part.size_bytes if isinstance(part, UnfinishedPart) else self.data(part).stat().st_size
+        )
+
     @property
     def joined(self) -> Path:
         """Path under which the finished output is written."""
@@ -247,6 +253,22 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.errors.jsonl")
 
 
+def is_finished(output: Path, read: Iterable[Path]) -> bool:
+    """Return whether an earlier run has written an output, so that there is nothing to continue.
+
+    Args:
+        output: The file or folder that the parts become.
+        read: Files that the run reads. An output that is older than one of them is another run's.
+    """
+    if (parts_path(output) / _RUN).is_file() or not output.exists():
+        return False
+    written = list(output.iterdir()) if output.is_dir() else [output]
+    if not written or not all(output.is_file() or _is_part(each) for each in written):
+        return False
+    newest = max(each.stat().st_mtime_ns for each in read)
+    return min(each.stat().st_mtime_ns for each in written) >= newest
+
+
 @contextlib.contextmanager
 def open_parts(
     output: Path, identity: Mapping[str, Any], *, resume: bool, overwrite: bool
@@ -296,7 +318,7 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
             argument="output",
         )
     if output.is_dir():
-        foreign = [each.name for each in output.iterdir() if not each.name.startswith("part-")]
+        foreign = [each.name for each in output.iterdir() if not _is_part(each)]
         if foreign:
             raise OutputExistsError(
                 f"`output={str(output)!r}` contains files that `run` did not write, such as "
@@ -304,6 +326,11 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
                 "`output`.",
                 argument="output",
             )
+
+
+def _is_part(path: Path) -> bool:
+    """Return whether a file of an output folder was written by a run."""
+    return path.name.startswith("part-")
 
 
 def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from qdqbert.tables.rows import BadRow, Row, to_json
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import Columns, find_columns, row_task
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.parts import PartsFolder, UnfinishedPart, errors_path, open_parts, parts_path
+from qdqbert.verbs.run.parts import (
+    Part,
+    PartsFolder,
+    UnfinishedPart,
+    errors_path,
+    is_finished,
+    open_parts,
+    parts_path,
+)
 from qdqbert.verbs.run.report import RunReport
 from qdqbert.verbs.run.windows import Block, WindowedRun, refuse
 
@@ -35,7 +43,8 @@ _LOGGER = logging.getLogger("qdqbert")
 # A part is finished when it has so many rows, or has taken so long, and its window ends.
 PART_ROWS = 1 << 16
 PART_SECONDS = 20.0
-# Files of a folder do not depend on the time that they took. Their size is that before compression.
+# Files of a folder are joined from parts, and do not depend on the time that these took. Their size
+# is that before compression.
 FOLDER_ROWS = 1 << 15
 FOLDER_BYTES = 1 << 28
 
@@ -191,6 +200,8 @@ def _write(pipeline: Pipeline) -> RunReport:
     with _reporting(pipeline):
         output.parent.mkdir(parents=True, exist_ok=True)
     before = _identity(pipeline)
+    if options.resume and is_finished(output, _files_read(pipeline)):
+        return _report(pipeline, Totals(), Totals(), 0, 0.0, is_finished=True)
     with (
         _reporting(pipeline),
         open_parts(output, before, resume=options.resume, overwrite=options.overwrite) as parts,
@@ -230,44 +241,65 @@ def _write(pipeline: Pipeline) -> RunReport:
 
 def _write_parts(pipeline: Pipeline, parts: PartsFolder) -> None:
     blocks = pipeline.blocks(parts.next_row)
+    started = pipeline.clock()
     with contextlib.closing(blocks):
         block = next(blocks, None)
         while block is not None:
-            started = pipeline.clock()
             with parts.new_part() as part:
                 while block is not None:
                     last = block.last
                     part.add(block.data, _error_lines(block), **dataclasses.asdict(_numbers(block)))
-                    if _is_full(pipeline, part, pipeline.clock() - started):
+                    if _is_full(pipeline, parts, part, pipeline.clock() - started):
                         break
                     block = next(blocks, None)
                 parts.parts.append(part.finish(last))
+            started = pipeline.clock()
             if block is not None:
                 block = next(blocks, None)
 
 
-def _is_full(pipeline: Pipeline, part: UnfinishedPart, seconds: float) -> bool:
-    rows = part.rows + part.skipped
+def _is_full(pipeline: Pipeline, parts: PartsFolder, part: UnfinishedPart, seconds: float) -> bool:
+    if seconds >= PART_SECONDS:
+        return True
     if is_folder(pipeline.options.output):
-        return rows >= FOLDER_ROWS or part.size_bytes >= FOLDER_BYTES
-    return rows >= PART_ROWS or seconds >= PART_SECONDS
+        # No part belongs to two files.
+        return _fills_file(parts, [*_files(parts)[-1], part])
+    return part.rows + part.skipped >= PART_ROWS
+
+
+def _fills_file(parts: PartsFolder, of_file: Sequence[Part | UnfinishedPart]) -> bool:
+    rows = sum(each.rows + each.skipped for each in of_file)
+    return rows >= FOLDER_ROWS or sum(map(parts.size_bytes, of_file)) >= FOLDER_BYTES
+
+
+def _files(parts: PartsFolder) -> list[list[Part]]:
+    """Return the finished parts of each file of a folder. The last file may have more to come."""
+    files: list[list[Part]] = [[]]
+    for part in parts.parts:
+        files[-1].append(part)
+        if _fills_file(parts, files[-1]):
+            files.append([])
+    return files
 
 
 def _join(pipeline: Pipeline, parts: PartsFolder) -> None:
     """Write the finished output into the folder of the parts."""
-    sources = [parts.data(part) for part in parts.parts]
     if is_folder(pipeline.options.output):
         parts.joined.mkdir(exist_ok=True)
         suffix = pipeline.writer.format
-        pipeline.writer.join(
-            [
-                (parts.joined / f"part-{index:05d}.{suffix}", [source], part.rows)
-                for index, (part, source) in enumerate(zip(parts.parts, sources, strict=True))
-            ]
-        )
+        outputs = [
+            (parts.joined / f"part-{index:05d}.{suffix}", each)
+            for index, each in enumerate(_files(parts))
+            if each
+        ]
     else:
-        rows = sum(part.rows for part in parts.parts)
-        pipeline.writer.join([(parts.joined, sources, rows)])
+        outputs = [(parts.joined, parts.parts)]
+    pipeline.writer.join(
+        [
+            (path, [parts.data(part) for part in each], sum(part.rows for part in each))
+            for path, each in outputs
+        ]
+    )
     parts.join_errors()
 
 
@@ -288,12 +320,23 @@ def _error_lines(block: Block) -> bytes:
 
 
 def _report(
-    pipeline: Pipeline, totals: Totals, resumed: Totals, resumed_rows: int, seconds: float
+    pipeline: Pipeline,
+    totals: Totals,
+    resumed: Totals,
+    resumed_rows: int,
+    seconds: float,
+    *,
+    is_finished: bool = False,
 ) -> RunReport:
     options, model = pipeline.options, pipeline.model
     per_second = 1 / max(seconds, 1e-9)
     notices = []
-    if not totals.rows and not totals.skipped:
+    if is_finished:
+        notices.append(
+            f"`output={options.output!r}` is complete, and no row was run: there is no interrupted "
+            "run of it. Pass `overwrite=True` instead of `resume=True` to write it again."
+        )
+    elif not totals.rows and not totals.skipped:
         hint = ""
         if pipeline.source.has_header:
             hint = " The first row is the header; pass `header=False` if it has a text."
@@ -317,6 +360,11 @@ def _report(
         tokens_per_second=(totals.tokens - resumed.tokens) * per_second,
         notices=tuple(notices),
     )
+
+
+def _files_read(pipeline: Pipeline) -> list[Path]:
+    """Return the files that the answers depend on."""
+    return [*pipeline.source.files, pipeline.model.directory / QUANTIZATION]
 
 
 def _identity(pipeline: Pipeline) -> dict[str, Any]:
@@ -345,6 +393,9 @@ def _reporting(pipeline: Pipeline) -> Iterator[None]:
     """Say which parts are kept when a run stops, and turn errors of writing into messages."""
     try:
         yield
+    except BrokenPipeError:
+        # The reader of stdout has enough.
+        raise
     except OSError as error:
         output = pipeline.options.output
         raise UserInputError(

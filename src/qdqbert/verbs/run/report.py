@@ -16,7 +16,7 @@ class RunReport:
         target: Target of the graph.
         input: The input.
         output: The output.
-        rows: Number of rows in the output.
+        rows: Number of rows in the output; 0 if there was nothing to continue.
         skipped: Number of rows that could not be used.
         truncated: Number of rows whose text was longer than the model's limit.
         tokens: Number of tokens of all rows, without padding.

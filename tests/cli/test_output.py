@@ -1,0 +1,107 @@
+"""What a command prints: text as it is, for a reader that may have enough of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+import pytest
+
+from qdqbert.cli._errors import fail
+from qdqbert.cli._output import print_report
+from qdqbert.cli._tables import doctor_table
+from qdqbert.cli.app import main
+from qdqbert.verbs.doctor.report import DoctorReport, Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """A report with messages."""
+
+    warnings: tuple[str, ...]
+    notices: tuple[str, ...]
+    directory: str
+
+
+def test_text_from_outside_is_no_markup(capsys) -> None:
+    report = Noted(
+        warnings=("Label '[bold]' has no examples.",),
+        notices=("Column '[/red]' and ':smile:' are left out.",),
+        directory="[x]/:smile:",
+    )
+    print_report(report, (), lambda _: "reviews[bold]", as_json=False)
+    with pytest.raises(SystemExit):
+        fail("`--input [x]` and ':smile:' are no [/files].", 2, as_json=False)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "reviews[bold]",
+        "WARNING: Label '[bold]' has no examples.",
+        "Note: Column '[/red]' and ':smile:' are left out.",
+        "Written to [x]/:smile:",
+    ]
+    assert printed.err == "Error: `--input [x]` and ':smile:' are no [/files].\n"
+
+
+def test_doctor_names_the_extra_that_is_missing(capsys) -> None:
+    part = Part(
+        name="native",
+        version=None,
+        purpose="an engine",
+        install="pip install 'qdqbert[native]'",
+        details=(),
+    )
+    report = DoctorReport(
+        python="3.13",
+        system="Linux",
+        cpu="[x]",
+        cores=2,
+        cpu_features={},
+        gpus=(),
+        engines=(part,),
+        extras=(),
+        verdict="[bold]",
+        notices=(),
+    )
+    print_report(report, (), doctor_table, as_json=False)
+    assert "missing: pip install 'qdqbert[native]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["quantize", "--help"], ["doctor"], ["doctor", "--json"]]
+)
+def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch, capsys, words) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 141
+    assert capsys.readouterr().err.replace("Looking at this machine ...\n", "") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["quantize", "--engine", "native"],
+            "Error: `--engine` is an option of `qdqbert evaluate`, `qdqbert benchmark`, "
+            "`qdqbert run`, `qdqbert serve`, not of `qdqbert quantize`. Did you mean `--target`?\n",
+        ),
+        (
+            ["serve", "--recipe=full"],
+            "Error: `--recipe` is an option of `qdqbert quantize`, `qdqbert analyze`, "
+            "`qdqbert serve`.\n",
+        ),
+        (
+            ["quantize", "--outptu", "x"],
+            "Error: Unknown option: --outptu. Did you mean --output?\n",
+        ),
+    ],
+)
+def test_an_option_of_another_command_is_recognized(capsys, words, message) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == message
