@@ -86,8 +86,19 @@ def test_long_texts_are_embedded_in_chunks(plain, overlap, prompt, caplog) -> No
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(found[: len(TEXTS)], model.encode(TEXTS, prompt=prompt), atol=1e-6)
     assert "were cut" not in caplog.text
-    model.encode(texts)
-    assert "2 of 7 inputs were longer than 64 tokens and were cut." in caplog.text
+
+
+def test_a_model_reports_truncated_inputs_once_and_counts_them(quantized, caplog) -> None:
+    texts = ["a cat", "in the night and the dog " * 30, "music of the river " * 16]
+    with qdqbert.load(quantized("sentence").directory) as model:
+        for _ in range(3):
+            model.encode(texts)
+        assert model.truncated_inputs == 6
+    [record] = [each for each in caplog.records if "were cut" in each.message]
+    assert record.message == (
+        "2 of 3 inputs were longer than 32 tokens and were cut. This is logged once; "
+        "`truncated_inputs` of the model has the number so far."
+    )
 
 
 @pytest.fixture

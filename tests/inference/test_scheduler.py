@@ -157,29 +157,60 @@ def test_an_error_of_the_items_reaches_the_caller(scheduler) -> None:
         list(scheduler.run(SumJob(), items()))
 
 
-@pytest.mark.parametrize("count", [3, 100])
-def test_an_item_that_cannot_be_answered_stops_the_rest(scheduler, count) -> None:
-    items = make_items(count)
-    for wrong in ("odd", UserInputError("odd")):
-        answers = scheduler.run(SumJob(), [*items, wrong, *items])
-        assert [next(answers) for _ in items] == [total(item) for item in items]
-        with pytest.raises(UserInputError, match="odd"):
-            next(answers)
-
-
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_errors_can_be_returned_in_the_place_of_answers(scheduler, count) -> None:
+def test_errors_come_in_the_place_of_answers(scheduler, count) -> None:
     items = make_items(count)
     items[::3] = ["odd"] * len(items[::3])
     items[1::5] = [UserInputError("odd")] * len(items[1::5])
     done = []
-    found = list(scheduler.run(SumJob(), items, done.append, return_errors=True))
+    found = list(scheduler.run(SumJob(), items, done.append))
     assert len(found) == sum(each.items for each in done) == count
     for item, answer in zip(items, found, strict=True):
         if isinstance(item, list):
             assert answer == total(item)
         else:
             assert str(answer) == "odd"
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_an_error_of_the_engine_belongs_to_the_input_that_causes_it(
+    scheduler, monkeypatch, count
+) -> None:
+    run = SumRunner.run
+
+    def refuse(self, inputs):
+        if (inputs["input_ids"] == 99).any():
+            raise UserInputError("99 is no token")
+        return run(self, inputs)
+
+    monkeypatch.setattr(SumRunner, "run", refuse)
+    items = make_items(count)
+    items[::7] = [[[1, 99], [2]]] * len(items[::7])
+    for found in (
+        list(scheduler.run(SumJob(), items)),
+        scheduler.run_in_stream(SumJob(), items),
+    ):
+        for index, (item, answer) in enumerate(zip(items, found, strict=True)):
+            assert str(answer) == "99 is no token" if index % 7 == 0 else answer == total(item)
+
+
+def test_an_error_of_encoding_belongs_to_the_input_that_causes_it(scheduler) -> None:
+    class StrictJob(SumJob):
+        def encode(self, items):
+            if "wrong" in items:
+                raise UserInputError("wrong")
+            return super().encode(items)
+
+    items = make_items(100)
+    items[5] = items[70] = "wrong"
+    found = list(scheduler.run(StrictJob(), items))
+    assert [index for index, each in enumerate(found) if str(each) == "wrong"] == [5, 70]
+
+
+def test_an_input_without_tokens_is_refused(scheduler) -> None:
+    found = list(scheduler.run(SumJob(), [[[]], [[1, 2]]]))
+    assert "no tokens" in str(found[0])
+    assert found[1] == 3
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])

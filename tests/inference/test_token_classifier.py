@@ -126,7 +126,7 @@ def test_no_texts_have_no_tags(both) -> None:
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        ([3], {}, "Each input has to be a text; got 3"),
+        ([3], {}, "Each input has to be a text; got int 3"),
         (["a b"], {"is_split_into_words": True}, None),
         ([["a", 3]], {"is_split_into_words": True}, "Each input has to be a list of words"),
         ("a", {"aggregation_strategy": "last"}, "`aggregation_strategy='last'` is unknown"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
+from qdqbert.inference.inputs import described, is_text, listed
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Encoded
 
@@ -100,7 +101,9 @@ class TextClassifier(Model):
         """Classify texts, as transformers' pipeline "text-classification" does.
 
         Args:
-            inputs: A text, a pair as `{"text": ..., "text_pair": ...}`, or a list of them.
+            inputs: A text, a pair as `{"text": ..., "text_pair": ...}`, or a list of them, in
+                which a pair can also be `(first, second)`. A single tuple of two texts is refused,
+                because it may be a pair or two texts.
             top_k: Number of classes to return for each text, best first; `None` for all.
             function_to_apply: What turns logits into scores. By default "softmax"; "sigmoid" for
                 multi-label models and models with one output; "none" for regression.
@@ -120,8 +123,15 @@ class TextClassifier(Model):
             [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
         """
         is_one = isinstance(inputs, str | Mapping)
+        if isinstance(inputs, tuple) and is_pair(inputs):
+            raise UserInputError(
+                "`inputs` is a tuple of two texts, which may be a pair or two inputs. Pass "
+                "[(first, second)] for a pair, and [first, second] for two inputs.",
+                argument="inputs",
+            )
+        items = [inputs] if is_one else listed(inputs, "inputs", "a text or a list of texts")
         job = self.job(top_k=top_k, function_to_apply=function_to_apply, threshold=threshold)
-        answers = self._all(job, [inputs] if is_one else list(inputs))
+        answers = self._all(job, items)
         if top_k == 1 and threshold is None:
             return [each[0] for each in answers]
         return answers[0] if is_one else answers
@@ -184,16 +194,26 @@ def text_or_pair(value: Any) -> Text:
     Raises:
         UserInputError: It is something else.
     """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        value = (value.get("text"), value.get("text_pair"))
-    parts = tuple(value) if isinstance(value, Sequence) else ()
-    if len(parts) == 2 and parts[1] is None and isinstance(parts[0], str):
-        return parts[0]
-    if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+    if is_text(value):
+        return str(value)
+    parts: Any = value
+    if isinstance(value, Mapping) and not value.keys() - {"text", "text_pair"}:
+        parts = (value.get("text"), value.get("text_pair"))
+        if parts[1] is None and is_text(parts[0]):
+            return str(parts[0])
+    if not is_pair(parts) or not all(map(is_text, parts)):
         raise UserInputError(
             "Each input has to be a text or a pair of texts, as (first, second) or {'text': ..., "
-            f"'text_pair': ...}}; got {value!r}."
+            f"'text_pair': ...}}; got {described(value)}."
         )
     return parts[0], parts[1]
+
+
+def is_pair(value: Any) -> bool:
+    """Return whether a value is a sequence of two strings."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) == 2
+        and all(isinstance(each, str) for each in value)
+    )

@@ -14,6 +14,7 @@ from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
+from qdqbert.inference.inputs import check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, TextEncoder, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
 from qdqbert.tasks.feature_extraction import sentence_vectors
@@ -37,7 +38,7 @@ class _Prompted(TextEncoder):
 
     def encode(self, items: Sequence[Any]) -> list[Encoded]:
         """Return the model inputs of each text."""
-        return super().encode([self.prompt + item for item in items] if self.prompt else items)
+        return super().encode([self.prompt + check_text(item) for item in items])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class _EmbedInChunks(_Embed):
     def encode(self, items: Sequence[Any]) -> list[Encoded]:
         """Return the model inputs of each chunk of each text."""
         encodings = self.tokenizer.cutting(None).encode_batch(
-            [self.prompt + item for item in items], offsets=bool(self.prompt)
+            [self.prompt + check_text(item) for item in items], offsets=bool(self.prompt)
         )
         return [self._chunks(each) for each in encodings]
 
@@ -229,12 +230,15 @@ class Embedder(Model):
             truncate_dim=truncate_dim,
             chunk_overlap=chunk_overlap,
         )
-        vectors = self._all(job, check_texts(sentences, "sentences"))
+        vectors = self._all(job, listed_texts(sentences, "sentences"))
         if is_one:
             return vectors[0]
         if output_value == "token_embeddings":
             return vectors
-        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+        if not vectors:
+            width = len(self._all(self.job(prompt="", truncate_dim=truncate_dim), ["a"])[0])
+            return np.zeros((0, width), np.float32)
+        return np.stack(vectors)
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""
@@ -263,7 +267,7 @@ class Embedder(Model):
             UserInputError: The graph has no token states.
         """
         job = self.job(output_value="token_embeddings", prompt="")
-        return [each[None] for each in self._all(job, check_texts(texts, "texts"))]
+        return [each[None] for each in self._all(job, listed_texts(texts, "texts"))]
 
     def job(
         self,
@@ -343,22 +347,3 @@ class Embedder(Model):
             return dict(options)
         # No fallback to the default prompt, as in sentence-transformers.
         return {**options, "prompt": self.prompts.get(name, "")}
-
-
-def check_texts(texts: Any, argument: str) -> list[str]:
-    """Return a text as a list, and a list of texts as it is.
-
-    Raises:
-        UserInputError: `texts` is something else.
-    """
-    if isinstance(texts, str):
-        return [texts]
-    listed = list(texts)
-    wrong = next((index for index, each in enumerate(listed) if not isinstance(each, str)), None)
-    if wrong is not None:
-        raise UserInputError(
-            f"`{argument}` has to be a text or a list of texts; item {wrong} is "
-            f"{type(listed[wrong]).__name__}.",
-            argument=argument,
-        )
-    return listed

@@ -14,7 +14,7 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
-from qdqbert.inference.embedding import check_texts
+from qdqbert.inference.inputs import check_text, listed_texts
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Encoded
 
@@ -40,7 +40,7 @@ class _Fill(TextEncoder):
 
     def encode(self, items: Sequence[Any]) -> list[Encoded]:
         """Return the model inputs of each text."""
-        made = super().encode(check_texts(items, "inputs"))
+        made = super().encode([check_text(item) for item in items])
         return [
             each
             if self.mask_id in each.features[0]["input_ids"]
@@ -136,7 +136,7 @@ class MaskFiller(Model):
             [{'score': 0.31, 'token': 4937, 'token_str': 'cat',
               'sequence': 'the cat sat on the mat.'}]
         """
-        texts = check_texts(inputs, "inputs")
+        texts = listed_texts(inputs, "inputs")
         answers = self._all(self.job(top_k=top_k, targets=targets), texts)
         return answers[0] if len(answers) == 1 else answers
 
@@ -162,7 +162,7 @@ class MaskFiller(Model):
         """Return the ids of the targets."""
         backend = self._loaded.tokenizer.backend
         ids: set[int] = set()
-        for target in check_texts(targets, "targets"):
+        for target in listed_texts(targets, "targets"):
             found = backend.token_to_id(target)
             if found is None:
                 pieces = backend.encode(target, add_special_tokens=False)

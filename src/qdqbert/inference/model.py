@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,6 +19,7 @@ from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
+from qdqbert.inference.inputs import located
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -70,6 +73,8 @@ class Model:
     def __init__(self, loaded: Loaded) -> None:
         """Keep what `load` opened."""
         self._loaded = loaded
+        self._lock = threading.Lock()
+        self._truncated = 0
 
     @property
     def directory(self) -> Path:
@@ -150,9 +155,19 @@ class Model:
         Raises:
             UserInputError: An input is not what the task needs.
         """
-        return self._loaded.scheduler.run(
-            job, inputs, advance, continues=continues, return_errors=return_errors
-        )
+        found = self._stream(job, inputs, advance, continues)
+        # The caller asked for errors between the answers.
+        return found if return_errors else _raising(found)  # type: ignore[return-value]
+
+    def _stream(
+        self,
+        job: Job[_I, _A],
+        inputs: Iterable[_I],
+        advance: Callable[[Done], None],
+        continues: bool,
+    ) -> Generator[_A | UserInputError]:
+        """Yield the answer to each input or the error about it; see `stream`."""
+        return self._loaded.scheduler.run(job, inputs, advance, continues=continues)
 
     def forward(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Return the outputs of the graph for token ids, computed by all threads.
@@ -202,23 +217,49 @@ class Model:
         return self._loaded.scheduler.streams
 
     def _all(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A]:
-        """Return the answers to all items. A log line reports how many items were truncated."""
+        """Return the answers to all items. The first ones that are truncated are logged."""
         truncated = 0
 
         def count(done: Done) -> None:
             nonlocal truncated
             truncated += done.truncated
 
-        answers = list(self.stream(job, items, advance=count))
+        found = self._stream(job, items, count, False)
+        # The position of a single input says nothing.
+        answers = list(_raising(found, has_positions=len(items) > 1))
         if truncated:
-            _LOGGER.warning("%s", self.describe_truncation(truncated, len(items)))
+            self._count_truncated(truncated, len(items))
         return answers
+
+    @property
+    def truncated_inputs(self) -> int:
+        """Number of inputs of calls that were cut so far. Those of `stream` do not count."""
+        return self._truncated
+
+    def _count_truncated(self, truncated: int, items: int) -> None:
+        with self._lock:
+            is_first = not self._truncated
+            self._truncated += truncated
+        if is_first:
+            _LOGGER.warning(
+                "%s This is logged once; `truncated_inputs` of the model has the number so far.",
+                self.describe_truncation(truncated, items),
+            )
 
     def describe_truncation(self, truncated: int, items: int) -> str:
         """Return a sentence about truncated inputs."""
         return (
             f"{truncated} of {items} inputs were longer than {self.max_length} tokens and were cut."
         )
+
+
+def _raising(found: Generator[_A | UserInputError], *, has_positions: bool = True) -> Generator[_A]:
+    """Yield answers, and raise the first error, with the position of its input."""
+    with contextlib.closing(found):
+        for position, each in enumerate(found):
+            if isinstance(each, UserInputError):
+                raise located(each, position) if has_positions else each
+            yield each
 
 
 def feature_of(

@@ -13,6 +13,7 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
+from qdqbert.inference.inputs import described, is_text, listed
 from qdqbert.inference.model import Model, feature_of
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -116,7 +117,8 @@ class ChoiceSelector(Model):
                 argument="inputs",
             )
         is_one = isinstance(inputs, Mapping)
-        answers = self._all(self.job(), [inputs] if is_one else list(inputs))
+        wanted = "a text with choices or a list of them"
+        answers = self._all(self.job(), [inputs] if is_one else listed(inputs, "inputs", wanted))
         return answers[0] if is_one else answers
 
     def job(self) -> _Choose:
@@ -130,11 +132,13 @@ def _pairs(item: Any) -> list[tuple[str, str]]:
     """Return both texts of each choice of a question; raise `UserInputError` if it is malformed."""
     fields = item if isinstance(item, Mapping) else {}
     context, choices, prompt = (fields.get(name) for name in ("context", "choices", "prompt"))
-    listed = list(choices) if isinstance(choices, Sequence) and not isinstance(choices, str) else []
-    if not listed or not all(isinstance(each, str) for each in (context, prompt or "", *listed)):
+    endings = []
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        endings = list(choices)
+    if not endings or not all(map(is_text, (context, prompt or "", *endings))):
         raise UserInputError(
             "Each input has to be a text with choices, as {'context': ..., 'choices': [...]}, "
-            f"optionally with a 'prompt'; got {item!r:.100}."
+            f"optionally with a 'prompt'; got {described(item)}."
         )
     start = f"{prompt} " if prompt else ""
-    return [(str(context), f"{start}{choice}") for choice in listed]
+    return [(str(context), f"{start}{choice}") for choice in endings]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.classification import Label, text_or_pair
+from qdqbert.inference.classification import Label, is_pair, text_or_pair
+from qdqbert.inference.inputs import described, listed
 from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.tasks.next_sentence_prediction import NAMES
@@ -20,7 +21,8 @@ class _Decide(Label):
         for item in items:
             if isinstance(text_or_pair(item), str):
                 raise UserInputError(
-                    f"Each input has to be a pair of texts, as (first, second); got {item!r:.100}."
+                    "Each input has to be a pair of texts, as (first, second); got "
+                    f"{described(item)}."
                 )
         return super().encode(items)
 
@@ -46,10 +48,10 @@ class NextSentencePredictor(Model):
             >>> model(("The cat is tired.", "It sleeps."))
             {'label': 'is_next', 'score': 0.99}
         """
-        is_one = isinstance(inputs, Mapping) or (
-            len(inputs) == 2 and all(isinstance(each, str) for each in inputs)
-        )
-        answers = self._all(self.job(), [inputs] if is_one else list(inputs))
+        is_one = isinstance(inputs, Mapping) or is_pair(inputs)
+        wanted = "a pair of texts or a list of them"
+        pairs = [inputs] if is_one else listed(inputs, "inputs", wanted)
+        answers = self._all(self.job(), pairs)
         found = [each[0] for each in answers]
         return found[0] if is_one else found
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
+from qdqbert.inference.inputs import described, is_text, listed, listed_texts
 from qdqbert.inference.model import Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -289,14 +290,18 @@ def _items(inputs: Any, question: Any, context: Any) -> tuple[Sequence[Question]
                 argument="inputs",
             )
         is_one = isinstance(inputs, Mapping)
-        return [inputs] if is_one else list(inputs), is_one
+        wanted = "a question with its context or a list of them"
+        return [inputs] if is_one else listed(inputs, "inputs", wanted), is_one
     for name, value in (("question", question), ("context", context)):
         if value is None:
             raise UserInputError(f"`{name}` is missing.", argument=name)
     if isinstance(question, str) and isinstance(context, str):
         return [{"question": question, "context": context}], True
-    questions = [question] * len(context) if isinstance(question, str) else list(question)
-    contexts = [context] * len(questions) if isinstance(context, str) else list(context)
+    questions, contexts = listed_texts(question, "question"), listed_texts(context, "context")
+    if isinstance(question, str):
+        questions *= len(contexts)
+    elif isinstance(context, str):
+        contexts *= len(questions)
     if len(questions) != len(contexts):
         raise UserInputError(
             f"There are {counted(len(questions), 'question')} and "
@@ -309,9 +314,9 @@ def _items(inputs: Any, question: Any, context: Any) -> tuple[Sequence[Question]
 def _checked(item: Question) -> tuple[str, str]:
     """Return the question and the context of an item; raise `UserInputError` if one is no text."""
     texts = (item.get("question"), item.get("context")) if isinstance(item, Mapping) else ()
-    if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+    if len(texts) != 2 or not all(map(is_text, texts)):
         raise UserInputError(
             "Each input has to be a question with its context, as {'question': ..., 'context': "
-            f"...}}; got {item!r:.100}."
+            f"...}}; got {described(item)}."
         )
     return str(texts[0]), str(texts[1])

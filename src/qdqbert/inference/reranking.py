@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.inference.classification import (
     Classify,
     Function,
     TextClassifier,
     apply,
     check_function,
+    is_pair,
 )
+from qdqbert.inference.inputs import check_text, listed, listed_texts
 
 # Names in config.json of what turns logits into scores, and what they stand for.
 _ACTIVATIONS: dict[str, Function] = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "none"}
@@ -38,10 +40,11 @@ class Reranker(TextClassifier):
         Raises:
             UserInputError: `sentences` is not a pair or a list of pairs.
         """
-        is_one = len(sentences) == 2 and all(isinstance(each, str) for each in sentences)
-        job = self.scoring_job(activation=activation)
-        rows = self._all(job, [sentences] if is_one else list(sentences))
-        scores = np.stack(rows) if rows else np.zeros((0, 1), np.float32)
+        is_one = is_pair(sentences)
+        wanted = "a pair of texts or a list of them"
+        pairs = [sentences] if is_one else listed(sentences, "sentences", wanted)
+        rows = self._all(self.scoring_job(activation=activation), pairs)
+        scores = np.stack(rows) if rows else np.zeros((0, self.num_labels), np.float32)
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
         return scores[0] if is_one else scores
 
@@ -69,7 +72,8 @@ class Reranker(TextClassifier):
             order of their logits.
 
         Raises:
-            UserInputError: The model has several outputs.
+            UserInputError: The model has several outputs, `query` is not a text, or `documents`
+                is not a list of texts.
 
         Example:
             >>> documents = ["The music was good.", "The river is near the house."]
@@ -81,7 +85,10 @@ class Reranker(TextClassifier):
                 f"`rank` needs a model with one output, and {str(self.directory)!r} has "
                 f"{self.num_labels}. Use `predict`."
             )
-        logits = self.predict([(query, each) for each in documents], activation="none")
+        texts = listed_texts(documents, "documents", takes_one=False)
+        with naming("query"):
+            check_text(query)
+        logits = self.predict([(query, each) for each in texts], activation="none")
         function = check_function(activation, "activation") or self.activation
         scores = apply(function, logits[:, None])[:, 0]
         order = np.argsort(-logits, kind="stable")[:top_k]
@@ -90,7 +97,7 @@ class Reranker(TextClassifier):
         ]
         if return_documents:
             for each in ranked:
-                each["text"] = documents[each["corpus_id"]]
+                each["text"] = texts[each["corpus_id"]]
         return ranked
 
     def scoring_job(self, *, activation: Function | None = None) -> Classify:

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,7 +55,8 @@ class Job(Protocol[Item, Answer]):
     def encode(self, items: Sequence[Item]) -> list[Encoded]:
         """Return the model inputs of each item.
 
-        What is wrong with a single item is returned as its `Encoded.error`.
+        What is wrong with an item is returned as its `Encoded.error`, or raised as
+        `UserInputError`. The items are then encoded by halves.
         """
         ...
 
@@ -141,20 +142,16 @@ class Scheduler:
         advance: Callable[[Done], None] = lambda done: None,
         *,
         continues: bool = False,
-        return_errors: bool = False,
-    ) -> Iterator[_A]:
-        """Yield the answer to each item, in the order of the items.
+    ) -> Generator[_A | UserInputError]:
+        """Yield the answer to each item or the error about it, in the order of the items.
+
+        An item that is a `UserInputError` is such an error.
 
         Args:
             job: The task.
             items: Any number of items. They are read as they are needed.
             advance: Called after each batch, in the thread that reads the answers.
             continues: Whether other items came before these, so that few items are not all.
-            return_errors: Whether to yield the error of an item in the place of its answer, instead
-                of raising it. An item that is a `UserInputError` is such an error.
-
-        Raises:
-            UserInputError: An item cannot be answered.
         """
         source = chunks(iter(items), self._schedule.window)
         first = next(source, None)
@@ -163,7 +160,7 @@ class Scheduler:
         chunk = _encode(job, first)
         is_all = not continues and len(first) < self._schedule.window
         if is_all and self._tokens(chunk.features) <= self._schedule.single_tokens:
-            yield from _results(self._run_here(job, chunk, advance), return_errors)
+            yield from self._run_here(job, chunk, advance)
             return
         tokenizing, streams = self._threads()
         running = collections.deque([self._submit(job, chunk, streams)])
@@ -179,8 +176,7 @@ class Scheduler:
                     running.append(self._submit(job, upcoming.result(), streams))
                     upcoming = tokenize_next()
                 else:
-                    found = _answers(job, running.popleft(), advance)
-                    yield from _results(found, return_errors)
+                    yield from _answers(job, running.popleft(), advance)
         finally:
             for chunk in running:
                 for _, future in chunk.batches:
@@ -266,8 +262,13 @@ class Scheduler:
     def _run_batch(
         self, job: Job[Any, Any], runner: Runner, features: Sequence[Feature], length: int
     ) -> Sequence[Any]:
-        inputs = stack(features, self._padding, length)
-        return job.split(runner.run(inputs), inputs, features)
+        """Return the value of each feature, or the error of the engine about it."""
+
+        def run(some: Sequence[Feature]) -> Sequence[Any]:
+            inputs = stack(some, self._padding, length)
+            return job.split(runner.run(inputs), inputs, some)
+
+        return _by_halves(run, features, lambda error: error)
 
 
 def _length(feature: Feature) -> int:
@@ -275,9 +276,10 @@ def _length(feature: Feature) -> int:
 
 
 def _encode(job: Job[_I, Any], items: Sequence[_I]) -> _Chunk[_I]:
-    usable = iter(job.encode([item for item in items if not isinstance(item, UserInputError)]))
+    given = [item for item in items if not isinstance(item, UserInputError)]
+    usable = iter(_by_halves(job.encode, given, _refused))
     encoded = [
-        Encoded(features=(), error=item) if isinstance(item, UserInputError) else next(usable)
+        _refused(item) if isinstance(item, UserInputError) else _with_tokens(next(usable))
         for item in items
     ]
     features = [feature for each in encoded for feature in each.features]
@@ -306,13 +308,41 @@ def _answers(
     rest = iter(values)
     for item, each in zip(chunk.items, chunk.encoded, strict=True):
         own = list(itertools.islice(rest, len(each.features)))
-        yield each.error or job.answer(item, each, own)
+        failed = next((value for value in own if isinstance(value, UserInputError)), None)
+        yield each.error or failed or job.answer(item, each, own)
 
 
-def _results(found: Iterator[_A | UserInputError], return_errors: bool) -> Iterator[_A]:
-    """Yield answers. Errors are raised, or are yielded like answers."""
-    for each in found:
-        if isinstance(each, UserInputError) and not return_errors:
-            raise each
-        # The caller asked for errors between the answers.
-        yield each  # type: ignore[misc]
+def _by_halves(
+    function: Callable[[Sequence[_I]], Sequence[_A]],
+    items: Sequence[_I],
+    refused: Callable[[UserInputError], _A],
+) -> Sequence[_A]:
+    """Return the results of a function for many items, of which each may be refused.
+
+    Args:
+        function: Returns a result for each item. Raises `UserInputError` if one cannot be used.
+        items: The items. They are divided if the function refuses them together.
+        refused: Returns the result for an item that is refused.
+    """
+    try:
+        return function(items)
+    except UserInputError as error:
+        if len(items) < 2:
+            return [refused(error) for _ in items]
+    middle = len(items) // 2
+    return [
+        result
+        for half in (items[:middle], items[middle:])
+        for result in _by_halves(function, half, refused)
+    ]
+
+
+def _refused(error: UserInputError) -> Encoded:
+    return Encoded(features=(), error=error)
+
+
+def _with_tokens(encoded: Encoded) -> Encoded:
+    """Refuse an item without tokens, such as an empty text without special tokens."""
+    if all(feature["input_ids"].size for feature in encoded.features):
+        return encoded
+    return _refused(UserInputError("An input has no tokens. Leave it out."))

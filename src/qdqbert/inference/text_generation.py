@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.artifact import GENERATION
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature, chunks
-from qdqbert.inference.embedding import check_texts
+from qdqbert.inference.inputs import check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Done, Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -35,12 +36,14 @@ class _Text:
         feature: Its model inputs, each `(tokens,)`, with the new tokens.
         truncated: Whether a part of the prompt was cut off.
         tokens: The new tokens.
+        error: Why it cannot be continued.
     """
 
     prompt: str
     feature: Feature
     truncated: bool
     tokens: list[int] = dataclasses.field(default_factory=list)
+    error: UserInputError | None = None
 
     def append(self, token: int) -> None:
         """Add a token. Its other inputs are those of the last token."""
@@ -89,22 +92,30 @@ class Generation:
     return_full_text: bool
     stops: frozenset[int]
 
-    def start(self, prompts: Sequence[str]) -> list[_Text]:
-        """Return the texts to continue."""
-        encodings = self.tokenizer.encode_batch(check_texts(prompts, "inputs"))
+    def start(self, prompts: Sequence[Any]) -> list[_Text]:
+        """Return the texts to continue, and those that are errors or no texts."""
+        checked = [_checked(prompt) for prompt in prompts]
+        usable = [each for each in checked if isinstance(each, str)]
+        encodings = iter(self.tokenizer.encode_batch(usable))
         return [
-            _Text(
-                prompt=prompt,
-                feature=feature_of(each, self.input_names),
-                truncated=bool(each.overflowing),
-            )
-            for prompt, each in zip(prompts, encodings, strict=True)
+            self._text(each, next(encodings))
+            if isinstance(each, str)
+            else _Text(prompt="", feature={}, truncated=False, error=each)
+            for each in checked
         ]
+
+    def _text(self, prompt: str, encoding: tokenizers.Encoding) -> _Text:
+        return _Text(
+            prompt=prompt,
+            feature=feature_of(encoding, self.input_names),
+            truncated=bool(encoding.overflowing),
+        )
 
     def is_finished(self, text: _Text) -> bool:
         """Return whether a text gets no further token."""
         return (
-            len(text.tokens) >= self.max_new_tokens
+            text.error is not None
+            or len(text.tokens) >= self.max_new_tokens
             or len(text.feature["input_ids"]) >= self.max_length
             or (bool(text.tokens) and text.tokens[-1] in self.stops)
         )
@@ -156,7 +167,7 @@ class TextGenerator(Model):
         """
         is_one = isinstance(inputs, str)
         job = self.job(max_new_tokens=max_new_tokens, return_full_text=return_full_text)
-        answers = self._all(job, check_texts(inputs, "inputs"))
+        answers = self._all(job, listed_texts(inputs, "inputs"))
         return answers[0] if is_one else answers
 
     def job(self, *, max_new_tokens: int = 256, return_full_text: bool = True) -> Any:
@@ -180,25 +191,14 @@ class TextGenerator(Model):
         """Number of texts that are continued together; see `Model.window`."""
         return _WINDOW
 
-    def stream(
-        self,
-        job: Any,
-        inputs: Iterable[Any],
-        *,
-        advance: Callable[[Done], None] = lambda done: None,
-        continues: bool = False,
-        return_errors: bool = False,
-    ) -> Iterator[Any]:
-        """Yield the answer to each input, in order, with bounded memory; see `Model.stream`."""
+    def _stream(
+        self, job: Any, inputs: Iterable[Any], advance: Callable[[Done], None], continues: bool
+    ) -> Generator[Any]:
+        """Yield the answer to each input or the error about it; see `Model.stream`."""
         # The batches of a window never depend on other windows.
         del continues
         for window in chunks(iter(inputs), _WINDOW):
-            errors = [each for each in window if isinstance(each, UserInputError)]
-            if errors and not return_errors:
-                raise errors[0]
-            if errors:
-                advance(Done(items=len(errors), tokens=0, truncated=0))
-            texts = job.start([each for each in window if not isinstance(each, UserInputError)])
+            texts = job.start(window)
             running = self._running(job, texts, advance)
             while running:
                 # An item is finished by its last token, so that steps report tokens only.
@@ -206,11 +206,13 @@ class TextGenerator(Model):
                     _NextToken(), running, lambda done: advance(dataclasses.replace(done, items=0))
                 )
                 for text, token in zip(running, tokens, strict=True):
-                    text.append(token)
+                    if isinstance(token, UserInputError):
+                        text.error = token
+                    else:
+                        text.append(token)
                 running = self._running(job, running, advance)
-            answers = map(job.answer, texts)
-            for each in window:
-                yield each if isinstance(each, UserInputError) else next(answers)
+            for text in texts:
+                yield text.error or job.answer(text)
 
     @staticmethod
     def _running(
@@ -223,3 +225,11 @@ class TextGenerator(Model):
             truncated = sum(text.truncated for text in finished)
             advance(Done(items=len(finished), tokens=0, truncated=truncated))
         return running
+
+
+def _checked(prompt: Any) -> str | UserInputError:
+    """Return a prompt, or why it cannot be continued."""
+    try:
+        return prompt if isinstance(prompt, UserInputError) else check_text(prompt)
+    except UserInputError as error:
+        return error

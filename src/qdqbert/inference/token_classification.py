@@ -20,6 +20,7 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
+from qdqbert.inference.inputs import described, is_text, listed
 from qdqbert.inference.model import Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -277,16 +278,19 @@ class TokenClassifier(Model):
             [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada', 'start': 0, 'end': 3},
              {'entity_group': 'LOC', 'score': 0.98, 'word': 'London', 'start': 13, 'end': 19}]
         """
-        is_text = isinstance(inputs, str)
-        is_one_list = is_split_into_words and not all(isinstance(each, list) for each in inputs)
+        is_one = isinstance(inputs, str)
+        wanted = "a list of words" if is_split_into_words else "a text"
+        items = [inputs] if is_one else listed(inputs, "inputs", f"{wanted} or a list of them")
+        if is_split_into_words and not all(isinstance(each, list | tuple) for each in items):
+            items = [items]
         job = self.job(
             aggregation_strategy=aggregation_strategy,
             ignore_labels=ignore_labels,
             stride=stride,
             is_split_into_words=is_split_into_words,
         )
-        answers = self._all(job, [inputs] if is_text or is_one_list else list(inputs))
-        return answers[0] if is_text else answers
+        answers = self._all(job, items)
+        return answers[0] if is_one else answers
 
     def job(
         self,
@@ -324,10 +328,10 @@ class TokenClassifier(Model):
 
 
 def _check(item: Any, *, words: bool) -> None:
-    is_words = isinstance(item, list | tuple) and all(isinstance(word, str) for word in item)
-    if not (is_words if words else isinstance(item, str)):
+    is_words = isinstance(item, list | tuple) and all(map(is_text, item))
+    if not (is_words if words else is_text(item)):
         expected = "a list of words" if words else "a text"
-        raise UserInputError(f"Each input has to be {expected}; got {item!r:.100}.")
+        raise UserInputError(f"Each input has to be {expected}; got {described(item)}.")
 
 
 def _starts(words: Sequence[str]) -> list[int]:

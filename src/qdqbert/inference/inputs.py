@@ -1,0 +1,101 @@
+"""Check what calls get as inputs: one, or a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from qdqbert.errors import UserInputError
+
+# Iterables whose items are not the inputs: characters, bytes, names of fields, in no order.
+_NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
+
+
+def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
+    """Return the inputs of a call as a list. The items are not checked.
+
+    Args:
+        inputs: A list, a tuple, an iterator, a numpy array, or a column of a table.
+        argument: Name of the parameter.
+        wanted: What `inputs` may be, for the message.
+
+    Raises:
+        UserInputError: `inputs` is something else.
+    """
+    if hasattr(inputs, "columns") or hasattr(inputs, "column_names"):
+        raise UserInputError(
+            f"`{argument}` has to be {wanted}, got a table: {type(inputs).__name__}. Pass one of "
+            "its columns, as in table['text'].",
+            argument=argument,
+        )
+    found = inputs
+    for name in ("tolist", "to_pylist"):
+        # Items of numpy, pandas and Arrow become objects of Python.
+        if not isinstance(found, _NO_LISTS) and callable(getattr(found, name, None)):
+            found = getattr(found, name)()
+    if isinstance(found, _NO_LISTS) or not isinstance(found, Iterable):
+        raise UserInputError(
+            f"`{argument}` has to be {wanted}, got {described(inputs)}.", argument=argument
+        )
+    return list(found)
+
+
+def listed_texts(inputs: Any, argument: str, *, takes_one: bool = True) -> list[str]:
+    """Return texts as a list.
+
+    Args:
+        inputs: Texts.
+        argument: Name of the parameter.
+        takes_one: Whether `inputs` may be a single text.
+
+    Raises:
+        UserInputError: `inputs` or an item of it is something else.
+    """
+    wanted = "a text or a list of texts" if takes_one else "a list of texts"
+    is_one = takes_one and isinstance(inputs, str)
+    texts = [inputs] if is_one else listed(inputs, argument, wanted)
+    wrong = next((position for position, each in enumerate(texts) if not is_text(each)), None)
+    if wrong is not None:
+        place = ", got" if is_one else f"; item {wrong} is"
+        raise UserInputError(
+            f"`{argument}` has to be {wanted}{place} {described(texts[wrong])}.",
+            argument=argument,
+        )
+    return texts
+
+
+def check_text(value: Any) -> str:
+    """Return an input that is a text.
+
+    Raises:
+        UserInputError: It is something else.
+    """
+    if not is_text(value):
+        raise UserInputError(f"Each input has to be a text; got {described(value)}.")
+    return str(value)
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a string with characters only, no halves of them."""
+    if not isinstance(value, str):
+        return False
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def described(value: Any) -> str:
+    """Return a value and its type, for messages."""
+    if isinstance(value, str) and not is_text(value):
+        return f"a string with a lone surrogate, which no encoding has: {value!r:.60}"
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+def located(error: UserInputError, position: int) -> UserInputError:
+    """Return an error about one input of several, with its position."""
+    message = f"{error} This is input {position}, counted from 0."
+    return type(error)(message, argument=error.argument)

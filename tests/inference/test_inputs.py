@@ -1,0 +1,169 @@
+"""What models of each task accept as inputs, and what they say about the rest."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow
+import pytest
+
+import qdqbert
+from qdqbert.errors import UserInputError
+from qdqbert.inference.inputs import is_text
+
+TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3]
+CLASSIFIER = "AutoModelForSequenceClassification"
+QUESTION = {"question": "who was home", "context": "the cat was home"}
+CHOICES = {"context": "the cat", "choices": ["sat", "the book"]}
+# Head and config of a model, how it is called, and an input that it can answer.
+CALLS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
+    "encode": ("AutoModel", {}, lambda model, inputs: model.encode(inputs), "a cat"),
+    "states": ("AutoModel", {}, lambda model, inputs: model(inputs), "a cat"),
+    "classes": (CLASSIFIER, {"num_labels": 3}, lambda model, inputs: model(inputs), "a cat"),
+    "scores": (
+        CLASSIFIER,
+        {"num_labels": 1},
+        lambda model, inputs: model.predict(inputs),
+        ("a", "cat"),
+    ),
+    "ranks": (
+        CLASSIFIER,
+        {"num_labels": 1},
+        lambda model, inputs: model.rank("a cat", inputs),
+        "a cat",
+    ),
+    "tags": ("AutoModelForTokenClassification", {}, lambda model, inputs: model(inputs), "a cat"),
+    "answers": ("AutoModelForQuestionAnswering", {}, lambda model, each: model(each), QUESTION),
+    "answers of a context": (
+        "AutoModelForQuestionAnswering",
+        {},
+        lambda model, inputs: model(question="who was home", context=inputs),
+        "the cat was home",
+    ),
+    "fills": ("AutoModelForMaskedLM", {}, lambda model, inputs: model(inputs), "a [MASK]"),
+    "choices": ("AutoModelForMultipleChoice", {}, lambda model, inputs: model(inputs), CHOICES),
+    "next": (
+        "AutoModelForNextSentencePrediction",
+        {},
+        lambda model, inputs: model(inputs),
+        ("a", "cat"),
+    ),
+}
+# Neither an input nor a list of inputs of any task.
+NO_INPUTS = {
+    "number": 3,
+    "nan": float("nan"),
+    "bytes": b"a cat",
+    "set": {"a cat"},
+    "mapping": {"sentence": "a cat"},
+    "frame": pandas.DataFrame({"text": ["a cat", "a dog"]}),
+    "table": pyarrow.table({"text": ["a cat", "a dog"]}),
+    "array of one number": np.array(3),
+}
+NO_ITEMS = [None, float("nan"), 7, b"a cat", "a \ud800", ["a cat"], {"sentence": "a cat"}]
+
+
+@pytest.fixture(scope="module")
+def opened(tiny_artifact):
+    """Return a model for the head and the config of a call."""
+    models: dict[str, Any] = {}
+
+    def model(name: str) -> Any:
+        head, changes, *_ = CALLS[name]
+        key = f"{head}{changes}"
+        if key not in models:
+            models[key] = qdqbert.load(tiny_artifact(head, **changes)[1], engine="onnxruntime")
+        return models[key]
+
+    yield model
+    for each in models.values():
+        each.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_no_list_of_inputs_is_refused(opened, name) -> None:
+    model, call = opened(name), CALLS[name][2]
+    for value in NO_INPUTS.values():
+        with pytest.raises(UserInputError, match=r"has to be|is missing"):
+            call(model, value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_item_is_refused_with_its_position_and_type(opened, name) -> None:
+    model, call, right = opened(name), *CALLS[name][2:]
+    for wrong in NO_ITEMS:
+        message = r"(?s)(item 1 is|got) (a string with a lone surr|" + type(wrong).__name__ + ")"
+        with pytest.raises(UserInputError, match=message) as found:
+            call(model, [right, wrong, right])
+        assert "1" in str(found.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_inputs_can_be_any_sequence(opened, name) -> None:
+    model, call, right = opened(name), *CALLS[name][2:]
+    expected = call(model, [right, right])
+    assert len(expected) == 2
+    sequences: list[Any] = [
+        (each for each in (right, right)),
+        pandas.Series([right, right], index=[7, 3]),
+    ]
+    if isinstance(right, str):
+        sequences += [np.array([right, right]), pyarrow.array([right, right])]
+    for each in sequences:
+        assert repr(call(model, each)) == repr(expected)
+
+
+def test_a_tuple_of_two_texts_is_refused_by_a_classifier(opened) -> None:
+    model = opened("classes")
+    with pytest.raises(UserInputError, match=r"may be a pair or two inputs. Pass \[\(first"):
+        model(("the cat", "a dog"))
+    assert len(model(["the cat", "a dog"])) == 2
+    assert len(model([("the cat", "a dog")])) == 1
+
+
+def test_a_pair_with_an_unknown_field_is_refused(opened) -> None:
+    with pytest.raises(UserInputError, match=r"or {'text': ..., 'text_pair': ...}; got dict"):
+        opened("classes")({"text": "the cat", "text_par": "a dog"})
+
+
+def test_documents_are_no_single_text_and_a_query_is_one(opened) -> None:
+    model = opened("ranks")
+    with pytest.raises(UserInputError, match="`documents` has to be a list of texts, got str"):
+        model.rank("a cat", "a dog")
+    with pytest.raises(UserInputError, match="`query`: Each input has to be a text; got list"):
+        model.rank(["a cat"], ["a dog"])
+
+
+def test_no_inputs_have_no_answers(opened) -> None:
+    for name, (*_, call, _) in CALLS.items():
+        assert len(call(opened(name), [])) == 0
+    assert opened("encode").encode([]).shape == (0, 32)
+    assert opened("encode").encode([], truncate_dim=8).shape == (0, 8)
+    assert opened("scores").predict([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if name not in ("states", "answers of a context")]
+)
+def test_a_stream_returns_the_error_of_an_input_in_its_place(opened, name) -> None:
+    model, right = opened(name), CALLS[name][3]
+    right = ("a", "cat") if name == "ranks" else right
+    job = model.scoring_job() if name in ("scores", "ranks") else model.job()
+    items = [right] * 40
+    wrong = random.Random(0).sample(range(40), len(NO_ITEMS))
+    for position, each in zip(wrong, NO_ITEMS, strict=True):
+        items[position] = each
+    found = list(model.stream(job, items, return_errors=True))
+    errors = [index for index, each in enumerate(found) if isinstance(each, UserInputError)]
+    assert errors == sorted(wrong)
+    first = min(wrong)
+    with pytest.raises(UserInputError, match=rf"This is input {first}, counted from 0\."):
+        list(model.stream(job, items))
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a\0b", True), ("é😀", True), ("\udc80", False)])
+def test_halves_of_characters_are_no_text(text, expected) -> None:
+    assert is_text(text) == expected
