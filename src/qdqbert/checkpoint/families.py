@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from qdqbert.errors import CheckpointError
 from qdqbert.spec import Source
@@ -142,7 +142,9 @@ class Family:
         sites: The sites of each layer.
         cross_attention: Additional sites of a decoder's layer with cross-attention.
         tables: Names of the embedding tables.
-        reserved_positions: Number of rows of the position table that no token uses.
+        positions_follow: Id of the token after whose row of the position table positions are
+            numbered: that of the config's padding token, or a fixed one. `None` if they start at
+            the first row.
         mask: The `attention_mask` that its models take.
     """
 
@@ -152,8 +154,30 @@ class Family:
     sites: LayerSites = BERT_LAYER
     cross_attention: LayerSites | None = None
     tables: tuple[str, ...] = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    reserved_positions: int = 0
+    positions_follow: int | Literal["padding"] | None = None
     mask: MaskKind = "additive"
+
+    def longest_input(self, config: Any) -> int | None:
+        """Return the number of tokens that the table of positions is for; `None` if unlimited.
+
+        Args:
+            config: Config of a checkpoint of the family.
+
+        Raises:
+            CheckpointError: The config does not name the padding token that positions follow.
+        """
+        rows = getattr(config, "max_position_embeddings", None)
+        before = self.positions_follow
+        if before == "padding":
+            before = config.pad_token_id
+            if before is None:
+                raise CheckpointError(
+                    f"config.json has no `pad_token_id`, after which `{self.model_type}` numbers "
+                    "positions. Add that of the tokenizer."
+                )
+        if not rows or before is None:
+            return rows
+        return int(rows - (before + 1))
 
     def is_layer(self, path: str) -> bool:
         """Return whether a module's path is that of an encoder layer."""
@@ -164,12 +188,15 @@ class Family:
         return path.rpartition(".")[2] in self.tables
 
 
-# RoBERTa and MPNet number positions from pad_token_id + 1 = 2.
 FAMILIES = {
     family.model_type: family
     for family in (
         Family(model_type="bert", cross_attention=BERT_CROSS_ATTENTION),
-        Family(model_type="camembert", cross_attention=BERT_CROSS_ATTENTION, reserved_positions=2),
+        Family(
+            model_type="camembert",
+            cross_attention=BERT_CROSS_ATTENTION,
+            positions_follow="padding",
+        ),
         Family(model_type="deberta-v2", sites=DEBERTA_LAYER, mask="plain"),
         Family(
             model_type="distilbert",
@@ -187,10 +214,15 @@ FAMILIES = {
             # transformers makes the masks of its sliding windows from the tokenizer's mask.
             mask="plain",
         ),
-        Family(model_type="mpnet", sites=MPNET_LAYER, reserved_positions=2),
-        Family(model_type="roberta", cross_attention=BERT_CROSS_ATTENTION, reserved_positions=2),
+        # transformers' class reads 1, whatever the config says.
+        Family(model_type="mpnet", sites=MPNET_LAYER, positions_follow=1),
         Family(
-            model_type="xlm-roberta", cross_attention=BERT_CROSS_ATTENTION, reserved_positions=2
+            model_type="roberta", cross_attention=BERT_CROSS_ATTENTION, positions_follow="padding"
+        ),
+        Family(
+            model_type="xlm-roberta",
+            cross_attention=BERT_CROSS_ATTENTION,
+            positions_follow="padding",
         ),
     )
 }

@@ -112,7 +112,7 @@ def load_checkpoint(
     _check_weights(name, model, chosen, info, needs_head=new_head is None)
     tokenizer = _load_tokenizer(name, subfolder, lower_case=bool(head and head.lower_case))
     _check_vocabulary(name, model, tokenizer)
-    usable = config.max_position_embeddings - family.reserved_positions
+    usable = family.longest_input(config)
     stored_length = (stored_head and stored_head.max_length) or usable
     return Checkpoint(
         name=name,

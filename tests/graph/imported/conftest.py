@@ -87,6 +87,12 @@ def export(
 
 
 @pytest.fixture(scope="session")
+def export_model() -> Callable[..., Path]:
+    """Return a function that exports a model of two inputs to a file."""
+    return lambda path, model, **options: export(path, model, NAMES[:2], opset=18, **options)
+
+
+@pytest.fixture(scope="session")
 def exported(make_model, run_folder) -> Callable[..., Path]:
     """Return a function that exports a two-layer model with a head; its file must not change."""
 

@@ -168,5 +168,5 @@ def open_graph_file(
         path,
         vocabulary_size=copy.vocabulary_size,
         matched_names=copy.matched_names,
-        max_length=copy.sizes.sequence,
+        max_length=copy.max_length,
     )

@@ -24,6 +24,7 @@ from qdqbert.graph.imported.fixed_shapes import (
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.position_limit import longest_input
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 from qdqbert.graph.imported.roles import find_roles
 from qdqbert.graph.imported.sites import SitedGraph, mark_sites
@@ -85,6 +86,7 @@ def import_onnx(
         float_path = scratch / "float.onnx"
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
+        positions = longest_input(model, choices=task == "multiple-choice")
         sited = mark_sites(model, find_roles(model))
         # Graphs have reference cycles, and those replaced by now still hold weights.
         del model
@@ -109,7 +111,7 @@ def import_onnx(
                 runner,
                 path,
                 vocabulary_size=words,
-                max_length=sizes.sequence,
+                max_length=min(filter(None, (sizes.sequence, positions)), default=None),
                 reopen=lambda: OnnxRuntimeRunner(float_path),
             ),
             input_names=inputs,

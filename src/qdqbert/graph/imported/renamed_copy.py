@@ -11,6 +11,7 @@ from qdqbert.graph.imported.file_errors import file_errors
 from qdqbert.graph.imported.fixed_shapes import FixedSizes, fixed_sizes
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import load_graph
+from qdqbert.graph.imported.position_limit import longest_input
 from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
@@ -24,12 +25,14 @@ class RenamedCopy:
         matched_names: transformers' names of the inputs and outputs that were found by the names
             that the user gave.
         sizes: Sizes of its inputs.
+        max_length: Longest input in tokens that it takes; `None` for any.
     """
 
     path: Path
     vocabulary_size: int | None
     matched_names: frozenset[str]
     sizes: FixedSizes
+    max_length: int | None
 
 
 def write_renamed_copy(
@@ -69,9 +72,12 @@ def write_renamed_copy(
         name_outputs(model, task, outputs, keep_extra=False)
         copy = scratch / path.name
         save_graph(model, copy, temporary=True)
+        sizes = fixed_sizes(model)
+        choices = task == "multiple-choice"
         return RenamedCopy(
             path=copy,
             vocabulary_size=vocabulary_size(model),
             matched_names=frozenset((*inputs, *outputs)),
-            sizes=fixed_sizes(model),
+            sizes=sizes,
+            max_length=sizes.sequence or longest_input(model, choices=choices),
         )

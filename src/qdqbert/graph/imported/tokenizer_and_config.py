@@ -184,9 +184,10 @@ def _generation_config(name: str, task: str) -> Any:
 
 def _max_length(tokenizer: Any, config: Any) -> int:
     model_type = getattr(config, "model_type", None)
-    reserved = FAMILIES[model_type].reserved_positions if model_type in FAMILIES else 0
     positions = getattr(config, "max_position_embeddings", None)
-    limits = [positions and positions - reserved, tokenizer.model_max_length]
+    if model_type in FAMILIES:
+        positions = FAMILIES[model_type].longest_input(config)
+    limits = [positions, tokenizer.model_max_length]
     known = [limit for limit in limits if limit and limit < _UNLIMITED]
     return int(min(known)) if known else _DEFAULT_LENGTH
 

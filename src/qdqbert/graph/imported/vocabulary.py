@@ -36,7 +36,7 @@ def vocabulary_size(model: ir.Model) -> int | None:
         for use in value.uses():
             node, (ids, table) = use.node, _IDS_AND_TABLE.get(use.node.op_type, (None, 0))
             if use.idx == ids:
-                rows = _rows(node.inputs[table])
+                rows = table_rows(node.inputs[table])
                 if rows is not None:
                     return rows
             elif use.idx == 0 and node.op_type in _VALUE_PRESERVING:
@@ -44,7 +44,8 @@ def vocabulary_size(model: ir.Model) -> int | None:
     return None
 
 
-def _rows(value: ir.Value | None) -> int | None:
+def table_rows(value: ir.Value | None) -> int | None:
+    """Return the number of rows of a table, also behind nodes that keep its rows; else `None`."""
     # Damaged files may have cycles.
     for _ in range(_MAX_STEPS):
         node = None if value is None or value.const_value is not None else value.producer()
