@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import transformers
 
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.errors import CheckpointError
@@ -56,3 +58,29 @@ def test_families_are_listed_under_their_own_names() -> None:
     assert {name: family.model_type for name, family in FAMILIES.items()} == {
         name: name for name in FAMILIES
     }
+
+
+@pytest.mark.parametrize(
+    ("family", "pad"),
+    [
+        ("bert", 3),
+        ("camembert", 3),
+        ("mpnet", 3),
+        ("roberta", 0),
+        ("roberta", 3),
+        ("xlm-roberta", 3),
+    ],
+)
+def test_the_longest_input_is_the_longest_that_the_model_computes(make_model, family, pad) -> None:
+    model = make_model(family, transformers.AutoModel, num_hidden_layers=1, pad_token_id=pad)
+    longest = FAMILIES[family].longest_input(model.config)
+    with torch.inference_mode():
+        model(input_ids=torch.full((1, longest), 9))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(input_ids=torch.full((1, longest + 1), 9))
+
+
+def test_positions_that_follow_an_unknown_padding_token_are_refused() -> None:
+    config = transformers.RobertaConfig(pad_token_id=None)
+    with pytest.raises(CheckpointError, match="no `pad_token_id`, after which `roberta` numbers"):
+        FAMILIES["roberta"].longest_input(config)

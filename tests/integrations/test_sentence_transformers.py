@@ -102,8 +102,10 @@ def test_a_reranker_scores_and_ranks_like_qdqbert(tiny_artifact, classes) -> Non
         expected = loaded.rank(PAIRS[0][0], TEXTS, top_k=2)
     found = model.rank(PAIRS[0][0], TEXTS, top_k=2)
     assert [each["corpus_id"] for each in found] == [each["corpus_id"] for each in expected]
-    with pytest.raises(UserInputError, match="has no prompts"):
-        model.predict(PAIRS, prompt="query: ")
+    prompted = [(f"the {first}", second) for first, second in PAIRS]
+    np.testing.assert_allclose(
+        model.predict(PAIRS, prompt="the "), model.predict(prompted), atol=1e-6
+    )
 
 
 def test_documents_whose_scores_round_to_one_are_in_the_order_of_their_logits(

@@ -16,10 +16,17 @@ from tokenizers import normalizers
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
+from qdqbert.checkpoint.cross_encoder import (
+    CrossEncoderFiles,
+    is_reranker,
+    read_layout,
+    used_files,
+)
 from qdqbert.checkpoint.families import Family, family_of
-from qdqbert.checkpoint.hub import check_hub_model
-from qdqbert.checkpoint.sentence import SentenceHead, read_sentence_head
+from qdqbert.checkpoint.folder import check_config, check_name
+from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, check_outputs, head_of, tasks_of
+from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
 
@@ -38,6 +45,7 @@ class Checkpoint:
         model: The model, in evaluation mode, float32, on the CPU.
         tokenizer: Its tokenizer.
         head: Pooling and normalization of an embedder, if they are known.
+        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         max_length: Longest input in tokens.
         input_names: Those of `input_ids`, `attention_mask`, `token_type_ids` that the model reads.
         notices: Sentences for the user.
@@ -51,6 +59,7 @@ class Checkpoint:
     head: SentenceHead | None
     max_length: int
     input_names: tuple[str, ...]
+    cross_encoder: CrossEncoderFiles | None = None
     notices: tuple[str, ...] = ()
 
     @property
@@ -71,7 +80,8 @@ def load_checkpoint(
 
     Args:
         name: A local folder or a hub id.
-        task: A task name of transformers; inferred from the config's `architectures` if `None`.
+        task: A task name of transformers. If `None`, it is inferred: from the files of
+            sentence-transformers, or else from the config's `architectures`.
         class_for: Returns the class to load, given the model's class and its config.
         new_head: Classes of a head that is created for training if the checkpoint has none; empty
             for heads without classes. `None` refuses such a checkpoint.
@@ -84,12 +94,15 @@ def load_checkpoint(
             family is unknown, or its head is missing.
         UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
     """
-    _check_name(name)
-    stored_head, config = _read_configs(name)
-    subfolder = stored_head.subfolder if stored_head else ""
+    check_name(name)
+    stored, config = _read_configs(name)
+    subfolder = stored.subfolder if stored else ""
     family = family_of(config.model_type)
-    chosen = _choose_task(task, config)
-    head, notices = _choose_head(name, stored_head, chosen, pooling)
+    chosen = _choose_task(task, config, stored)
+    head, head_notices = _choose_head(
+        name, stored if isinstance(stored, SentenceHead) else None, chosen, pooling
+    )
+    cross_encoder, pair_notices = used_files(stored, config.to_dict(), chosen)
     _check_config(config, chosen)
     if new_head is None:
         _check_other_heads(name, config, head_of(chosen))
@@ -106,14 +119,18 @@ def load_checkpoint(
         use_safetensors=True,
         dtype=torch.float32,
         output_loading_info=True,
-        # Reported by `_check_weights`, because transformers' error does not name the weight.
+        # Reported by `check_weights`, because transformers' error does not name the weight.
         ignore_mismatched_sizes=True,
     )
-    _check_weights(name, model, chosen, info, needs_head=new_head is None)
-    tokenizer = _load_tokenizer(name, subfolder, lower_case=bool(head and head.lower_case))
+    weight_notices = check_weights(name, model, chosen, info, needs_head=new_head is None)
+    layout = head or cross_encoder
+    tokenizer = _load_tokenizer(name, subfolder, lower_case=bool(layout and layout.lower_case))
     _check_vocabulary(name, model, tokenizer)
-    usable = family.longest_input(config)
-    stored_length = (stored_head and stored_head.max_length) or usable
+    limits = (
+        family.longest_input(config),
+        tokenizer.model_max_length,
+        stored and stored.max_length,
+    )
     return Checkpoint(
         name=name,
         task=chosen,
@@ -121,9 +138,10 @@ def load_checkpoint(
         model=model.eval(),
         tokenizer=tokenizer,
         head=head,
-        max_length=int(min(usable, tokenizer.model_max_length, stored_length)),
+        max_length=int(min(filter(None, limits))),
         input_names=_input_names(tokenizer, config),
-        notices=notices,
+        cross_encoder=cross_encoder,
+        notices=(*head_notices, *pair_notices, *weight_notices),
     )
 
 
@@ -133,9 +151,22 @@ def read_config(name: str) -> Any:
     Raises:
         CheckpointError: The checkpoint does not exist, or its config cannot be read.
     """
-    _check_name(name)
+    check_name(name)
     _, config = _read_configs(name)
     return config
+
+
+def infer_task(name: str) -> TaskName | None:
+    """Return the task that a checkpoint is for; `None` for a plain encoder.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, or its config cannot be read.
+    """
+    check_name(name)
+    stored, config = _read_configs(name)
+    task = _inferred_task(config, stored)
+    is_known = isinstance(stored, SentenceHead) or task != "feature-extraction"
+    return task if is_known else None
 
 
 def check_positions(config: Any) -> None:
@@ -148,7 +179,9 @@ def check_positions(config: Any) -> None:
         )
 
 
-def _choose_task(task: str | None, config: Any) -> TaskName:
+def _choose_task(
+    task: str | None, config: Any, stored: SentenceHead | CrossEncoderFiles | None
+) -> TaskName:
     known = ", ".join(TASK_NAMES)
     if task is not None:
         if task not in TASK_NAMES:
@@ -156,7 +189,7 @@ def _choose_task(task: str | None, config: Any) -> TaskName:
                 f"`task={task!r}` is unknown. Known tasks: {known}.", argument="task"
             )
         return task
-    inferred = tasks_of(config)[0]
+    inferred = _inferred_task(config, stored)
     if inferred is None:
         raise UserInputError(
             f"The task of architecture `{config.architectures[0]}` is not known. Pass `task`, one "
@@ -164,6 +197,16 @@ def _choose_task(task: str | None, config: Any) -> TaskName:
             argument="task",
         )
     return inferred
+
+
+def _inferred_task(config: Any, stored: SentenceHead | CrossEncoderFiles | None) -> TaskName | None:
+    # Embedders were often trained from masked language models, which their configs still name.
+    if isinstance(stored, SentenceHead):
+        return "feature-extraction"
+    task = tasks_of(config)[0]
+    if task == "text-classification" and is_reranker(config.to_dict(), stored):
+        return "reranking"
+    return task
 
 
 def _choose_head(
@@ -242,44 +285,6 @@ def _model_class(task: TaskName, config: Any) -> Any:
             argument="task",
         )
     return mapping[type(config)]
-
-
-def _check_weights(
-    name: str, model: Any, task: TaskName, info: dict[str, Any], *, needs_head: bool
-) -> None:
-    """Refuse missing weights, and weights of other shapes, which are random after loading."""
-    for weight, stored, expected in sorted(info["mismatched_keys"]):
-        raise CheckpointError(
-            f"Weight `{weight}` of checkpoint {name!r} has shape {tuple(stored)}, but its "
-            f"config.json describes shape {tuple(expected)}. Use the config.json that belongs to "
-            "the weights."
-        )
-    missing = sorted(info["missing_keys"])
-    # transformers adds a pooler to encoders; it is a part of the heads that read it.
-    encoder = {key for key in missing if "pooler." not in key and _is_in_encoder(model, key)}
-    if encoder:
-        raise CheckpointError(
-            f"Checkpoint {name!r} is incomplete: its files lack {_weights(len(encoder))} of the "
-            f"encoder that its config.json describes, among them `{min(encoder)}`. Download or "
-            "copy it again, or correct config.json."
-        )
-    head = [] if task == "feature-extraction" else [key for key in missing if key not in encoder]
-    if head and needs_head:
-        raise CheckpointError(
-            f"Checkpoint {name!r} has no head for task `{task}`: it lacks {_weights(len(head))}, "
-            f"among them `{head[0]}`. Fine-tune it for the task first, or pass another `task`.",
-            argument="task",
-        )
-
-
-def _is_in_encoder(model: Any, key: str) -> bool:
-    """Return whether a weight belongs to the encoder, under a head or on its own."""
-    has_head = hasattr(model, model.base_model_prefix)
-    return not has_head or key.startswith(f"{model.base_model_prefix}.")
-
-
-def _weights(count: int) -> str:
-    return "1 weight" if count == 1 else f"{count} weights"
 
 
 def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> Any:
@@ -363,44 +368,21 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _read_configs(name: str) -> tuple[SentenceHead | None, Any]:
-    """Return the sentence head of a checkpoint, if it has one, and its encoder's config."""
+def reader_of(name: str) -> ReadFile:
+    """Return what reads the text files of a folder or of a model of the hub."""
 
     def read(path: str) -> str | None:
         found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
         return None if found is None else Path(found).read_text(encoding="utf-8")
 
-    head: SentenceHead | None = _call(name, read_sentence_head, read)
-    subfolder = head.subfolder if head else ""
+    return read
+
+
+def _read_configs(name: str) -> tuple[SentenceHead | CrossEncoderFiles | None, Any]:
+    """Return what sentence-transformers' files say, if there are some, and the encoder's config."""
+    read = reader_of(name)
+    stored: SentenceHead | CrossEncoderFiles | None = _call(name, read_layout, read)
+    subfolder = stored.subfolder if stored else ""
+    _call(name, check_config, name, read, subfolder)
     load_config = transformers.AutoConfig.from_pretrained
-    return head, _from_transformers(name, load_config, name, subfolder=subfolder)
-
-
-def _check_name(name: str) -> None:
-    """Refuse a model that is nowhere, a file, and a folder without safetensors weights."""
-    folder = Path(name)
-    if not folder.exists():
-        check_hub_model(name)
-        return
-    if not folder.is_dir():
-        raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
-    files = [path.name for path in folder.rglob("*") if path.is_file()]
-    if any(file.endswith(".safetensors") for file in files):
-        return
-    pickles = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt")))
-    if pickles:
-        raise CheckpointError(
-            f"Checkpoint {str(folder)!r} has only pickled weights ({pickles[0]}), which can run "
-            "code when they are read, so they are refused. Convert them once where you trust "
-            "them: `AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
-            "model.safetensors."
-        )
-    graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
-    if graphs:
-        raise CheckpointError(
-            f"Checkpoint {str(folder)!r} has no weights but an ONNX model. To use it, pass the "
-            f"path of the file: {str(graphs[0])!r}."
-        )
-    raise CheckpointError(
-        f"Checkpoint {str(folder)!r} has no weights; expected config.json and model.safetensors."
-    )
+    return stored, _from_transformers(name, load_config, name, subfolder=subfolder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.choices import POOLING_MODES, PoolingMode
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, UserInputError
 
 _POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -19,15 +19,22 @@ _POOLING_FLAGS: dict[str, PoolingMode] = {
 }
 
 # Package of the module classes in modules.json, which all versions of sentence-transformers read.
-_MODULES = "sentence_transformers.models"
+_PACKAGE = "sentence_transformers.models"
 
-# Names of the settings of the encoder, the current one first.
-_SETTINGS = tuple(
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
+MODULES = "modules.json"
+MODEL_SETTINGS = "config_sentence_transformers.json"
+SETTINGS = "sentence_bert_config.json"
+
+# Other names of the settings of the encoder.
+_OLD_SETTINGS = tuple(
+    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
 )
-
-_MODEL_SETTINGS = "config_sentence_transformers.json"
+# Arguments of the tokenizer that batches need, and that do not change what a text is.
+_PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
+    "padding": (True, "longest"),
+    "truncation": (True, "longest_first"),
+    "return_tensors": ("pt",),
+}
 
 _POOLING_FOLDER = "1_Pooling"
 _POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
@@ -45,12 +52,15 @@ class ModelSettings:
         default_prompt_name: Name of the prompt that is used by default; `None` for none.
         similarity: Name of the function that compares two embeddings; `None` for the cosine.
         truncate_dim: Number of dimensions of an embedding to keep; `None` for all.
+        activation: Path of the class that turns a cross-encoder's logits into scores; `None` if it
+            is not named.
     """
 
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
     truncate_dim: int | None = None
+    activation: str | None = None
 
     @property
     def default_prompt(self) -> str:
@@ -59,12 +69,10 @@ class ModelSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SentenceHead:
-    """What sentence-transformers computes after the encoder.
+class Layout:
+    """What sentence-transformers' files say about the encoder.
 
     Attributes:
-        pooling: How token states become one vector; [PAD] is always ignored.
-        normalize: Whether the vector is scaled to length 1.
         max_length: Longest input in tokens that the checkpoint is meant for; `None` if not given.
         subfolder: Folder of the encoder in the checkpoint; empty for its root.
         lower_case: Whether texts are converted to lower case before they are tokenized.
@@ -72,18 +80,44 @@ class SentenceHead:
         files: Files of the checkpoint to copy, with their texts by path in the new folder.
     """
 
-    pooling: PoolingMode
-    normalize: bool
     max_length: int | None
     subfolder: str = ""
     lower_case: bool = False
     default_prompt: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceHead(Layout):
+    """What sentence-transformers computes after the encoder.
+
+    Attributes:
+        pooling: How token states become one vector; [PAD] is always ignored.
+        normalize: Whether the vector is scaled to length 1.
+    """
+
+    pooling: PoolingMode
+    normalize: bool
+
     def with_pooling(self, pooling: PoolingMode) -> SentenceHead:
         """Return the same head with another pooling."""
         files = {path: text for path, text in self.files.items() if path != _POOLING_CONFIG}
         return dataclasses.replace(self, pooling=pooling, files=files)
+
+
+def is_cross_encoder(read: ReadFile) -> bool:
+    """Return whether sentence-transformers saved a checkpoint as a cross-encoder."""
+    return bool(_content(read, MODEL_SETTINGS).get("model_type") == "CrossEncoder")
+
+
+def read_modules(read: ReadFile) -> dict[str, str] | None:
+    """Return the paths in modules.json by the names of the classes; `None` without the file."""
+    modules = read(MODULES)
+    if modules is None:
+        return None
+    return {
+        str(entry["type"]).rpartition(".")[2]: str(entry["path"]) for entry in json.loads(modules)
+    }
 
 
 def read_sentence_head(read: ReadFile) -> SentenceHead | None:
@@ -93,44 +127,106 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
         CheckpointError: It has a module or a pooling that cannot be put into a graph, such as one
             that leaves out prompts.
     """
-    modules = read("modules.json")
-    if modules is None:
+    paths = read_modules(read)
+    if paths is None or is_cross_encoder(read):
         return None
-    paths = {
-        str(entry["type"]).rpartition(".")[2]: str(entry["path"]) for entry in json.loads(modules)
-    }
     unknown = set(paths) - {"Transformer", "Pooling", "Normalize"}
     if unknown or "Transformer" not in paths or "Pooling" not in paths:
         raise CheckpointError(
             f"modules.json lists {', '.join(paths)}; only Transformer, Pooling and, optionally, "
-            "Normalize are supported. To quantize the encoder alone, remove modules.json from a "
-            "copy of the folder."
+            "Normalize are supported. The encoder alone computes other embeddings. To quantize it "
+            "for another use, remove modules.json from a copy of the folder."
         )
-    subfolder = paths["Transformer"]
-    settings = next(
-        (text for name in _SETTINGS if (text := read(_join(subfolder, name))) is not None), None
-    )
-    files = {
-        _POOLING_CONFIG: read(_join(paths["Pooling"], "config.json")),
-        _SETTINGS[0]: settings,
-        _MODEL_SETTINGS: read(_MODEL_SETTINGS),
-    }
-    loaded = {path: json.loads(text or "{}") for path, text in files.items()}
+    pooling = read(join(paths["Pooling"], "config.json"))
+    fields = read_layout_fields(read, paths["Transformer"])
+    fields["files"] = {**({} if pooling is None else {_POOLING_CONFIG: pooling}), **fields["files"]}
     return SentenceHead(
-        pooling=_pooling_mode(loaded[_POOLING_CONFIG]),
+        pooling=_pooling_mode(json.loads(pooling or "{}")),
         normalize="Normalize" in paths,
-        max_length=loaded[_SETTINGS[0]].get("max_seq_length"),
-        subfolder=subfolder,
-        lower_case=bool(loaded[_SETTINGS[0]].get("do_lower_case")),
-        default_prompt=_model_settings(loaded[_MODEL_SETTINGS]).default_prompt,
-        files={path: text for path, text in files.items() if text is not None},
+        **fields,
     )
+
+
+def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
+    """Return the fields of a `Layout`.
+
+    Args:
+        read: Returns the files of the checkpoint.
+        subfolder: Folder of the encoder in it.
+
+    Raises:
+        CheckpointError: The settings change how texts are tokenized in a way that is not supported.
+    """
+    names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
+    text = next((text for name in names if (text := read(name)) is not None), None)
+    settings = json.loads(text or "{}")
+    files = {SETTINGS: text, MODEL_SETTINGS: read(MODEL_SETTINGS)}
+    return {
+        "max_length": settings.get("max_seq_length") or _length_of(settings),
+        "subfolder": subfolder,
+        "lower_case": bool(settings.get("do_lower_case")),
+        "default_prompt": model_settings(read(MODEL_SETTINGS)).default_prompt,
+        "files": {path: text for path, text in files.items() if text is not None},
+    }
+
+
+def _length_of(settings: Mapping[str, Any]) -> int | None:
+    """Return the longest input among arguments of the tokenizer; refuse those that change texts."""
+    given = settings.get("processing_kwargs") or {}
+    arguments = {**(given.get("common") or {}), **(given.get("text") or {})}
+    length: int | None = arguments.pop("max_length", None)
+    for key, value in arguments.items():
+        if value not in _PLAIN_ARGUMENTS.get(key, ()):
+            raise CheckpointError(
+                f"`processing_kwargs` in {SETTINGS} has {key}={value!r} for the tokenizer, which "
+                "is not supported. Remove it in a copy of the folder if it does not matter."
+            )
+    return length
+
+
+def choose_prompt(
+    prompts: Mapping[str, str], default_name: str | None, *, name: str | None, text: str | None
+) -> str:
+    """Return the text that is put before a text; empty for none.
+
+    Args:
+        prompts: Prompts of the model by name.
+        default_name: Name of the default prompt, if there is one.
+        name: Name of the prompt that a call asks for.
+        text: The prompt itself that a call asks for; it takes precedence.
+
+    Raises:
+        UserInputError: There is no prompt of that name.
+    """
+    if text is not None:
+        return text
+    name = name or default_name
+    if name is None:
+        return ""
+    if name not in prompts:
+        known = ", ".join(repr(each) for each in prompts) or "none"
+        raise UserInputError(
+            f"`prompt_name={name!r}` is unknown; the model has: {known}.", argument="prompt_name"
+        )
+    return prompts[name]
 
 
 def read_model_settings(folder: Path) -> ModelSettings:
     """Return the settings of a folder; the defaults if sentence-transformers did not write it."""
-    path = folder / _MODEL_SETTINGS
-    return _model_settings(json.loads(path.read_text("utf-8")) if path.is_file() else {})
+    path = folder / MODEL_SETTINGS
+    return model_settings(path.read_text("utf-8") if path.is_file() else None)
+
+
+def model_settings(text: str | None) -> ModelSettings:
+    """Return the settings in the text of config_sentence_transformers.json; `None` for no file."""
+    config = json.loads(text or "{}")
+    return ModelSettings(
+        prompts=dict(config.get("prompts") or {}),
+        default_prompt_name=config.get("default_prompt_name"),
+        similarity=config.get("similarity_fn_name"),
+        truncate_dim=config.get("truncate_dim"),
+        activation=config.get("activation_fn"),
+    )
 
 
 def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> None:
@@ -147,21 +243,31 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> Non
     """
     paths = {"Transformer": "", "Pooling": _POOLING_FOLDER}
     paths |= {"Normalize": "2_Normalize"} if head.normalize else {}
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"{_MODULES}.{kind}"}
-        for index, (kind, path) in enumerate(paths.items())
-    ]
     pooling = {flag: mode == head.pooling for flag, mode in _POOLING_FLAGS.items()}
     settings = {"max_seq_length": head.max_length, "do_lower_case": head.lower_case}
     defaults = {
         _POOLING_CONFIG: {"word_embedding_dimension": hidden, **pooling},
-        _SETTINGS[0]: settings,
+        SETTINGS: settings,
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in defaults.items()}
-    texts |= {**head.files, "modules.json": json.dumps(modules, indent=2) + "\n"}
+    write_files(folder, paths, {**texts, **head.files})
+
+
+def write_files(folder: Path, paths: Mapping[str, str], texts: Mapping[str, str]) -> None:
+    """Write modules.json, the folders of the modules, and other files.
+
+    Args:
+        folder: The folder.
+        paths: Paths of the modules by the names of their classes.
+        texts: Texts of the other files, by their paths.
+    """
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"{_PACKAGE}.{kind}"}
+        for index, (kind, path) in enumerate(paths.items())
+    ]
     for path in paths.values():
         (folder / path).mkdir(exist_ok=True)
-    for name, text in texts.items():
+    for name, text in {**texts, MODULES: json.dumps(modules, indent=2) + "\n"}.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -184,14 +290,11 @@ def _pooling_mode(config: dict[str, Any]) -> PoolingMode:
     return modes[0]
 
 
-def _model_settings(config: Mapping[str, Any]) -> ModelSettings:
-    return ModelSettings(
-        prompts=dict(config.get("prompts") or {}),
-        default_prompt_name=config.get("default_prompt_name"),
-        similarity=config.get("similarity_fn_name"),
-        truncate_dim=config.get("truncate_dim"),
-    )
+def _content(read: ReadFile, path: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(read(path) or "{}")
+    return content
 
 
-def _join(folder: str, name: str) -> str:
+def join(folder: str, name: str) -> str:
+    """Return the path of a file of a module."""
     return f"{folder}/{name}" if folder else name

@@ -98,7 +98,22 @@ class Source:
 
     @property
     def input_notices(self) -> list[str]:
-        """What users have to know if a classifier may take the other kind of input."""
+        """What users have to know about the texts that the exported model takes."""
+        return [*self._prompt_notices, *self._pair_notices]
+
+    @property
+    def _prompt_notices(self) -> list[str]:
+        prompt = self.settings.default_prompt
+        if not (self.is_reranker and prompt):
+            return []
+        return [
+            f"`load` puts the prompt {prompt!r} before each query. The exported model does not: "
+            "add it to the queries."
+        ]
+
+    @property
+    def _pair_notices(self) -> list[str]:
+        """Say so if a classifier may take the other kind of input."""
         if self.artifact.task != "text-classification" or self.pairs:
             return []
         is_known = "takes_pairs" in self.artifact.quantization

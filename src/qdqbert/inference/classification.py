@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
@@ -16,7 +17,7 @@ from qdqbert.inference.inputs import described, is_text, listed
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Encoded
 
-Function = Literal["sigmoid", "softmax", "none"]
+Function = Activation
 Scores = NDArray[np.float32]
 Text = str | tuple[str, str]
 

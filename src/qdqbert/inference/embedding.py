@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.sentence import read_model_settings
+from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
@@ -284,7 +284,9 @@ class Embedder(Model):
         shared: dict[str, Any] = {
             "tokenizer": loaded.tokenizer,
             "input_names": loaded.artifact.input_names,
-            "prompt": self._prompt(prompt_name, prompt),
+            "prompt": choose_prompt(
+                self.prompts, self._default_prompt_name, name=prompt_name, text=prompt
+            ),
         }
         if output_value == "sentence_embedding":
             shared["normalize"] = normalize_embeddings
@@ -311,20 +313,6 @@ class Embedder(Model):
                 argument="output_value",
             )
         return _States(**shared)
-
-    def _prompt(self, name: str | None, text: str | None) -> str:
-        if text is not None:
-            return text
-        name = name or self._default_prompt_name
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(repr(each) for each in self.prompts) or "none"
-            raise UserInputError(
-                f"`prompt_name={name!r}` is unknown; the model has: {known}.",
-                argument="prompt_name",
-            )
-        return self.prompts[name]
 
     def _prompt_tokens(self, prompt: str, overlap: int) -> int:
         """Return the number of tokens of a prompt; refuse chunks that share all of their text."""

@@ -2,48 +2,94 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from qdqbert.checkpoint.cross_encoder import activation_of
+from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.errors import UserInputError, naming
 from qdqbert.inference.classification import (
     Classify,
     Function,
+    Text,
     TextClassifier,
     apply,
     check_function,
     is_pair,
+    text_or_pair,
 )
 from qdqbert.inference.inputs import check_text, listed, listed_texts
+from qdqbert.inference.model import Loaded
+from qdqbert.inference.scheduler import Encoded
 
-# Names in config.json of what turns logits into scores, and what they stand for.
-_ACTIVATIONS: dict[str, Function] = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "none"}
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Score(Classify):
+    """The job of `predict`; see `Job`.
+
+    Attributes:
+        prompt: Text that is put before the first text of each pair; empty for none.
+    """
+
+    prompt: str
+
+    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+        """Return the model inputs of each pair."""
+        if not self.prompt:
+            return super().encode(items)
+        return super().encode([self._prompted(text_or_pair(item)) for item in items])
+
+    def _prompted(self, item: Text) -> Text:
+        if isinstance(item, str):
+            return self.prompt + item
+        return self.prompt + item[0], item[1]
 
 
 class Reranker(TextClassifier):
     """Scores how well documents answer a query, or otherwise compares two texts."""
 
-    def predict(self, sentences: Any, *, activation: Function | None = None) -> Any:
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the prompts and the activation function of the folder."""
+        super().__init__(loaded)
+        settings = read_model_settings(loaded.artifact.directory)
+        self._activation = activation_of(loaded.config, settings, self.num_labels)
+        self._default_prompt_name = settings.default_prompt_name
+        self.prompts: dict[str, str] = dict(settings.prompts)
+
+    def predict(
+        self,
+        sentences: Any,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        activation: Function | None = None,
+    ) -> Any:
         """Score pairs, as `CrossEncoder.predict` of sentence-transformers does.
 
         Args:
             sentences: A pair of texts, or a list of pairs.
-            activation: What turns logits into scores. The one that config.json names by default;
-                else "sigmoid" for a model with one output, and "none" for others.
+            prompt_name: Name of the prompt, a key of `prompts`, that is put before the first text
+                of each pair. The folder's default prompt, if it has one, is used by default.
+            prompt: Text that is put before the first texts, instead of a named prompt.
+            activation: What turns logits into scores. The one that the model's files name by
+                default; else "sigmoid" for a model with one output, and "none" for others.
 
         Returns:
             float32 `(pairs,)` for a model with one output, `(pairs, classes)` for others. For one
             pair without the first dimension.
 
         Raises:
-            UserInputError: `sentences` is not a pair or a list of pairs.
+            UserInputError: `sentences` is not a pair or a list of pairs, or `prompt_name` is
+                unknown.
         """
         is_one = is_pair(sentences)
         wanted = "a pair of texts or a list of them"
         pairs = [sentences] if is_one else listed(sentences, "sentences", wanted)
-        rows = self._all(self.scoring_job(activation=activation), pairs)
+        job = self.scoring_job(prompt_name=prompt_name, prompt=prompt, activation=activation)
+        rows = self._all(job, pairs)
         scores = np.stack(rows) if rows else np.zeros((0, self.num_labels), np.float32)
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
         return scores[0] if is_one else scores
@@ -55,6 +101,8 @@ class Reranker(TextClassifier):
         *,
         top_k: int | None = None,
         return_documents: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         activation: Function | None = None,
     ) -> list[dict[str, Any]]:
         """Sort documents by how well they answer a query, as `CrossEncoder.rank` does.
@@ -64,6 +112,8 @@ class Reranker(TextClassifier):
             documents: The documents.
             top_k: Number of documents to return; `None` for all.
             return_documents: Whether the result contains the texts.
+            prompt_name: Name of the prompt that is put before the query; see `predict`.
+            prompt: Text that is put before the query, instead of a named prompt.
             activation: What turns logits into scores; see `predict`.
 
         Returns:
@@ -88,7 +138,8 @@ class Reranker(TextClassifier):
         texts = listed_texts(documents, "documents", takes_one=False)
         with naming("query"):
             check_text(query)
-        logits = self.predict([(query, each) for each in texts], activation="none")
+        pairs = [(query, each) for each in texts]
+        logits = self.predict(pairs, prompt_name=prompt_name, prompt=prompt, activation="none")
         function = check_function(activation, "activation") or self.activation
         scores = apply(function, logits[:, None])[:, 0]
         order = np.argsort(-logits, kind="stable")[:top_k]
@@ -100,15 +151,24 @@ class Reranker(TextClassifier):
                 each["text"] = texts[each["corpus_id"]]
         return ranked
 
-    def scoring_job(self, *, activation: Function | None = None) -> Classify:
+    def scoring_job(
+        self,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        activation: Function | None = None,
+    ) -> Classify:
         """Return the job of `predict` with these options, for `stream`.
 
         Its answers are scores `(classes,)`.
         """
-        return Classify(
+        return _Score(
             tokenizer=self._loaded.tokenizer,
             input_names=self._loaded.artifact.input_names,
             function=check_function(activation, "activation") or self.activation,
+            prompt=choose_prompt(
+                self.prompts, self._default_prompt_name, name=prompt_name, text=prompt
+            ),
         )
 
     @property
@@ -119,10 +179,4 @@ class Reranker(TextClassifier):
     @property
     def activation(self) -> Function:
         """What turns logits into scores, unless a call says otherwise."""
-        config = self._loaded.config
-        named = (config.get("sentence_transformers") or {}).get("activation_fn") or config.get(
-            "sbert_ce_default_activation_function"
-        )
-        default: Function = "sigmoid" if self.num_labels == 1 else "none"
-        # The path of a class of torch: torch.nn.modules.linear.Identity.
-        return _ACTIVATIONS.get(str(named).rpartition(".")[2], default) if named else default
+        return self._activation

@@ -118,24 +118,17 @@ class QuantizedCrossEncoder(_EngineModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the pairs as they are. The engine's tokenizer reads them.
-
-        Raises:
-            UserInputError: There is a prompt, which cross-encoders of this package do not have.
-        """
+        """Return the pairs and the prompt as they are. The engine's tokenizer reads them."""
         del kwargs
-        if prompt:
-            raise UserInputError(
-                f"`prompt={prompt!r}`: a quantized cross-encoder has no prompts. Put the text in "
-                "front of the query.",
-                argument="prompt",
-            )
-        return {"pairs": [tuple(each) for each in inputs]}
+        return {"pairs": [tuple(each) for each in inputs], "prompt": prompt or ""}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add the logits, float32 `(pairs, classes)`."""
         del kwargs
-        scores = torch.from_numpy(self.engine_model.predict(features["pairs"], activation="none"))
+        found = self.engine_model.predict(
+            features["pairs"], prompt=features["prompt"], activation="none"
+        )
+        scores = torch.from_numpy(found)
         return {**features, "scores": scores if scores.dim() > 1 else scores[:, None]}
 
 
@@ -183,8 +176,8 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         (1, 384)
     """
     model: Any = inference.load(path, **options)
+    settings = read_model_settings(model.directory)
     if isinstance(model, Embedder):
-        settings = read_model_settings(model.directory)
         encoder: SentenceTransformer = SentenceTransformer(
             modules=[QuantizedEncoder(str(path), options, model)],
             device="cpu",
@@ -198,6 +191,8 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         scorer: CrossEncoder = _CrossEncoder(
             modules=[QuantizedCrossEncoder(str(path), options, model)],
             device="cpu",
+            prompts=dict(settings.prompts),
+            default_prompt_name=settings.default_prompt_name,
             activation_fn=_ACTIVATIONS[model.activation],
         )
         return scorer

@@ -6,8 +6,8 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from conftest import POSITIONS
 
+from conftest import POSITIONS
 from qdqbert.graph.imported.onnx_file import load_graph
 from qdqbert.graph.imported.position_limit import longest_input
 

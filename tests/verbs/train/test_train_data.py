@@ -90,6 +90,10 @@ def test_a_checkpoint_without_a_head_requires_a_task(options, load) -> None:
         choose_task(options(model=load().name))
 
 
+def test_the_task_of_an_embedder_is_that_of_its_modules(options, checkpoints) -> None:
+    assert choose_task(options(model=str(checkpoints("sentence")))) is EMBEDDING
+
+
 def test_a_missing_folder_is_reported_before_a_missing_task(options) -> None:
     with pytest.raises(CheckpointError, match=r"Folder './no-such-model' does not exist"):
         choose_task(options(model="./no-such-model"))

@@ -106,7 +106,9 @@ def _rows_read(evaluator: ReferenceEvaluator, tokens: int, rank: int) -> NDArray
 
 def _evaluator_of(model: ir.Model, value: ir.Value) -> ReferenceEvaluator | None:
     """Return what computes a value from the inputs; `None` if it is no plain arithmetic of them."""
-    nodes, waiting, needed = set(), [value], set()
+    nodes: set[ir.Node] = set()
+    needed: set[ir.Value] = set()
+    waiting = [value]
     while waiting and len(nodes) <= _MAX_NODES:
         each = waiting.pop()
         node = each.producer()

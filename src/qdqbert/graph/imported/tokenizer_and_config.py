@@ -15,8 +15,16 @@ from transformers import (
     PretrainedConfig,
 )
 
+from qdqbert.checkpoint.cross_encoder import (
+    CrossEncoderFiles,
+    is_reranker,
+    read_layout,
+    used_files,
+)
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
+from qdqbert.checkpoint.load import reader_of
+from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
@@ -27,6 +35,8 @@ from qdqbert.graph.imported.input_output_names import check_rank
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")
 _CLASSIFIERS = ("reranking", "text-classification", "token-classification")
+# Tasks of models that sentence-transformers saves.
+_WITH_LAYOUT = ("feature-extraction", "reranking", "text-classification")
 _DEFAULT_LENGTH = 512
 # Tokenizers without a limit have a `model_max_length` far above this.
 _UNLIMITED = 1_000_000
@@ -45,6 +55,7 @@ class TokenizerAndConfig:
         generation_config: transformers' settings of text generation, if there are some.
         model_type: transformers' name of the family; `None` without a config.
         max_length: Longest input in tokens.
+        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         notices: What the user should know.
     """
 
@@ -53,6 +64,7 @@ class TokenizerAndConfig:
     generation_config: Any
     model_type: str | None
     max_length: int
+    cross_encoder: CrossEncoderFiles | None
     notices: tuple[str, ...]
 
 
@@ -79,6 +91,11 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
     fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
     inferred = task_of_architecture(architectures[0]) if architectures else None
+    layout = _read_layout(tokenizer, path)
+    if isinstance(layout, SentenceHead):
+        return "feature-extraction"
+    if inferred == "text-classification" and is_reranker(fields, layout):
+        return "reranking"
     if inferred is None:
         reason = (
             f"its config names the architecture {architectures[0]}"
@@ -120,7 +137,7 @@ def _unusable_config(tokenizer: str | None, path: Path, error: Exception) -> Use
 
 
 def load_tokenizer_and_config(
-    path: Path, *, task: str, tokenizer: str | None, runner: GraphRunner
+    path: Path, *, task: TaskName, tokenizer: str | None, runner: GraphRunner
 ) -> TokenizerAndConfig:
     """Load the tokenizer and the config of an .onnx file, and check that they fit it.
 
@@ -144,7 +161,11 @@ def load_tokenizer_and_config(
     check_outputs(task, shape[-1])
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
-    max_length = _max_length(loaded, config)
+    layout: SentenceHead | CrossEncoderFiles | None = None
+    if task in _WITH_LAYOUT and runner.output_names[0] != SENTENCE_EMBEDDING:
+        layout = _read_layout(tokenizer, path)
+    stored_length = layout.max_length if layout else None
+    lengths = (_max_length(loaded, config), runner.max_length, stored_length)
     if config is None:
         config = PretrainedConfig(vocab_size=len(loaded))
         if classes is not None:
@@ -162,14 +183,49 @@ def load_tokenizer_and_config(
             f"tokenizer has {config.num_labels}. Pass the `tokenizer` of this model.",
             argument="tokenizer",
         )
+    cross_encoder, pair_notices = used_files(layout, config.to_dict(), task)
+    pooling_notices = _pooling_notices(path, layout, runner) if task == "feature-extraction" else ()
     return TokenizerAndConfig(
         tokenizer=loaded,
         config=config,
         generation_config=_generation_config(tokenizer or str(path.parent), task),
         model_type=model_type,
-        max_length=min(max_length, runner.max_length or max_length),
-        notices=notices,
+        max_length=min(filter(None, lengths)),
+        cross_encoder=cross_encoder,
+        notices=(*notices, *pooling_notices, *pair_notices),
     )
+
+
+def _read_layout(tokenizer: str | None, path: Path) -> SentenceHead | CrossEncoderFiles | None:
+    """Return what files of sentence-transformers next to the tokenizer say."""
+    return read_layout(reader_of(tokenizer or str(path.parent)))
+
+
+def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[str, ...]:
+    """Say how the token states of an embedder become one vector, if that may be wrong."""
+    if SENTENCE_EMBEDDING in runner.output_names:
+        return ()
+    use = f"graph {path.name!r} returns token states only, and their mean is used."
+    advice = (
+        "Export the graph with an output `sentence_embedding`, or quantize the checkpoint instead"
+    )
+    if not isinstance(layout, SentenceHead):
+        return (
+            f"There is no modules.json next to the tokenizer, so the pooling is not known: {use} "
+            "If the model was trained with another pooling, as BGE models are with cls, "
+            f"embeddings are wrong. {advice}, with `pooling`.",
+        )
+    if layout.pooling != "mean":
+        return (
+            f"modules.json specifies pooling {layout.pooling}, but {use} So embeddings are not "
+            f"those of the model. {advice}.",
+        )
+    if layout.normalize:
+        return (
+            f"modules.json specifies vectors of length 1, but {use} Pass "
+            "`normalize_embeddings=True` to `encode`.",
+        )
+    return ()
 
 
 def _generation_config(name: str, task: str) -> Any:

@@ -22,6 +22,7 @@ from qdqbert.artifact import (
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.card import CARD, read_card_data
+from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.evidence.lengths import TextLengths, text_lengths
@@ -286,6 +287,8 @@ def write_folder(
     source.tokenizer.save_pretrained(folder)
     if source.head is not None:
         write_sentence_head(source.head, folder, hidden=source.config.hidden_size)
+    if source.cross_encoder is not None:
+        write_cross_encoder(source.cross_encoder, folder)
     write_ranges(calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, manifest)
 

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdqbert.checkpoint.load import Checkpoint, read_config
+from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
 from qdqbert.checkpoint.task_names import tasks_of
-from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
@@ -44,7 +43,14 @@ def choose_task(options: TrainOptions) -> Task:
     """
     with naming("model"):
         config = read_config(options.model)
-    return task_for(options.task or _task_of(config, options.model), config)
+        named = options.task or infer_task(options.model)
+    if named is None:
+        raise UserInputError(
+            f"Checkpoint {options.model!r} has no head, so its task cannot be inferred. Pass "
+            f"`task`, one of: {', '.join(TASKS)}.",
+            argument="task",
+        )
+    return task_for(named, config)
 
 
 def task_of_labels(
@@ -292,19 +298,6 @@ def calibration_sample(
             for batch in batches[process::processes]
         ],
         fingerprints=sorted(fingerprints[index] for index in chosen),
-    )
-
-
-def _task_of(config: Any, model: str) -> TaskName:
-    """Return the task that a checkpoint has a head for."""
-    heads = tasks_of(config)
-    for name in TASK_NAMES:
-        if name != "feature-extraction" and name in heads:
-            return name
-    raise UserInputError(
-        f"Checkpoint {model!r} has no head, so its task cannot be inferred. Pass `task`, one of: "
-        f"{', '.join(TASKS)}.",
-        argument="task",
     )
 
 

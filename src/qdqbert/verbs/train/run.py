@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, read_training, writing
+from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.errors import MissingExtraError, UserInputError, naming
@@ -297,6 +298,8 @@ def write_folder(
         checkpoint.tokenizer.save_pretrained(folder)
         if checkpoint.head is not None:
             write_sentence_head(checkpoint.head, folder, hidden=checkpoint.config.hidden_size)
+        if checkpoint.cross_encoder is not None:
+            write_cross_encoder(checkpoint.cross_encoder, folder)
         if (checkpoints / _EVENTS).is_dir():
             shutil.copytree(checkpoints / _EVENTS, folder / _EVENTS)
         with contextlib.suppress(MissingExtraError):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import Run
+from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
@@ -53,6 +54,7 @@ class ModelSource(Protocol):
         generation_config: transformers' settings of text generation, if there are some.
         tokenizer: Its tokenizer.
         head: Pooling and normalization of a sentence-transformers folder; `None` otherwise.
+        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` otherwise.
         max_length: Longest input in tokens.
         input_names: Names of the inputs.
         output_names: Names of the outputs.
@@ -67,6 +69,7 @@ class ModelSource(Protocol):
     generation_config: Any
     tokenizer: Any
     head: SentenceHead | None
+    cross_encoder: CrossEncoderFiles | None
     max_length: int
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]

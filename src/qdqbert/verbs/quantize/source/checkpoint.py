@@ -48,7 +48,8 @@ class CheckpointSource:
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         is_generator = self.task == "text-generation"
         self.generation_config = checkpoint.model.generation_config if is_generator else None
-        self.head, self.max_length = checkpoint.head, checkpoint.max_length
+        self.head, self.cross_encoder = checkpoint.head, checkpoint.cross_encoder
+        self.max_length = checkpoint.max_length
         self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
         self.notices: tuple[str, ...] = checkpoint.notices
         self.stored = _take_stored_quantizers_(checkpoint)

@@ -67,23 +67,25 @@ class OnnxSource:
                 tokenizer is missing.
         """
         self.name = str(path)
-        self.task: str = choose_task(path, task=task, tokenizer=tokenizer)
+        chosen = choose_task(path, task=task, tokenizer=tokenizer)
+        self.task: str = chosen
         imported = import_onnx(
             path,
-            task=self.task,
+            task=chosen,
             input_names=input_names,
             output_names=output_names,
             scratch=scratch,
         )
         self._float = imported.runner
         found = load_tokenizer_and_config(
-            path, task=self.task, tokenizer=tokenizer, runner=self._float
+            path, task=chosen, tokenizer=tokenizer, runner=self._float
         )
         self._path, self._scratch, self._sited = path, scratch, imported.sited
         self.input_names, self.output_names = imported.input_names, imported.output_names
         self.notices: tuple[str, ...] = (*imported.notices, *found.notices)
         self.model_type, self.config = found.model_type, found.config
         self.generation_config = found.generation_config
+        self.cross_encoder = found.cross_encoder
         self.tokenizer, self.max_length = found.tokenizer, found.max_length
 
     def runner(self) -> Runner:

@@ -1,0 +1,155 @@
+"""Cross-encoders of sentence-transformers: their files, and how logits become scores.
+
+Version 5.4 and later write modules.json and config_sentence_transformers.json, which names the
+activation function. Versions 4 and 5 named it in config.json, in `sentence_transformers`, and
+versions before in `sbert_ce_default_activation_function`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from qdqbert.checkpoint.sentence import (
+    MODEL_SETTINGS,
+    SETTINGS,
+    Layout,
+    ModelSettings,
+    ReadFile,
+    SentenceHead,
+    is_cross_encoder,
+    model_settings,
+    read_layout_fields,
+    read_modules,
+    read_sentence_head,
+    write_files,
+)
+from qdqbert.checkpoint.task_names import head_of
+from qdqbert.choices import TaskName
+from qdqbert.errors import CheckpointError
+
+Activation = Literal["sigmoid", "softmax", "none"]
+"""A function that turns logits into scores."""
+
+# Names of the classes of torch that files name by their path: torch.nn.modules.linear.Identity.
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+    "Identity": "none",
+}
+_OLD_KEY = "sbert_ce_default_activation_function"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CrossEncoderFiles(Layout):
+    """The files of a cross-encoder next to its model."""
+
+
+def read_layout(read: ReadFile) -> SentenceHead | CrossEncoderFiles | None:
+    """Return what sentence-transformers' files of a checkpoint say; `None` without such files.
+
+    A cross-encoder is known by its config_sentence_transformers.json, also without modules.json.
+
+    Raises:
+        CheckpointError: The files describe something that cannot be quantized.
+    """
+    if not is_cross_encoder(read):
+        return read_sentence_head(read)
+    paths = read_modules(read) or {"Transformer": ""}
+    if set(paths) != {"Transformer"}:
+        raise CheckpointError(
+            f"modules.json lists {', '.join(paths)}: the scores of this cross-encoder are computed "
+            "by modules after the encoder, which are not supported. Only cross-encoders whose one "
+            "module is Transformer are, with the head in the model."
+        )
+    return CrossEncoderFiles(**read_layout_fields(read, paths["Transformer"]))
+
+
+def used_files(
+    layout: object, config: Mapping[str, Any], task: TaskName
+) -> tuple[CrossEncoderFiles | None, tuple[str, ...]]:
+    """Return the files of a cross-encoder if its head is used, and notices about them.
+
+    Args:
+        layout: The files of sentence-transformers, if there are some.
+        config: Content of config.json.
+        task: The task.
+
+    Raises:
+        CheckpointError: Its activation function is not supported.
+    """
+    if head_of(task) != "text-classification":
+        return None, ()
+    files = layout if isinstance(layout, CrossEncoderFiles) else None
+    if _outputs(config) == 1:
+        activation_of(config, model_settings(files.files.get(MODEL_SETTINGS) if files else None), 1)
+    if files is None or not files.default_prompt:
+        return files, ()
+    return files, (
+        f"sentence-transformers puts the prompt {files.default_prompt!r} before the first text of "
+        "each pair. Data are used as they are: add it to them.",
+    )
+
+
+def write_cross_encoder(files: CrossEncoderFiles, folder: Path) -> None:
+    """Make a folder with a cross-encoder or its graph readable by sentence-transformers.
+
+    Args:
+        files: The files of the checkpoint.
+        folder: Folder in whose root the model is.
+    """
+    # Without a task, sentence-transformers would load an encoder.
+    defaults = {SETTINGS: json.dumps({"transformer_task": "sequence-classification"}) + "\n"}
+    write_files(folder, {"Transformer": ""}, {**defaults, **files.files})
+
+
+def is_reranker(config: Mapping[str, Any], files: object) -> bool:
+    """Return whether a text classifier is known to score pairs with one number.
+
+    Args:
+        config: Content of its config.json.
+        files: Its files of sentence-transformers, if it has some.
+    """
+    is_known = isinstance(files, CrossEncoderFiles) or any(
+        config.get(key) is not None for key in ("sentence_transformers", _OLD_KEY)
+    )
+    return is_known and _outputs(config) == 1
+
+
+def _outputs(config: Mapping[str, Any]) -> int:
+    # Without names of classes there are two, as in transformers.
+    return len(config.get("id2label") or "12")
+
+
+def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: int) -> Activation:
+    """Return what turns logits into scores, as sentence-transformers chooses it.
+
+    Args:
+        config: Content of config.json.
+        settings: Settings of the folder.
+        outputs: Number of logits of a pair.
+
+    Raises:
+        CheckpointError: It is a function that is not supported.
+    """
+    older = config.get("sentence_transformers")
+    if isinstance(older, Mapping) and "activation_fn" in older:
+        named = older["activation_fn"]
+    else:
+        named = config.get(_OLD_KEY)
+    for path in (settings.activation, named):
+        # sentence-transformers runs no other code, and takes the default.
+        if not isinstance(path, str) or not path.startswith("torch."):
+            continue
+        name = path.rpartition(".")[2]
+        if name not in _ACTIVATIONS:
+            raise CheckpointError(
+                f"The activation function {path} of this cross-encoder is not supported; expected "
+                f"{', '.join(_ACTIVATIONS)} of torch. With Identity in {MODEL_SETTINGS} of a copy, "
+                "scores are logits."
+            )
+        return _ACTIVATIONS[name]
+    return "sigmoid" if outputs == 1 else "none"

@@ -1,0 +1,135 @@
+"""Check the files of a checkpoint before transformers reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.checkpoint.families import QDQBERT, family_of
+from qdqbert.checkpoint.hub import check_hub_model
+from qdqbert.checkpoint.sentence import MODULES, ReadFile, is_cross_encoder, join
+from qdqbert.checkpoint.task_names import AUTO_CLASSES, task_of_architecture
+from qdqbert.errors import CheckpointError
+
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_MERGE = (
+    "Load it with PEFT, merge it into its model with `merge_and_unload()`, save that with "
+    "`save_pretrained(new_folder)`, and pass the new folder, with the tokenizer in it."
+)
+
+
+def check_name(name: str) -> None:
+    """Refuse a model that is nowhere, a file, and a folder without safetensors weights.
+
+    Raises:
+        CheckpointError: `name` is one of these.
+    """
+    folder = Path(name)
+    if not folder.exists():
+        check_hub_model(name)
+        return
+    if not folder.is_dir():
+        raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
+    files = [path.name for path in folder.rglob("*") if path.is_file()]
+    if _ADAPTER in files and _CONFIG not in files:
+        raise _only_an_adapter(name)
+    if any(file.endswith(".safetensors") for file in files):
+        return
+    pickles = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    if pickles:
+        raise CheckpointError(
+            f"Checkpoint {str(folder)!r} has only pickled weights ({pickles[0]}), which can run "
+            "code when they are read, so they are refused. Convert them once where you trust "
+            f"them: {_conversion(folder)}."
+        )
+    graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
+    if graphs:
+        raise CheckpointError(
+            f"Checkpoint {str(folder)!r} has no weights but an ONNX model. To use it, pass the "
+            f"path of the file: {str(graphs[0])!r}."
+        )
+    raise CheckpointError(
+        f"Checkpoint {str(folder)!r} has no weights; expected config.json and model.safetensors."
+    )
+
+
+def check_config(name: str, read: ReadFile, subfolder: str) -> None:
+    """Refuse a checkpoint without a config, of an unknown family, of custom code, or an adapter.
+
+    Args:
+        name: Folder or hub id of the checkpoint, for messages.
+        read: Returns its files.
+        subfolder: Folder of the encoder in it; empty for its root.
+
+    Raises:
+        CheckpointError: It is one of these.
+    """
+    text = read(join(subfolder, _CONFIG))
+    has_adapter = any(read(join(each, _ADAPTER)) is not None for each in {"", subfolder})
+    if text is None:
+        if has_adapter:
+            raise _only_an_adapter(name)
+        raise CheckpointError(
+            f"Checkpoint {name!r} has no {join(subfolder, _CONFIG)}. Expected a folder with "
+            "config.json, model.safetensors and a tokenizer, as `save_pretrained` writes it."
+        )
+    fields = json.loads(text)
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("model_type"), str):
+        raise CheckpointError(
+            f"The config.json of checkpoint {name!r} names no `model_type`, so its family is not "
+            "known. Expected one that transformers wrote."
+        )
+    if fields["model_type"] != QDQBERT:
+        family_of(fields["model_type"])
+    _check_code(name, fields)
+    if has_adapter:
+        raise CheckpointError(
+            f"Checkpoint {name!r} has an adapter next to the model, {_ADAPTER}, which would be "
+            f"left out. {_MERGE} If the weights contain it already, remove {_ADAPTER} from a copy."
+        )
+
+
+def _check_code(name: str, fields: Mapping[str, Any]) -> None:
+    """Refuse a model whose class is code of the checkpoint."""
+    mapped = fields.get("auto_map")
+    classes = mapped if isinstance(mapped, Mapping) else {}
+    custom = next((each for key, each in classes.items() if key.startswith("AutoModel")), None)
+    if custom is not None:
+        raise CheckpointError(
+            f"The model of checkpoint {name!r} is code of its own: `auto_map` in config.json names "
+            f"{custom}. Code of checkpoints is never run, and transformers' model of type "
+            f"`{fields['model_type']}` may compute something else. If both compute the same, "
+            "remove `auto_map` from config.json in a copy."
+        )
+
+
+def _only_an_adapter(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name!r} is an adapter ({_ADAPTER} without config.json), not a whole model. {_MERGE}"
+    )
+
+
+def _conversion(folder: Path) -> str:
+    """Return the code that writes a folder with safetensors, and keeps the head and tokenizer."""
+
+    def read(path: str) -> str | None:
+        file = folder / path
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+
+    if read(MODULES) is not None:
+        kind = "CrossEncoder" if is_cross_encoder(read) else "SentenceTransformer"
+        return f"`{kind}(folder).save_pretrained(new_folder)` of sentence-transformers"
+    try:
+        architectures = json.loads(read(_CONFIG) or "{}").get("architectures") or ["Model"]
+    except (ValueError, AttributeError):
+        architectures = ["Model"]
+    named = str(architectures[0])
+    task = task_of_architecture(named)
+    auto = AUTO_CLASSES[task] if task else "AutoModel"
+    auto = "AutoModelForPreTraining" if named.endswith("ForPreTraining") else auto
+    return (
+        f"`{auto}.from_pretrained(folder).save_pretrained(new_folder)` writes model.safetensors, "
+        "and `AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder)` its tokenizer"
+    )
