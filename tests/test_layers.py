@@ -21,6 +21,7 @@ LAYERS = (
     "json_files",
     "tokenizer_files",
     "machine",
+    "forks",
     "extras",
     "options",
     "tables",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qdqbert.errors import DataFileError as DataFileError
     from qdqbert.errors import GraphError as GraphError
     from qdqbert.errors import MissingExtraError as MissingExtraError
+    from qdqbert.errors import ModelClosedError as ModelClosedError
     from qdqbert.errors import OutputExistsError as OutputExistsError
     from qdqbert.errors import QdqBertError as QdqBertError
     from qdqbert.errors import SpecError as SpecError
@@ -116,6 +117,7 @@ _MODULES = {
     "Metric": "qdqbert.tasks.task",
     "MissingExtraError": "qdqbert.errors",
     "NextSentencePredictor": "qdqbert.inference.next_sentence_prediction",
+    "ModelClosedError": "qdqbert.errors",
     "OutputExistsError": "qdqbert.errors",
     "prepare": "qdqbert.models.prepare",
     "Progress": "qdqbert.progress",

@@ -71,6 +71,10 @@ class MissingExtraError(UserInputError):
     """An optional dependency is not installed."""
 
 
+class ModelClosedError(QdqBertError, RuntimeError):
+    """A model that was closed is used."""
+
+
 class SpecError(QdqBertError, ValueError):
     """A spec or a recipe contradicts itself."""
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import UserInputError
+from qdqbert.errors import ModelClosedError, UserInputError
+from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import located
 from qdqbert.inference.runners import Runners
@@ -67,14 +68,18 @@ class Model:
     Several threads can call it at once. Calls release the interpreter's lock while the graph runs,
     so that `await asyncio.to_thread(model, texts)` does not block an event loop.
 
-    Use it in a `with` block, or call `close`, to release the graph and its threads.
+    Use it in a `with` block, or call `close`, to release the graph and its threads. Processes that
+    are forked from this one can use it: each loads its own graph when it needs it.
     """
 
     def __init__(self, loaded: Loaded) -> None:
         """Keep what `load` opened."""
         self._loaded = loaded
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._users: list[int] = []
+        self._is_closed = False
         self._truncated = 0
+        repair_in_child(self, Model._leave_to_parent)
 
     @property
     def directory(self) -> Path:
@@ -115,9 +120,40 @@ class Model:
         return self._loaded.scheduler.window
 
     def close(self) -> None:
-        """Release the graph and stop the threads. A later call loads the graph again."""
+        """Wait for calls of other threads, release the graph and stop the threads.
+
+        Later calls raise `ModelClosedError`, and so do streams that have not ended.
+        """
+        with self._changed:
+            self._is_closed = True
+            # A handler of a signal may close the model within a call of its own thread.
+            self._changed.wait_for(lambda: not set(self._users) - {threading.get_ident()})
         self._loaded.scheduler.close()
         self._loaded.runners.close()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the model open in the `with` block.
+
+        Raises:
+            ModelClosedError: It was closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise ModelClosedError(f"{str(self.directory)!r} was closed. Load it again.")
+            self._users.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users.remove(threading.get_ident())
+                if self._is_closed:
+                    self._changed.notify_all()
+
+    def _leave_to_parent(self) -> None:
+        """Forget the calls of other threads, which a fork does not copy."""
+        self._changed = threading.Condition()
+        self._users = [each for each in self._users if each == threading.get_ident()]
 
     def __enter__(self) -> Self:
         return self
@@ -155,9 +191,20 @@ class Model:
         Raises:
             UserInputError: An input is not what the task needs.
         """
-        found = self._stream(job, inputs, advance, continues)
+        found = self._open_while_read(self._stream(job, inputs, advance, continues))
         # The caller asked for errors between the answers.
         return found if return_errors else _raising(found)  # type: ignore[return-value]
+
+    def _open_while_read(self, found: Generator[_A]) -> Generator[_A]:
+        """Yield the items of a stream as long as the model is open."""
+        with contextlib.closing(found):
+            while True:
+                with self._using():
+                    try:
+                        each = next(found)
+                    except StopIteration:
+                        return
+                yield each
 
     def _stream(
         self,
@@ -198,7 +245,8 @@ class Model:
                 "Truncate texts in the tokenizer.",
                 argument="inputs",
             )
-        return runner.run(taken)
+        with self._using():
+            return runner.run(taken)
 
     def run_in_stream(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A | UserInputError]:
         """Return the answer to each input or the error about it, computed on one core.
@@ -209,7 +257,8 @@ class Model:
             job: What to do with the inputs: the result of the model's `job`.
             items: The inputs; all are in memory together.
         """
-        return self._loaded.scheduler.run_in_stream(job, items)
+        with self._using():
+            return self._loaded.scheduler.run_in_stream(job, items)
 
     @property
     def streams(self) -> int:
@@ -226,7 +275,8 @@ class Model:
 
         found = self._stream(job, items, count, False)
         # The position of a single input says nothing.
-        answers = list(_raising(found, has_positions=len(items) > 1))
+        with self._using():
+            answers = list(_raising(found, has_positions=len(items) > 1))
         if truncated:
             self._count_truncated(truncated, len(items))
         return answers
@@ -237,7 +287,7 @@ class Model:
         return self._truncated
 
     def _count_truncated(self, truncated: int, items: int) -> None:
-        with self._lock:
+        with self._changed:
             is_first = not self._truncated
             self._truncated += truncated
         if is_first:

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable
 
 from qdqbert.engines.runner import Runner
+from qdqbert.errors import ModelClosedError
+from qdqbert.forks import keep_forever, repair_in_child
 
 OpenRunner = Callable[[int, int], Runner]
 """Loads the graph for a number of threads for each inference, and a number of streams."""
 
 
 class Runners:
-    """Loads a graph when it is first needed, and keeps it.
+    """Loads a graph when it is first needed, and keeps it. A forked process loads its own.
 
     A single text is fastest on all cores. Many texts are fastest in one stream for each core,
     because no core waits for another.
@@ -33,13 +35,20 @@ class Runners:
         self._open = open_runner
         self._threads = threads
         self._lock = threading.Lock()
+        self._is_closed = False
         self._single: Runner | None = None
         self._many: Runner | None = None
+        repair_in_child(self, Runners._leave_to_parent)
 
     @property
     def single(self) -> Runner:
-        """The graph with all threads for one inference."""
+        """The graph with all threads for one inference.
+
+        Raises:
+            ModelClosedError: It was closed.
+        """
         with self._lock:
+            self._check()
             if self._single is None:
                 self._single = self._open(self._threads, 1)
                 if self.streams == 1:
@@ -48,8 +57,13 @@ class Runners:
 
     @property
     def many(self) -> Runner:
-        """The graph with `streams` inferences at the same time."""
+        """The graph with `streams` inferences at the same time.
+
+        Raises:
+            ModelClosedError: It was closed.
+        """
         with self._lock:
+            self._check()
             if self._many is None:
                 self._many = self._open(max(1, self._threads // self.streams), self.streams)
                 if self.streams == 1:
@@ -57,6 +71,19 @@ class Runners:
             return self._many
 
     def close(self) -> None:
-        """Release the loaded graphs. They are loaded again when needed."""
+        """Release the loaded graphs."""
         with self._lock:
+            self._is_closed = True
             self._single = self._many = None
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ModelClosedError("The model was closed. Load it again.")
+
+    def _leave_to_parent(self) -> None:
+        """Load the graphs again when needed: engines have threads, which a fork does not copy."""
+        for runner in (self._single, self._many):
+            if runner is not None:
+                keep_forever(runner)
+        self._lock = threading.Lock()
+        self._single = self._many = None

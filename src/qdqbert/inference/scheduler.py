@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import UserInputError
+from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import BatchPlan, Feature, chunks, stack
 from qdqbert.inference.runners import Runners
 
@@ -134,6 +136,8 @@ class Scheduler:
         self._lock = threading.Lock()
         self.window = schedule.window
         self._pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        self._has_tokenized = False
+        repair_in_child(self, Scheduler._leave_to_parent)
 
     def run(
         self,
@@ -157,6 +161,8 @@ class Scheduler:
         first = next(source, None)
         if first is None:
             return
+        process = os.getpid()
+        self._has_tokenized = True
         chunk = _encode(job, first)
         is_all = not continues and len(first) < self._schedule.window
         if is_all and self._tokens(chunk.features) <= self._schedule.single_tokens:
@@ -172,6 +178,11 @@ class Scheduler:
         try:
             upcoming = tokenize_next()
             while running or upcoming is not None:
+                if process != os.getpid():
+                    raise UserInputError(
+                        "A stream cannot be read in another process than the one that began it. "
+                        "Call `stream` after the fork."
+                    )
                 if upcoming is not None and len(running) < _RUNNING_CHUNKS:
                     running.append(self._submit(job, upcoming.result(), streams))
                     upcoming = tokenize_next()
@@ -191,6 +202,7 @@ class Scheduler:
             job: The task.
             items: The items; all are in memory together. Without any, the graph is loaded only.
         """
+        self._has_tokenized = True
         runner = self._runners.many
         chunk = _encode(job, items)
         lengths = [_length(feature) for feature in chunk.features]
@@ -212,6 +224,15 @@ class Scheduler:
             pools, self._pools = self._pools, None
         for pool in pools or ():
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _leave_to_parent(self) -> None:
+        """Start threads again when needed: a fork does not copy them."""
+        self._lock = threading.Lock()
+        self._pools = None
+        if self._has_tokenized:
+            # The library waits for its threads for ever. It turns them off by itself, unless this
+            # variable tells it not to.
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def _threads(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
         """Return the thread that tokenizes, which uses all cores, and those of the streams."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -69,7 +68,6 @@ class FolderTokenizer:
         self.backend, self._config = _read(folder)
         self.max_length = max_length
         self._variants: dict[_Cut, FolderTokenizer] = {}
-        self._lock = threading.Lock()
         self.backend.no_padding()
         self._truncate(_Cut(max_length, strategy, stride))
         self.padding = {
@@ -96,10 +94,9 @@ class FolderTokenizer:
                 each word, as before the words of a text.
         """
         cut = _Cut(max_length, strategy, stride, words)
-        with self._lock:
-            if cut not in self._variants:
-                self._variants[cut] = self._with(cut)
-            return self._variants[cut]
+        known = self._variants.get(cut)
+        # Threads that make it at the same time keep the first one.
+        return known or self._variants.setdefault(cut, self._with(cut))
 
     def _with(self, cut: _Cut) -> FolderTokenizer:
         made = copy.copy(self)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
+from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Encoded, Job
@@ -116,7 +117,7 @@ class Batcher:
         max_queued: int,
         observe: Callable[[int, int, int], None] = lambda requests, texts, tokens: None,
     ) -> None:
-        """Start the threads.
+        """Start nothing yet: the first request of a process starts the threads.
 
         Args:
             model: The model. `close` does not close it.
@@ -131,12 +132,25 @@ class Batcher:
         self._queued = 0
         self._is_closed = False
         self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"qdqbert-batch-{each}", daemon=True)
-            for each in range(model.streams)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        repair_in_child(self, Batcher._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """Forget the threads and the requests of the parent, which a fork does not copy."""
+        self._changed = threading.Condition()
+        self._waiting.clear()
+        self._queued = 0
+        self._threads = []
+
+    def _start(self) -> None:
+        """Start the threads, unless this process has them."""
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._work, name=f"qdqbert-batch-{each}", daemon=True)
+                for each in range(self._model.streams)
+            ]
+            for thread in self._threads:
+                thread.start()
 
     @property
     def queued(self) -> int:
@@ -178,6 +192,7 @@ class Batcher:
             # A request of any size is taken by an idle server.
             if self._queued and self._queued + len(items) > self._max_queued:
                 raise OverloadedError(1 + self._queued // max(self._max_queued, 1))
+            self._start()
             self._waiting.extend(requests)
             self._queued += len(items)
             self._changed.notify(len(requests))
