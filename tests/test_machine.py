@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.machine import cpu_features, cpu_name, has_int8_products, usable_cores
 
 CPUINFO = """processor\t: 0
 model name\t: Example CPU @ 2.00GHz
@@ -77,3 +77,10 @@ def test_features_are_those_that_matter(root) -> None:
 def test_an_unknown_system_has_no_features(tmp_path) -> None:
     assert cpu_features(tmp_path) == ()
     assert usable_cores(tmp_path) >= 1
+
+
+def test_int8_products_are_known_by_their_features() -> None:
+    assert has_int8_products(("avx2", "avx512_vnni"))
+    assert has_int8_products(("i8mm",))
+    assert not has_int8_products(("avx2", "avx512f", "amx_bf16"))
+    assert not has_int8_products(())

@@ -24,6 +24,7 @@ _FEATURES = (
     "i8mm",
     "bf16",
 )
+_INT8_PRODUCTS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"})
 _ROOT = Path("/")
 
 
@@ -55,6 +56,11 @@ def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
             found = set(value.split())
             return tuple(each for each in _FEATURES if each in found)
     return ()
+
+
+def has_int8_products(features: Collection[str]) -> bool:
+    """Return whether a CPU with these features multiplies int8 values in one instruction."""
+    return not _INT8_PRODUCTS.isdisjoint(features)
 
 
 def cpu_name(root: Path = _ROOT) -> str:

@@ -85,3 +85,49 @@ def test_every_task_has_a_name_on_the_hub(quantize_report) -> None:
     for task in TASKS:
         report = dataclasses.replace(quantize_report, task=task)
         assert ModelCard(model_card(report, LOCAL)).data.pipeline_tag
+
+
+@pytest.mark.parametrize(
+    ("engines", "package"),
+    [
+        (("onnxruntime",), "qdqbert"),
+        (("native",), "'qdqbert[native]'"),
+        (("onnxruntime", "native"), "'qdqbert[native]'"),
+        (("openvino",), "'qdqbert[openvino]'"),
+        (("onnxruntime", "openvino"), "qdqbert"),
+        ((), "qdqbert"),
+    ],
+)
+def test_the_package_is_installed_with_what_the_folder_needs(
+    quantize_report, engines, package
+) -> None:
+    (target,) = quantize_report.targets
+    targets = tuple(dataclasses.replace(target, engine=engine) for engine in engines)
+    text = model_card(dataclasses.replace(quantize_report, targets=targets), LOCAL)
+    assert f"```bash\npip install {package}\n```" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "call"),
+    [
+        (
+            "text-classification",
+            {"labels": ("bad", "good")},
+            'model(["A fine film.", "A dull one."])',
+        ),
+        (
+            "text-classification",
+            {"labels": ("no", "yes"), "takes_pairs": True},
+            'model({"text": "A man is eating.", "text_pair": "Someone eats."})',
+        ),
+        ("text-classification", {"labels": ("LABEL_0",)}, "model.predict([("),
+        ("feature-extraction", {}, "model.encode(["),
+        ("fill-mask", {"mask_token": "<mask>"}, "model('The capital of France is <mask>.')"),
+    ],
+)
+def test_the_call_is_that_of_the_task(quantize_report, task, changes, call) -> None:
+    report = dataclasses.replace(quantize_report, task=task)
+    text = model_card(report, dataclasses.replace(LOCAL, **changes))
+    assert f"print({call}" in text
+    labels = ", ".join(f"`{each}`" for each in changes.get("labels", ()))
+    assert (f"Labels: {labels}." in text) == (len(changes.get("labels", ())) > 1)

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,16 @@ def test_folder_agrees_with_the_fake_quantized_model_layer_by_layer(make, task: 
     # On the rest of the calibration file.
     assert target.fidelity.sqnr_db > 20
     assert target.fidelity.texts == 24
+
+
+def test_the_code_of_the_model_card_runs(make, task: str, monkeypatch, capsys) -> None:
+    made = make(task)
+    card = (made.directory / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    monkeypatch.chdir(made.directory.parent)
+    exec(code, {})
+    assert capsys.readouterr().out.strip()
+    assert "pip install qdqbert\n" in card
 
 
 # What counts is `Example.content`, which these two tasks make of several columns.

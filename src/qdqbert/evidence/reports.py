@@ -16,6 +16,10 @@ from qdqbert.evidence.saturation import Overflow
 from qdqbert.files import json_values
 from qdqbert.tasks.task import Metric
 
+# Largest difference between the ratio of two medians and the median of ratios, as a share. Above
+# it, one of them is wrong.
+_MOST_VARIATION = 0.15
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatencyReport:
@@ -35,6 +39,11 @@ class LatencyReport:
     float_ms: float
     int8_ms: float
     speedup: float
+
+    @property
+    def varied(self) -> bool:
+        """Whether the rounds differed so much that `speedup` is not the ratio of the medians."""
+        return abs(self.speedup * self.int8_ms / self.float_ms - 1) > _MOST_VARIATION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

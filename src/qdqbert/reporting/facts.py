@@ -82,7 +82,8 @@ def target_facts(report: QuantizeReport, each: TargetReport) -> dict[str, str]:
     )
     for latency in each.latency:
         facts[f"latency {latency.batch} x {latency.sequence}, float -> INT8"] = (
-            f"{latency.float_ms:.1f} -> {latency.int8_ms:.1f} ms ({latency.speedup:.2f} x)"
+            f"{latency.float_ms:.1f} -> {latency.int8_ms:.1f} ms ({latency.speedup:.2f} x"
+            f"{', timings varied' if latency.varied else ''})"
         )
     facts["size, float -> INT8"] = (
         f"{report.float_size_bytes / MEGABYTE:.1f} -> {size_text(each.size_bytes)} "

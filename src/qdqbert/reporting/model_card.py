@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from qdqbert.evidence.reports import QuantizeReport
 from qdqbert.reporting.facts import comparison_rows, counted, graph_name
-from qdqbert.reporting.rendering import render
+from qdqbert.reporting.rendering import markdown_code, render
 from qdqbert.reporting.verdict import quantize_verdict
 
 # The hub's names of tasks, where they are not transformers' names.
@@ -21,6 +21,18 @@ _PIPELINE_TAGS: Mapping[str, str] = {
     "next-sentence-prediction": "text-classification",
     "reranking": "text-ranking",
 }
+# An example of a call for each task. Those of pairs and of masked words depend on the model.
+_CALLS: Mapping[str, str] = {
+    "feature-extraction": 'model.encode(["A fine film.", "A dull one."])',
+    "text-classification": 'model(["A fine film.", "A dull one."])',
+    "reranking": 'model.predict([("what do cats eat", "Cats eat mice.")])',
+    "token-classification": 'model("Ada Lovelace lived in London.", aggregation_strategy="simple")',
+    "question-answering": 'model(question="Who sat?", context="A cat sat on the mat.")',
+    "multiple-choice": 'model(context="It rains.", choices=["I stay home.", "I swim."])',
+    "next-sentence-prediction": 'model(("It rains.", "I stay home."))',
+    "text-generation": 'model("Once upon a time", max_new_tokens=20)',
+}
+_MOST_LABELS = 20
 # What a source's card says that is also true of the quantized model.
 _INHERITED = ("language", "license", "license_name", "license_link")
 
@@ -35,6 +47,9 @@ class Origin:
         model_type: transformers' name of its family; `None` if it is not known.
         is_sentence_transformer: Whether sentence-transformers reads its folder.
         eval_data: Data that the metrics are computed on, if there are some.
+        labels: Names of its classes.
+        takes_pairs: Whether a classifier reads pairs of texts.
+        mask_token: The token that masked language models fill.
     """
 
     hub_id: str | None
@@ -42,6 +57,9 @@ class Origin:
     model_type: str | None
     is_sentence_transformer: bool
     eval_data: str | None
+    labels: tuple[str, ...] = ()
+    takes_pairs: bool = False
+    mask_token: str | None = None
 
 
 def model_card(report: QuantizeReport, origin: Origin) -> str:
@@ -67,7 +85,37 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
         rows=comparison_rows(report),
         calibrated=counted(report.calibration_texts, "text"),
         heldout=counted(report.heldout_texts, "text"),
+        package=_package(report),
+        call=_call(report.task, origin),
+        labels=_labels(report.task, origin),
     )
+
+
+def _package(report: QuantizeReport) -> str:
+    """Return what to install: with the extra of the engine that runs the folder fastest."""
+    engines = {each.engine for each in report.targets}
+    if "native" in engines:
+        return "'qdqbert[native]'"
+    return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
+
+
+def _call(task: str, origin: Origin) -> str:
+    """Return an example of a call of the model."""
+    if task in ("text-classification", "reranking") and len(origin.labels) == 1:
+        return _CALLS["reranking"]
+    if task == "text-classification" and origin.takes_pairs:
+        return 'model({"text": "A man is eating.", "text_pair": "Someone eats."})'
+    if task == "fill-mask":
+        text = f"The capital of France is {origin.mask_token}."
+        return f"model({text!a})"
+    return _CALLS[task]
+
+
+def _labels(task: str, origin: Origin) -> str:
+    if task not in ("text-classification", "token-classification") or len(origin.labels) < 2:
+        return ""
+    shown = ", ".join(markdown_code(each) for each in origin.labels[:_MOST_LABELS])
+    return f"{shown}, …" if len(origin.labels) > _MOST_LABELS else shown
 
 
 def _metadata(report: QuantizeReport, origin: Origin, name: str) -> ModelCardData:

@@ -100,7 +100,7 @@ def fill_folder(
     report = make_report(options, ready, evidence, measured, notices)
     manifest = make_manifest(options, ready, written, ready.ranges.weights_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
-    write_report(folder, report, origin_of(ready.source, options), evidence.rows)
+    write_report(folder, report, origin_of(ready, options), evidence.rows)
     return report
 
 
@@ -311,8 +311,9 @@ def write_report(
     write_bytes(folder / CARD, model_card(report, origin).encode())
 
 
-def origin_of(source: ModelSource, options: QuantizeOptions) -> Origin:
+def origin_of(ready: Ready, options: QuantizeOptions) -> Origin:
     """Return where a model comes from, for its model card."""
+    source = ready.source
     # The config and the tokenizer of an .onnx file come with the card of the model.
     folder = options.tokenizer or str(Path(source.name).parent) if options.is_onnx else source.name
     is_local = options.is_onnx or Path(source.name).exists()
@@ -322,6 +323,9 @@ def origin_of(source: ModelSource, options: QuantizeOptions) -> Origin:
         model_type=source.model_type,
         is_sentence_transformer=source.head is not None,
         eval_data=options.eval_data,
+        labels=tuple(name for _, name in sorted(source.config.id2label.items())),
+        takes_pairs=bool(ready.examples.takes_pairs),
+        mask_token=source.tokenizer.mask_token,
     )
 
 

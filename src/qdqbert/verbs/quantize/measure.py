@@ -18,6 +18,7 @@ from qdqbert.evidence.reports import LatencyReport, RivalReport, Sensitivity, Ta
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.export import choices_of
+from qdqbert.machine import cpu_features, has_int8_products
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress
 from qdqbert.search.units import Unit
@@ -380,9 +381,23 @@ def _notices(report: TargetReport) -> list[str]:
     # The target `float` is timed against itself.
     if slower and target_named(report.target).quantizes != "nothing":
         shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
+        reason = (
+            "This CPU has int8 instructions, so the model or these shapes are too small for them, "
+            "or something else ran while they were measured."
+            if has_int8_products(cpu_features())
+            else "Its int8 kernels are faster on CPUs with int8 instructions: VNNI or AMX on x86, "
+            "i8mm on ARM."
+        )
         notices.append(
-            f"On this machine {report.engine} runs INT8 slower than float at {shapes}. Its int8 "
-            "kernels are faster on CPUs with VNNI or AMX instructions."
+            f"On this machine {report.engine} runs INT8 slower than float at {shapes}. {reason}"
+        )
+    varied = [each for each in report.latency if each.varied]
+    if varied:
+        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in varied)
+        notices.append(
+            f"Timings of {report.engine} at {shapes} varied, as if something else ran on this "
+            "machine: the medians and the ratio of the rounds differ. Measure again with `qdqbert "
+            "benchmark`."
         )
     return notices
 

@@ -145,7 +145,7 @@ def fill_with_fastest(
             options, ready, [chosen.written], digest, _choice_json(chosen.engine)
         )
         write_json(folder / QUANTIZATION, manifest)
-        write_report(folder, report, origin_of(ready.source, options), evidence.rows)
+        write_report(folder, report, origin_of(ready, options), evidence.rows)
     return report
 
 
