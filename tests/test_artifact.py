@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -371,21 +372,82 @@ FORMAT = '"format": "qdqbert-quantization/2"'
     ("text", "message"),
     [
         (None, r"it has no quantization\.json\. Pass a folder that `quantize` wrote"),
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
-        (f'{{{FORMAT}, "targets": {{"portable": {{}}}}}}', "cannot be read"),
-        (
-            f'{{{FORMAT}, "targets": {{"portable": {{"model": "model.onnx"}}}}}}',
-            "is incomplete: .*model.onnx' is missing|is incomplete: .*model.onnx is missing",
-        ),
+        ("{", r"quantization\.json' is damaged: it is not JSON"),
+        ("[]", r"quantization\.json' is damaged: it does not hold a JSON object"),
+        (f"{{{FORMAT}}}", r"quantization\.json' is damaged: setting 'checkpoint' is missing"),
     ],
-    ids=["missing", "not-json", "not-a-mapping", "without-model", "graph-missing"],
+    ids=["missing", "not-json", "not-an-object", "without-settings"],
 )
 def test_a_damaged_folder_is_refused(tmp_path, text, message) -> None:
     if text is not None:
         (tmp_path / QUANTIZATION).write_text(text)
     with pytest.raises(CheckpointError, match=message):
         open_artifact(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("checkpoint", []),
+        ("checkpoint.task", 1),
+        ("max_length", 2**40),
+        ("max_length", "8"),
+        ("max_length", 0),
+        ("max_length", True),
+        ("inputs", ["input_ids", 1]),
+        ("outputs", "logits"),
+        ("takes_pairs", "yes"),
+        ("task_options", [1]),
+        ("task_options.doc_stride", None),
+        ("task_options.doc_stride", 0.5),
+        ("task_options.other", 1),
+        ("calibration", None),
+        ("choice", "native"),
+        ("targets", []),
+        ("targets.portable", None),
+        ("targets.portable.model", ["model.onnx"]),
+        ("targets.portable.model", "../model.onnx"),
+        ("targets.portable.model", "/model.onnx"),
+        ("targets.portable.engines", "onnxruntime"),
+        ("targets.portable.is_proxy", 0),
+        ("targets.portable.sites", None),
+    ],
+)
+def test_wrong_settings_are_refused(quantized, tmp_path, place, value) -> None:
+    content = json.loads((quantized("classifier").directory / QUANTIZATION).read_text())
+    *parents, last = place.split(".")
+    inner = content
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    (tmp_path / QUANTIZATION).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=rf"quantization\.json' .* setting '{place}"):
+        open_artifact(tmp_path)
+
+
+def test_a_folder_without_its_graph_is_refused(quantized, tmp_path) -> None:
+    shutil.copy(quantized("classifier").directory / QUANTIZATION, tmp_path)
+    with pytest.raises(CheckpointError, match=r"is incomplete: .*model\.onnx is missing"):
+        open_artifact(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id2label", ["a", "b", "c"]),
+        ("id2label", {"0": "a", "1": 2}),
+        ("id2label", {"0": "a", "2": "b"}),
+        ("id2label", {"x": "a"}),
+        ("problem_type", "other"),
+        ("sentence_transformers", 1),
+    ],
+)
+def test_wrong_settings_of_the_config_are_refused(quantized, tmp_path, name, value) -> None:
+    folder = shutil.copytree(quantized("classifier").directory, tmp_path / "int8")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(CheckpointError, match=rf"config\.json' .* setting '{name}"):
+        open_artifact(folder).read_config()
 
 
 def test_a_path_that_is_not_a_folder_is_refused(tmp_path) -> None:

@@ -45,6 +45,7 @@ LAYERS = (
     "evidence",
     "search",
     "progress",
+    "artifact_settings",
     "artifact",
     "inference",
     "serving",

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import errno
 import glob
-import json
 import os
 import shlex
 import shutil
@@ -30,8 +29,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from qdqbert.artifact_settings import check_config, check_quantization, check_task_options
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.json_files import Fields, damaged, read_json, shown
 from qdqbert.targets import TARGETS
 from qdqbert.tasks.task import TaskOptions
 
@@ -43,6 +44,7 @@ REPORT_PAGE = "report.html"
 VERIFICATION = "verification.npz"
 TRAINING = "training.json"
 EXPORT = "export.json"
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
@@ -155,6 +157,18 @@ class Artifact:
         """Return the file of the graph that `target_for` chooses."""
         return self.directory / str(self.targets[self.target_for(engine, target)]["model"])
 
+    def read_config(self) -> Mapping[str, Any]:
+        """Return the content of config.json.
+
+        Raises:
+            CheckpointError: It is missing, or a setting that decides about results has a wrong
+                value.
+        """
+        path = self.directory / CONFIG
+        content = read_json(path)
+        check_config(Fields(content, lambda reason: damaged(path, reason)))
+        return content
+
     def load_tokenizer(self) -> Any:
         """Return the tokenizer of transformers."""
         from transformers import AutoTokenizer
@@ -204,12 +218,13 @@ def read_training(path: Path) -> Mapping[str, Any]:
     """
     if not (path / TRAINING).is_file():
         return {}
-    try:
-        content: Mapping[str, Any] = json.loads((path / TRAINING).read_text(encoding="utf-8"))
-        _check_format(content.get("format"), TRAINING_FORMAT)
-        return {name: content[name] for name in ("max_length", "task_options", "calibration")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{str(path / TRAINING)!r} cannot be read: {error}.") from error
+    content = read_json(path / TRAINING)
+    fields = Fields(content, lambda reason: damaged(path / TRAINING, reason))
+    _check_format(fields, path / TRAINING, TRAINING_FORMAT)
+    fields.integer("max_length")
+    check_task_options(fields)
+    fields.child("calibration")
+    return {name: content[name] for name in ("max_length", "task_options", "calibration")}
 
 
 def quantize_command(model: str) -> str:
@@ -233,11 +248,8 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     Raises:
         CheckpointError: `quantize` did not write it, or a part of it is missing.
     """
-    try:
-        content = json.loads((directory / QUANTIZATION).read_text(encoding="utf-8"))
-        quantization = _in_newest_format(content)
-        models = [directory / entry["model"] for entry in quantization["targets"].values()]
-    except (FileNotFoundError, NotADirectoryError) as error:
+    path = directory / QUANTIZATION
+    if not path.is_file():
         if directory.is_dir():
             reason = f"it has no {QUANTIZATION}"
         else:
@@ -247,47 +259,53 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
         raise CheckpointError(
             f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
             f"wrote{advice}"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{str(directory)!r} is not a quantized model: {QUANTIZATION} cannot be read ({error})."
-        ) from error
+        )
+    quantization = _in_newest_format(read_json(path), path)
+    models = [directory / entry["model"] for entry in quantization["targets"].values()]
     missing = [str(path) for path in models if not path.is_file()]
     if missing and requires_graphs:
         raise CheckpointError(f"{str(directory)!r} is incomplete: {missing[0]} is missing.")
     return Artifact(directory=directory, quantization=quantization)
 
 
-def _in_newest_format(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `quantization.json`, converted from an earlier format."""
-    _check_format(content.get("format"), QUANTIZATION_FORMAT)
-    if content["format"] == QUANTIZATION_FORMAT:
-        return dict(content)
-    targets = {
-        name: {
-            "engines": list(_ENGINES_IN_FORMAT_1[name]),
-            "is_proxy": name in _PROXIES_IN_FORMAT_1,
-            **entry,
-        }
-        for name, entry in content["targets"].items()
-    }
-    kept = {name: value for name, value in content.items() if name != "switches"}
-    return {**kept, "quantizer_options": content["switches"], "targets": targets}
-
-
-def _check_format(found: object, newest: str) -> None:
-    """Refuse a file of a later version.
+def _in_newest_format(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the content of `quantization.json`, converted from an earlier format.
 
     Raises:
-        ValueError: The format is unknown.
+        CheckpointError: A setting that code relies on is missing or has a wrong value.
+    """
+    fields = Fields(content, lambda reason: damaged(path, reason))
+    version = _check_format(fields, path, QUANTIZATION_FORMAT)
+    converted = dict(content)
+    if version == 1:
+        converted["quantizer_options"] = converted.pop("switches", {})
+        converted["targets"] = {
+            name: {
+                "engines": list(_ENGINES_IN_FORMAT_1.get(name, ())),
+                "is_proxy": name in _PROXIES_IN_FORMAT_1,
+                **fields.child("targets").child(name).values,
+            }
+            for name in fields.child("targets").values
+        }
+    check_quantization(Fields(converted, lambda reason: damaged(path, reason)))
+    return converted
+
+
+def _check_format(fields: Fields, path: Path, newest: str) -> int:
+    """Return the version of a file.
+
+    Raises:
+        CheckpointError: The format is unknown.
     """
     name, _, version = newest.partition("/")
     known = [f"{name}/{number}" for number in range(1, int(version) + 1)]
+    found = fields.values.get("format")
     if found not in known:
-        raise ValueError(
-            f"its format is {found!r}, expected {' or '.join(known)}; a newer version of qdqbert "
-            "may have written it"
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read: its format is {shown(found)}, expected "
+            f"{' or '.join(known)}; a newer version of qdqbert may have written it."
         )
+    return known.index(found) + 1
 
 
 def check_output(directory: Path, *, overwrite: bool) -> None:

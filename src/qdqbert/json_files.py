@@ -16,7 +16,8 @@ from qdqbert.errors import CheckpointError
 _LARGEST_FILE = 100_000_000
 # No width, length or number of parts of a model is larger.
 _LARGEST = 65_536
-_LARGEST_FLOAT = 1e30
+LARGEST_FLOAT = 1e30
+"""Larger numbers have no float32, or their products have none."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,7 +106,11 @@ def shown(value: object) -> str:
 
 
 class Fields:
-    """An object with checked values. Names in errors start with those of the parents."""
+    """An object with checked values. Names in errors start with those of the parents.
+
+    Attributes:
+        values: The values, which are not checked.
+    """
 
     def __init__(
         self, values: Any, wrong: Callable[[str], CheckpointError], path: str = ""
@@ -124,7 +129,7 @@ class Fields:
         self._wrong = wrong
         if not isinstance(values, Mapping):
             raise self.refuse("", values, "an object")
-        self._values = values
+        self.values: Mapping[str, Any] = values
 
     @classmethod
     def of_file(cls, path: Path) -> Fields:
@@ -139,13 +144,13 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Return whether there is a value, and it is not null."""
-        return self._values.get(name) is not None
+        return self.values.get(name) is not None
 
     def get(self, name: str) -> Any:
         """Return a value of any kind."""
-        if name not in self._values:
+        if name not in self.values:
             raise self._wrong(f"setting '{self._path}{name}' is missing")
-        return self._values[name]
+        return self.values[name]
 
     def integer(self, name: str, low: int = 1, high: int = _LARGEST, *, multiple: int = 1) -> int:
         """Return an integer between two limits."""
@@ -159,10 +164,10 @@ class Fields:
         """Check an integer that follows from others."""
         self.integer(name, wanted, wanted)
 
-    def number(self, name: str, low: float = -_LARGEST_FLOAT) -> float:
+    def number(self, name: str, low: float = -LARGEST_FLOAT) -> float:
         """Return a finite number."""
         value = self.get(name)
-        if type(value) not in (int, float) or not low <= value <= _LARGEST_FLOAT:
+        if type(value) not in (int, float) or not low <= value <= LARGEST_FLOAT:
             raise self.refuse(name, value, "a finite number" if low else "a number from 0")
         return float(value)
 
@@ -216,9 +221,9 @@ class Fields:
     def by_name(self, name: str) -> dict[str, Fields]:
         """Return an object whose values are objects."""
         inner = self.child(name)
-        return {each: inner.child(each) for each in inner._values}
+        return {each: inner.child(each) for each in inner.values}
 
     def texts_by_name(self, name: str) -> dict[str, str]:
         """Return an object whose values are texts."""
         inner = self.child(name)
-        return {each: inner.text(each) for each in inner._values}
+        return {each: inner.text(each) for each in inner.values}

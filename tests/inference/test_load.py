@@ -147,8 +147,82 @@ def test_a_folder_without_a_tokenizer_is_refused(folder) -> None:
 
 def test_a_broken_tokenizer_is_refused(folder) -> None:
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"The tokenizer in .* cannot be read"):
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(CheckpointError, match=r"The tokenizer .* cannot be used"):
         qdqbert.load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.onnx"])
+def test_a_changed_file_is_refused(folder, name) -> None:
+    with (folder / name).open("r+b") as file:
+        file.seek(-20, 2)
+        byte = file.read(1)[0]
+        file.seek(-20, 2)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(CheckpointError, match=f"{name}' .*SHA256SUMS"):
+        qdqbert.load(folder)
+
+
+def test_a_file_without_a_checksum_is_refused(folder) -> None:
+    sums = folder / "SHA256SUMS"
+    lines = sums.read_text().splitlines()
+    sums.write_text("\n".join(each for each in lines if "model.onnx" not in each))
+    with pytest.raises(CheckpointError, match=r"SHA256SUMS' .* no checksum of model\.onnx"):
+        qdqbert.load(folder)
+
+
+def test_a_folder_without_checksums_is_loaded(folder, caplog) -> None:
+    (folder / "SHA256SUMS").unlink()
+    with caplog.at_level("INFO", logger="qdqbert"):
+        qdqbert.load(folder)
+    assert "has no SHA256SUMS" in caplog.text
+
+
+def test_settings_may_be_changed_by_hand(folder) -> None:
+    change(folder / "config.json", id2label={"0": "bad", "1": "so-so", "2": "good"})
+    (folder / "README.md").write_text("A card of my own.")
+    assert qdqbert.load(folder)("a fine day")[0]["label"] in ("bad", "so-so", "good")
+
+
+def test_fewer_names_than_classes_are_an_error(folder) -> None:
+    change(folder / "config.json", id2label={"0": "bad", "1": "good"})
+    with pytest.raises(CheckpointError, match=r"config\.json has names of 2 classes"):
+        qdqbert.load(folder)("a fine day", top_k=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pad_token", 1),
+        ("mask_token", {"text": "x"}),
+        ("truncation_side", "middle"),
+        ("pad_token_type_id", -1),
+        ("clean_up_tokenization_spaces", "no"),
+    ],
+)
+def test_wrong_settings_of_the_tokenizer_are_refused(folder, name, value) -> None:
+    change(folder / "tokenizer_config.json", **{name: value})
+    with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json' .* setting '{name}"):
+        qdqbert.load(folder)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_tokenizer_with_ids_beyond_the_embeddings_is_refused(folder, engine) -> None:
+    (folder / "SHA256SUMS").unlink()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["a"] = 1_000_000
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json' has the id 1000000"):
+        qdqbert.load(folder, engine=engine)
+
+
+@pytest.mark.parametrize(
+    "targets", [{}, [1], [{"engine": 1}], [{"engine": "a", "latency": [{"int8_ms": 0}]}]]
+)
+def test_a_damaged_report_is_refused(folder, targets) -> None:
+    change(folder / "report.json", targets=targets)
+    with pytest.raises(CheckpointError, match=r"report\.json' .* setting 'targets"):
+        choose_engine(open_artifact(folder))
 
 
 @pytest.mark.parametrize(

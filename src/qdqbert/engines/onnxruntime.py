@@ -10,8 +10,10 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.providers import check_provider, check_started, float_type, provider_list
 from qdqbert.engines.runner import Outputs
+from qdqbert.errors import CheckpointError
 
 
 class OnnxRuntimeRunner:
@@ -38,6 +40,7 @@ class OnnxRuntimeRunner:
             low_memory: Free memory after each run, which is slower. `literal` does so, too.
 
         Raises:
+            CheckpointError: ONNX Runtime cannot load the file.
             UserInputError: The provider is unknown or did not start.
             MissingExtraError: The provider is not in the installed package.
         """
@@ -53,16 +56,27 @@ class OnnxRuntimeRunner:
             # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
             # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.
             options.add_session_config_entry("session.x64quantprecision", "1")
-        self._session = onnxruntime.InferenceSession(
-            str(model), options, providers=provider_list(provider)
-        )
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(model), options, providers=provider_list(provider)
+            )
+        except Exception as error:  # its classes have no common parent
+            raise CheckpointError(
+                f"ONNX Runtime cannot load {str(model)!r}: {error}. Is the file damaged?"
+            ) from error
+        self._limits = index_limits(model)
         check_started(provider, self._session.get_providers())
         self.precision = float_type(provider)
         self.input_names = tuple(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the outputs of one forward pass. float16 outputs are cast to float32."""
+        """Return the outputs of one forward pass. float16 outputs are cast to float32.
+
+        Raises:
+            UserInputError: A token id is outside of the vocabulary.
+        """
+        check_ids(inputs, self._limits)
         values = self._session.run(None, dict(inputs))
         return {
             name: value.astype(np.float32) if value.dtype == np.float16 else value

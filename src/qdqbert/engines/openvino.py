@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.runner import Outputs
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
+from qdqbert.errors import CheckpointError
 from qdqbert.machine import usable_cores
 
 with openvino_telemetry_disabled():
@@ -46,6 +48,9 @@ class OpenVinoRunner:
             names: Names of inputs and outputs in the file, if they are known.
             precision: Hint for the float type between int8 operators; bf16 if `None`. CPUs without
                 bf16 use float32. The attribute `precision` has the type that is used.
+
+        Raises:
+            CheckpointError: OpenVINO cannot load the file.
         """
         settings: dict[str, object] = {
             "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
@@ -57,7 +62,13 @@ class OpenVinoRunner:
             settings["INFERENCE_NUM_THREADS"] = threads * streams
             # OpenVINO binds threads to the first cores, which several processes would then share.
             settings["ENABLE_CPU_PINNING"] = threads * streams >= usable_cores()
-        compiled = openvino.Core().compile_model(model, "CPU", settings)
+        try:
+            compiled = openvino.Core().compile_model(model, "CPU", settings)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"OpenVINO cannot load {str(model)!r}: {error}. Is the file damaged?"
+            ) from error
+        self._limits = index_limits(model)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         # A tensor has several names where a Cast was removed. Prefer the name in the file.
         own = names or _port_names(model)
@@ -73,7 +84,12 @@ class OpenVinoRunner:
             self._free.put(compiled.create_infer_request())
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the outputs of one forward pass."""
+        """Return the outputs of one forward pass.
+
+        Raises:
+            UserInputError: A token id is outside of the vocabulary.
+        """
+        check_ids(inputs, self._limits)
         with self._request() as request:
             results = request.infer(dict(inputs))
             # The request overwrites its results in the next call.

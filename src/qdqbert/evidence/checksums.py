@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from qdqbert.files import write_bytes
+from qdqbert.json_files import damaged, read_text
 
 CHECKSUMS = "SHA256SUMS"
 
@@ -65,6 +66,32 @@ def check_files(folder: Path) -> tuple[FileCheck, ...] | None:
     if not known or None in known:
         found.append(FileCheck(name=CHECKSUMS, verdict="changed"))
     return tuple(found)
+
+
+def require_intact(folder: Path, names: Collection[str]) -> bool:
+    """Refuse files that differ from their checksums.
+
+    Args:
+        folder: A folder that `quantize` wrote.
+        names: Paths of the files in the folder, with `/`.
+
+    Returns:
+        Whether the folder has checksums. Those of earlier versions have none.
+
+    Raises:
+        CheckpointError: A file is not what `quantize` wrote.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return False
+    lines = [_LINE.fullmatch(line) for line in read_text(path).splitlines()]
+    digests = {each[2]: each[1] for each in lines if each is not None}
+    for name in names:
+        if name not in digests:
+            raise damaged(path, f"it has no checksum of {name}")
+        if _check(folder, name, digests[name]).verdict != "intact":
+            raise damaged(folder / name, f"it is not the file whose checksum is in {CHECKSUMS}")
+    return True
 
 
 def _check(folder: Path, name: str, expected: str) -> FileCheck:

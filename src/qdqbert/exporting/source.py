@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,9 +91,7 @@ class Source:
     @property
     def config(self) -> Mapping[str, Any]:
         """Content of config.json."""
-        path = self.artifact.directory / "config.json"
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return content
+        return self.artifact.read_config()
 
     @property
     def input_notices(self) -> list[str]:

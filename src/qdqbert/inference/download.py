@@ -13,6 +13,7 @@ from qdqbert.artifact import (
     quantize_command,
 )
 from qdqbert.errors import CheckpointError
+from qdqbert.evidence.checksums import CHECKSUMS
 
 # A model of the hub. Models without an owner are too old to be quantized ones.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -38,7 +39,7 @@ def open_hub_artifact(name: str) -> Artifact:
     from qdqbert.checkpoint.hub import check_hub_model
 
     check_hub_model(name)
-    folder = _download(name, None, ["*.json"])
+    folder = _download(name, None, ["*.json", CHECKSUMS])
     if not is_artifact(folder):
         raise CheckpointError(
             f"The hub's model {name!r} is not a quantized model: it has no {QUANTIZATION}. Pass "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ from qdqbert.artifact import REPORT, Artifact
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import check_engine, is_installed
 from qdqbert.errors import MissingExtraError
+from qdqbert.json_files import Fields, damaged, read_json
 from qdqbert.machine import cpu_features
 
 # CPU features with which OpenVINO's INT8 is faster than ONNX Runtime's; docs/benchmarks.md.
@@ -74,18 +75,23 @@ def choose_engine(
 
 
 def _read_report(artifact: Artifact) -> Mapping[str, Any]:
-    try:
-        report = json.loads((artifact.directory / REPORT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    path = artifact.directory / REPORT
+    if not path.is_file():
         return {}
-    return report if isinstance(report, dict) else {}
+    content = read_json(path)
+    fields = Fields(content, lambda reason: damaged(path, reason))
+    for target in fields.children("targets") if fields.has("targets") else ():
+        target.text("engine")
+        for latency in target.children("latency") if target.has("latency") else ():
+            latency.number("int8_ms", sys.float_info.min)
+    return content
 
 
 def _fastest(report: Mapping[str, Any], usable: Sequence[EngineName]) -> EngineName | None:
     """Return the engine with the lowest geometric mean of latencies over all measured shapes."""
     means: dict[EngineName, float] = {}
-    for entry in report.get("targets", ()):
-        times = [each["int8_ms"] for each in entry.get("latency", ())]
+    for entry in report.get("targets") or ():
+        times = [each["int8_ms"] for each in entry.get("latency") or ()]
         if entry["engine"] in usable and times:
             mean = statistics.geometric_mean(times)
             means[entry["engine"]] = min(mean, means.get(entry["engine"], mean))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import Artifact, open_artifact
+from qdqbert.artifact import Artifact, open_artifact, weights_of
 from qdqbert.choices import EngineName, KernelName, ProviderName, TargetName
+from qdqbert.engines.index_limits import index_limits
+from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.runner import Runner, open_runner
-from qdqbert.errors import UserInputError
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.download import download_graph, is_hub_name, open_hub_artifact
@@ -30,6 +31,7 @@ from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import usable_cores
+from qdqbert.tokenizer_files import TOKENIZER
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -91,8 +93,9 @@ def load(
         `Reranker` with `predict` and `rank`, and so on.
 
     Raises:
-        CheckpointError: The folder was not written by `quantize`, or is incomplete; or the hub does
-            not have the model, or cannot be reached.
+        CheckpointError: The folder was not written by `quantize`, or is incomplete; the graph or
+            the tokenizer differs from its checksum in SHA256SUMS; or the hub does not have the
+            model, or cannot be reached.
         UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
         MissingExtraError: The engine or the provider is not installed.
 
@@ -110,7 +113,8 @@ def load(
     if is_on_hub:
         download_graph(str(path), artifact, artifact.model_for(chosen, name))
     _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
-    config = _read_config(artifact)
+    _check_files(artifact, artifact.model_for(chosen, name))
+    config = artifact.read_config()
     schedule = _SCHEDULES[chosen]
     if batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
@@ -119,6 +123,7 @@ def load(
         schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
     runners = _runners(artifact, chosen, name, provider, kernel, threads)
     tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
+    _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
     loaded = Loaded(
         artifact=artifact,
         engine=chosen,
@@ -173,8 +178,35 @@ def _model_class(artifact: Artifact, loaded: Loaded) -> type[Model]:
     return _MODELS[artifact.task]
 
 
-def _read_config(artifact: Artifact) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = json.loads(
-        (artifact.directory / "config.json").read_text(encoding="utf-8")
+def _check_ids(tokenizer: FolderTokenizer, engine: EngineName, model: Path) -> None:
+    """Refuse a tokenizer that gives ids which the graph does not have.
+
+    Raises:
+        CheckpointError: It gives one.
+    """
+    count = (
+        len(load_packed(model).arrays["words"])
+        if engine == "native"
+        else (index_limits(model).get("input_ids"))
     )
-    return content
+    if count is not None and tokenizer.largest_id >= count:
+        raise CheckpointError(
+            f"{str(tokenizer.path)!r} has the id {tokenizer.largest_id}, and the model has "
+            f"embeddings of ids 0 to {count - 1}. It is not the tokenizer of this model."
+        )
+
+
+def _check_files(artifact: Artifact, model: Path) -> None:
+    """Compare the graph and the tokenizer with their checksums. Settings may be changed by hand.
+
+    Raises:
+        CheckpointError: One is not what `quantize` wrote.
+    """
+    files = [model, artifact.directory / TOKENIZER]
+    if weights_of(model).exists():
+        files.append(weights_of(model))
+    names = [each.relative_to(artifact.directory).as_posix() for each in files if each.exists()]
+    if not require_intact(artifact.directory, names):
+        _LOGGER.info(
+            "%s has no %s, so that its files are not checked.", artifact.directory, CHECKSUMS
+        )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import ModelClosedError, UserInputError
+from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import located
@@ -59,7 +59,17 @@ class Loaded:
     def id2label(self) -> dict[int, str]:
         """Names of the classes, as transformers fills them in."""
         names = self.config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
-        return {int(index): str(name) for index, name in names.items()}
+        return _ClassNames({int(index): str(name) for index, name in names.items()})
+
+
+class _ClassNames(dict[int, str]):
+    """Names of classes by number."""
+
+    def __missing__(self, index: int) -> str:
+        raise CheckpointError(
+            f"config.json has names of {len(self)} classes, and the graph has more: `id2label` has "
+            f"no {index}. Restore the file, or quantize the model again."
+        )
 
 
 class Model:

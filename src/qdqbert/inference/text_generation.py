@@ -6,7 +6,6 @@ The graph has no cache, so that each new token costs a pass over the whole text.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from qdqbert.artifact import GENERATION
+from qdqbert.artifact import CONFIG, GENERATION
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature, chunks
@@ -22,6 +21,7 @@ from qdqbert.inference.inputs import check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Done, Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.json_files import Fields
 
 # Number of texts that are continued together.
 _WINDOW = 256
@@ -126,19 +126,28 @@ class Generation:
         return [{"generated_text": text.prompt * self.return_full_text + new}]
 
 
+def _ends(fields: Fields) -> list[int]:
+    """Return the tokens that end a text: one, several or none."""
+    found = fields.values.get("eos_token_id")
+    ends = found if isinstance(found, list) else [] if found is None else [found]
+    if any(type(each) is not int for each in ends):
+        raise fields.refuse("eos_token_id", found, "a token id or a list of them")
+    return ends
+
+
 class TextGenerator(Model):
     """Continues texts, with the most likely token at each step."""
 
     def __init__(self, loaded: Loaded) -> None:
         """Read which tokens end a text."""
         super().__init__(loaded)
-        path = loaded.artifact.directory / GENERATION
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        ends = stored.get("eos_token_id")
-        if ends is None:
-            # As in transformers, the settings of the model count without those of generation.
-            ends = loaded.config.get("eos_token_id")
-        self._stops = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        folder = loaded.artifact.directory
+        found: list[int] = []
+        # As in transformers, the settings of the model count without those of generation.
+        for name in (GENERATION, CONFIG):
+            if not found and (folder / name).is_file():
+                found = _ends(Fields.of_file(folder / name))
+        self._stops = frozenset(found)
 
     def __call__(
         self,

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,9 +14,11 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from qdqbert.errors import CheckpointError
+from qdqbert.json_files import Fields, damaged, read_json
+from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer
 
-_TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 # What loses its spaces in decoded texts.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -42,6 +42,8 @@ class FolderTokenizer:
 
     Attributes:
         backend: The tokenizer of the library `tokenizers`.
+        path: Its tokenizer.json.
+        largest_id: The largest token id that it gives.
         max_length: Longest input in tokens, special tokens included; `None` for no limit.
         padding: Value that pads each kind of input, by the input's name.
     """
@@ -65,10 +67,11 @@ class FolderTokenizer:
         Raises:
             CheckpointError: A file is missing or cannot be read.
         """
-        self.backend, self._config = _read(folder)
+        file, self._config = _read(folder)
+        self.path = folder / TOKENIZER
+        self.backend, self.largest_id = file.tokenizer, file.largest_id
         self.max_length = max_length
         self._variants: dict[_Cut, FolderTokenizer] = {}
-        self.backend.no_padding()
         self._truncate(_Cut(max_length, strategy, stride))
         self.padding = {
             "input_ids": self.special_id("pad_token") or 0,
@@ -138,7 +141,9 @@ class FolderTokenizer:
 
     def encode(self, text: Any) -> tokenizers.Encoding:
         """Tokenize one text or pair; see `encode_batch`."""
-        return self.backend.encode(*text) if isinstance(text, tuple) else self.backend.encode(text)
+        with raising(self.path):
+            pair = text if isinstance(text, tuple) else (text,)
+            return self.backend.encode(*pair)
 
     def encode_batch(
         self, texts: Texts, *, offsets: bool = False, words: bool = False, special: bool = True
@@ -155,14 +160,17 @@ class FolderTokenizer:
             One encoding for each text. What did not fit is in its `overflowing`.
         """
         if offsets or words:
-            return self.backend.encode_batch(
-                list(texts), is_pretokenized=words, add_special_tokens=special
-            )
-        return self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
+            with raising(self.path):
+                return self.backend.encode_batch(
+                    list(texts), is_pretokenized=words, add_special_tokens=special
+                )
+        with raising(self.path):
+            return self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of token ids."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
+        with raising(self.path):
+            text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         is_bpe = type(self.backend.model).__name__ == "BPE"
         if self._config.get("clean_up_tokenization_spaces") and not is_bpe:
             # As transformers does.
@@ -173,32 +181,35 @@ class FolderTokenizer:
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text of tokens, given as they are in the vocabulary."""
         decoder = self.backend.decoder
-        return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
+        with raising(self.path):
+            return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
 
 
-def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    path = folder / _TOKENIZER
+def _read(folder: Path) -> tuple[TokenizerFile, dict[str, Any]]:
+    path = folder / TOKENIZER
     if not path.is_file():
         raise CheckpointError(
-            f"{str(folder)!r} has no {_TOKENIZER}, which is needed to tokenize without "
+            f"{str(folder)!r} has no {TOKENIZER}, which is needed to tokenize without "
             "transformers. Quantize the model again with this version."
         )
-    try:
-        # `Tokenizer.from_file` reports a broken file with a position only.
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        config = _read_config(folder / _CONFIG)
-    except Exception as error:  # tokenizers raises no class of its own
-        reason = re.sub(r"\s+", " ", str(error))
-        raise CheckpointError(f"The tokenizer in {str(folder)!r} cannot be read: {reason}.") from (
-            error
-        )
-    return backend, config
+    return read_tokenizer(path), _read_config(folder / _CONFIG)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    """Return the settings of a tokenizer that are read here."""
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} has to be a JSON object")
+    content = read_json(path)
+    fields = Fields(content, lambda reason: damaged(path, reason))
+    for name in content:
+        # Older files store a token with its options.
+        if name in _SPECIAL and fields.has(name):
+            token = fields.get(name)
+            fields.child(name).text("content") if isinstance(token, dict) else fields.text(name)
+    if fields.has("pad_token_type_id"):
+        fields.integer("pad_token_type_id", 0)
+    if fields.has("truncation_side"):
+        fields.choice("truncation_side", ("left", "right"))
+    if fields.has("clean_up_tokenization_spaces"):
+        fields.truth("clean_up_tokenization_spaces")
     return content

@@ -280,3 +280,29 @@ def test_random_settings_are_taken_or_refused(packed, modern, disentangled) -> N
 def test_many_random_settings_are_taken_or_refused(packed, modern) -> None:
     _runs(packed, examples=10_000)()
     _runs(modern, examples=5_000)()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "word_scale",
+        "embedding_norm.weight",
+        "layers.0.up.bias",
+        "layers.0.query.factor",
+        "heads.0.0.bias",
+    ],
+)
+def test_floats_that_are_not_finite_are_refused(packed: Packed, name: str, value: float) -> None:
+    array = packed.arrays[name].astype(np.float32)
+    array.flat[-1] = value
+    with pytest.raises(CheckpointError, match=f"array '{name}' has a value"):
+        check_packed(Packed(arrays=packed.arrays | {name: array}, settings=packed.settings))
+
+
+@pytest.mark.parametrize("part", ["factor", "multiplier"])
+def test_negative_scales_are_refused(packed: Packed, part: str) -> None:
+    name = f"layers.0.up.{part}"
+    array = -packed.arrays[name]
+    with pytest.raises(CheckpointError, match=f"array '{name}' has a value"):
+        check_packed(Packed(arrays=packed.arrays | {name: array}, settings=packed.settings))

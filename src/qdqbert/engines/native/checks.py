@@ -16,10 +16,12 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.model import Pooling
 from qdqbert.engines.native.packed import Packed, padded
 from qdqbert.errors import CheckpointError
-from qdqbert.json_files import Fields
+from qdqbert.json_files import LARGEST_FLOAT, Fields
 
 # Sums of this number of products of 8-bit codes fit in 32 bits.
 _LARGEST = 65_536
+# Arrays of scales, and of their inverses. Only those of padding are zero.
+_SCALES = ("word_scale", ".factor", ".multiplier", ".step")
 _INPUTS = ("input_ids", "attention_mask")
 
 # A length of `None` is any number from 1.
@@ -49,6 +51,13 @@ def check_packed(packed: Packed) -> None:
                 f"array {name!r} is {array.dtype} {array.shape}, and the settings need "
                 f"{np.dtype(dtype)} ({', '.join('any' if n is None else str(n) for n in shape)})"
             )
+        if dtype is np.float32:
+            lowest = 0.0 if name.endswith(_SCALES) else -LARGEST_FLOAT
+            # Both are NaN if a value is.
+            if not (array.min() >= lowest and array.max() <= LARGEST_FLOAT):
+                raise _wrong(
+                    f"array {name!r} has a value that is not from {lowest} to {LARGEST_FLOAT}"
+                )
 
 
 def _wrong(reason: str) -> CheckpointError:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.engines.index_limits import check_ids
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.program import Job, Program, Scratch, Texts
@@ -170,7 +171,7 @@ class NativeRunner:
                 argument="input_ids",
             )
         ids = inputs["input_ids"]
-        _check_range("input_ids", ids[kept], self._program.vocabulary)
+        check_ids({"input_ids": ids[kept]}, {"input_ids": self._program.vocabulary})
         # Positions start at the first token of a text, whatever is before it.
         places = np.cumsum(kept, axis=1) - 1
         if settings["padding_id"] is not None:
@@ -180,8 +181,9 @@ class NativeRunner:
             places = np.cumsum(counted, axis=1) * counted
         types = np.zeros(int(lengths.sum()), np.int32)
         if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
-            _check_range("token_type_ids", inputs["token_type_ids"][kept], self._program.type_count)
-            types = inputs["token_type_ids"][kept].astype(np.int32)
+            chosen = inputs["token_type_ids"][kept]
+            check_ids({"token_type_ids": chosen}, {"token_type_ids": self._program.type_count})
+            types = chosen.astype(np.int32)
         return Texts(
             ids=ids[kept].astype(np.int32),
             positions=places[kept].astype(np.int32),
@@ -197,16 +199,6 @@ class NativeRunner:
             yield stream
         finally:
             self._free.put(stream)
-
-
-def _check_range(name: str, values: NDArray[Any], end: int) -> None:
-    if values.min() < 0 or values.max() >= end:
-        wrong = values[(values < 0) | (values >= end)][0]
-        raise UserInputError(
-            f"`{name}` has the value {wrong}; the model takes 0 to {end - 1}. Is this the "
-            "model's tokenizer?",
-            argument=name,
-        )
 
 
 def unpacked(rows: Rows, kept: NDArray[np.bool_]) -> Rows:

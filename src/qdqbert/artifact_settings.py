@@ -1,0 +1,76 @@
+"""Check the settings of a folder that code reads, so that a wrong one is an error of its file.
+
+Each function raises `CheckpointError` with the name of the setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from qdqbert.json_files import Fields
+from qdqbert.tasks.task import TaskOptions
+
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+_LARGEST_SEED = 2**63 - 1
+
+
+def check_quantization(fields: Fields) -> None:
+    """Check what is read of `quantization.json`."""
+    checkpoint = fields.child("checkpoint")
+    checkpoint.text("task")
+    if checkpoint.get("model_type") is not None:
+        checkpoint.text("model_type")
+    fields.integer("max_length")
+    fields.names("inputs")
+    if fields.has("outputs"):
+        fields.names("outputs")
+    for name in ("takes_pairs", "unanswerable"):
+        if fields.has(name):
+            fields.truth(name)
+    check_task_options(fields)
+    calibration = fields.child("calibration")
+    if calibration.has("fingerprints"):
+        calibration.names("fingerprints")
+    if fields.has("versions"):
+        fields.child("versions")
+    if fields.has("choice"):
+        choice = fields.child("choice")
+        if choice.has("engine"):
+            choice.text("engine")
+    for target in fields.by_name("targets").values():
+        model = target.text("model")
+        # A file of the folder.
+        if Path(model).is_absolute() or ".." in Path(model).parts:
+            raise target.refuse("model", model, "a file of the folder")
+        target.names("engines")
+        target.truth("is_proxy")
+        target.child("sites")
+
+
+def check_task_options(fields: Fields) -> None:
+    """Check the settings of the task."""
+    if not fields.has("task_options"):
+        return
+    options = fields.child("task_options")
+    for each in dataclasses.fields(TaskOptions):
+        if each.name in options.values:
+            if isinstance(each.default, float):
+                options.number(each.name)
+            else:
+                options.integer(each.name, 0, _LARGEST_SEED)
+    known = {each.name for each in dataclasses.fields(TaskOptions)}
+    if unknown := sorted(options.values.keys() - known):
+        raise options.refuse(unknown[0], options.get(unknown[0]), "left out: it is unknown")
+
+
+def check_config(fields: Fields) -> None:
+    """Check what `config.json` says about answers."""
+    if fields.has("id2label"):
+        names = fields.texts_by_name("id2label")
+        if set(names) != {str(index) for index in range(len(names))}:
+            raise fields.refuse("id2label", names, "a name for each class, from 0")
+    if fields.has("problem_type"):
+        fields.choice("problem_type", _PROBLEMS)
+    if fields.has("sentence_transformers"):
+        fields.child("sentence_transformers")
