@@ -78,6 +78,7 @@ def test_the_largest_id_of_a_unigram_model_is_its_last(write) -> None:
     [
         # The library panics at this slice of the merges.
         (("model", "continuing_subword_prefix"), "#####"),
+        (("model", "continuing_subword_prefix"), "\0"),
         (("post_processor", "single"), [{"SpecialToken": {"id": "<x>", "type_id": 0}}]),
         (("post_processor", "single"), [{"Sequence": {"id": "B", "type_id": 0}}]),
         (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": ""}),

@@ -45,7 +45,9 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     """
     text = read_text(path)
     # The library takes the last one of equal names, as Python does.
-    largest = _largest_id(parse_object(text, path, unique=False), path)
+    content = parse_object(text, path, unique=False)
+    _check_merges(content.get("model"), path)
+    largest = _largest_id(content, path)
     with raising(path):
         tokenizer = tokenizers.Tokenizer.from_str(text)
         tokenizer.no_padding()
@@ -76,6 +78,24 @@ def raising(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"The tokenizer {str(path)!r} cannot be used: {reason[:200]}."
         ) from error
+
+
+def _check_merges(model: Any, path: Path) -> None:
+    """Refuse a prefix that the library cuts from tokens which do not have it.
+
+    Raises:
+        CheckpointError: The second token of a merge has no such prefix.
+    """
+    if not isinstance(model, dict) or not model.get("continuing_subword_prefix"):
+        return
+    prefix = model["continuing_subword_prefix"]
+    for merge in _list(model.get("merges")):
+        pair = merge.split(" ") if isinstance(merge, str) else _list(merge)
+        second = pair[-1] if pair else None
+        if not (isinstance(second, str) and second.startswith(str(prefix))):
+            raise damaged(
+                path, f"merge {shown(merge)} has no continuing_subword_prefix {shown(prefix)}"
+            )
 
 
 def _largest_id(content: dict[str, Any], path: Path) -> int:
