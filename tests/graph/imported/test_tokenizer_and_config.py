@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+from conftest import add_sentence_files
 from qdqbert.errors import UserInputError
-from qdqbert.graph.imported.tokenizer_and_config import _generation_config, choose_task
+from qdqbert.graph.imported.tokenizer_and_config import (
+    _generation_config,
+    choose_task,
+    load_tokenizer_and_config,
+)
 
 
 @pytest.fixture
@@ -64,3 +70,96 @@ def test_settings_of_text_generation_are_read_for_text_generation_only(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
     assert _generation_config(str(tmp_path), "text-generation").eos_token_id == [4, 5]
     assert _generation_config(str(tmp_path), "fill-mask") is None
+
+
+# Files of sentence-transformers next to the tokenizer.
+
+
+class Graph:
+    """Returns an output of a shape for any input."""
+
+    input_names = ("input_ids", "attention_mask")
+    vocabulary_size, max_length = None, None
+
+    def __init__(self, name: str, *shape: int) -> None:
+        self.output_names, self.shape = (name,), shape
+
+    def run(self, inputs: object) -> dict[str, np.ndarray]:
+        return {self.output_names[0]: np.zeros(self.shape, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("pooling", "normalize", "expected"),
+    [
+        (None, False, "no modules.json next to the tokenizer, so the pooling is not known"),
+        (
+            "cls",
+            True,
+            "modules.json specifies pooling cls, but graph 'm.onnx' returns token states",
+        ),
+        ("mean", True, "modules.json specifies vectors of length 1, but graph 'm.onnx'"),
+        ("mean", False, None),
+    ],
+    ids=["unknown", "cls", "normalized", "mean"],
+)
+def test_the_pooling_of_token_states_is_said_where_it_may_be_wrong(
+    checkpoint_copy, pooling, normalize, expected
+) -> None:
+    folder = checkpoint_copy("bert")
+    if pooling:
+        add_sentence_files(folder, {"pooling_mode": pooling}, normalize=normalize)
+        assert choose_task(folder / "m.onnx", task=None, tokenizer=None) == "feature-extraction"
+    found = load_tokenizer_and_config(
+        folder / "m.onnx",
+        task="feature-extraction",
+        tokenizer=None,
+        runner=Graph("last_hidden_state", 1, 4, 32),
+    )
+    assert found.max_length == (32 if pooling else 64)
+    if expected is None:
+        assert found.notices == ()
+    else:
+        assert expected in found.notices[0]
+
+
+def test_a_pooled_output_needs_no_pooling(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    found = load_tokenizer_and_config(
+        folder / "m.onnx",
+        task="feature-extraction",
+        tokenizer=None,
+        runner=Graph("sentence_embedding", 1, 32),
+    )
+    assert found.notices == ()
+
+
+def test_a_cross_encoder_keeps_its_files(checkpoint_copy) -> None:
+    folder = checkpoint_copy("reranker")
+    settings = {
+        "model_type": "CrossEncoder",
+        "activation_fn": "torch.nn.modules.linear.Identity",
+        "prompts": {"q": "query: "},
+        "default_prompt_name": "q",
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    assert choose_task(folder / "m.onnx", task=None, tokenizer=None) == "reranking"
+    found = load_tokenizer_and_config(
+        folder / "m.onnx", task="reranking", tokenizer=None, runner=Graph("logits", 1, 1)
+    )
+    (text,) = found.cross_encoder.files.values()
+    assert json.loads(text) == settings
+    assert "puts the prompt 'query: '" in found.notices[-1]
+
+
+@pytest.mark.parametrize(("pad", "expected"), [(1, 64), (3, 62)])
+def test_positions_follow_the_padding_token_of_the_config(
+    save_tiny, tmp_path, pad, expected
+) -> None:
+    folder = save_tiny(tmp_path / "roberta", "roberta", pad_token_id=pad)
+    found = load_tokenizer_and_config(
+        folder / "m.onnx",
+        task="feature-extraction",
+        tokenizer=None,
+        runner=Graph("last_hidden_state", 1, 4, 32),
+    )
+    assert found.max_length == expected

@@ -162,7 +162,8 @@ def load_tokenizer_and_config(
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
     layout: SentenceHead | CrossEncoderFiles | None = None
-    if task in _WITH_LAYOUT and runner.output_names[0] != SENTENCE_EMBEDDING:
+    # A pooled graph is complete, whatever modules it was made of.
+    if task in _WITH_LAYOUT and SENTENCE_EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
     stored_length = layout.max_length if layout else None
     lengths = (_max_length(loaded, config), runner.max_length, stored_length)
