@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
+from llvmlite import binding
 
 from qdqbert.machine import cpu_features, cpu_name, has_int8_products, usable_cores
 
@@ -74,7 +76,49 @@ def test_features_are_those_that_matter(root) -> None:
     assert cpu_name(root) == "Example CPU @ 2.00GHz"
 
 
-def test_an_unknown_system_has_no_features(tmp_path) -> None:
+@pytest.mark.parametrize("cpuinfo", [None, "", "processor\t: 0\nmodel name\t: hidden"])
+@pytest.mark.parametrize(
+    ("of_llvm", "expected"),
+    [
+        (
+            {"sse2": True, "avx2": True, "avx512f": True, "avx512vnni": True, "amx-int8": True},
+            ("avx2", "avx512f", "avx512_vnni", "amx_int8"),
+        ),
+        (
+            {"avx2": True, "avxvnni": True, "avx512f": False, "amx-bf16": True, "avx512bf16": True},
+            ("avx2", "avx_vnni", "amx_bf16", "avx512_bf16"),
+        ),
+        ({"neon": True, "dotprod": True, "i8mm": True, "bf16": True}, ("asimddp", "i8mm", "bf16")),
+    ],
+    ids=["amx", "avx-vnni", "arm"],
+)
+def test_features_that_the_system_does_not_list_are_those_of_llvm(
+    tmp_path, monkeypatch, cpuinfo, of_llvm, expected
+) -> None:
+    if cpuinfo is not None:
+        write(tmp_path, "proc/cpuinfo", cpuinfo)
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: of_llvm)
+    assert cpu_features(tmp_path) == expected
+
+
+def test_llvm_finds_the_features_that_linux_lists(tmp_path) -> None:
+    listed = cpu_features()
+    if not listed:
+        pytest.skip("this system lists no features")
+    # A kernel may hide features, and an older LLVM not know them.
+    assert {"avx2", "avx512f", "avx512_vnni"} & set(listed) <= set(cpu_features(tmp_path))
+
+
+def test_an_unknown_system_has_no_features(tmp_path, monkeypatch) -> None:
+    def fail():
+        raise RuntimeError("failed to get host cpu features")
+
+    monkeypatch.setattr(binding, "get_host_cpu_features", fail)
+    assert cpu_features(tmp_path) == ()
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name)
+    )
     assert cpu_features(tmp_path) == ()
     assert usable_cores(tmp_path) >= 1
 

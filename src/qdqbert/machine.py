@@ -1,14 +1,15 @@
 """What this machine offers to an engine: cores that the process may use, and CPU features.
 
-Imports nothing but the standard library.
+Imports nothing but the standard library, and llvmlite where the system does not list the features.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 # Features that decide how fast INT8 and reduced precision are, under Linux' names.
@@ -25,6 +26,15 @@ _FEATURES = (
     "bf16",
 )
 _INT8_PRODUCTS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"})
+# LLVM's names, where they differ.
+_LLVM_NAMES: Mapping[str, str] = {
+    "avx_vnni": "avxvnni",
+    "avx512_vnni": "avx512vnni",
+    "amx_int8": "amx-int8",
+    "amx_bf16": "amx-bf16",
+    "avx512_bf16": "avx512bf16",
+    "asimddp": "dotprod",
+}
 _ROOT = Path("/")
 
 
@@ -46,6 +56,9 @@ def usable_cores(root: Path = _ROOT) -> int:
 def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
     """Return the CPU features that matter for INT8, under Linux' names; empty where unknown.
 
+    macOS and Windows have no `/proc/cpuinfo`, and some containers hide it. LLVM, which the native
+    engine needs anyway, asks the CPU.
+
     Args:
         root: Root of the file system, for tests.
     """
@@ -55,7 +68,8 @@ def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
         if name.strip() in ("flags", "Features"):
             found = set(value.split())
             return tuple(each for each in _FEATURES if each in found)
-    return ()
+    found = _llvm_features()
+    return tuple(each for each in _FEATURES if _LLVM_NAMES.get(each, each) in found)
 
 
 def has_int8_products(features: Collection[str]) -> bool:
@@ -70,6 +84,19 @@ def cpu_name(root: Path = _ROOT) -> str:
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def _llvm_features() -> set[str]:
+    """Return the CPU features that LLVM finds, under its names; none without llvmlite."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return set()
+    from llvmlite import binding
+
+    try:
+        return {name for name, is_there in binding.get_host_cpu_features().items() if is_there}
+    except RuntimeError:
+        # LLVM does not know the system.
+        return set()
 
 
 def _affinity() -> Collection[int]:

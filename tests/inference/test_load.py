@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import qdqbert
 from qdqbert.artifact import open_artifact
+from qdqbert.engines.native import instruction_sets
 from qdqbert.engines.runner import is_installed
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.inference import engine_choice
+from qdqbert.inference import load as load_module
 from qdqbert.inference.engine_choice import choose_engine
 
 FEATURES = ("avx2", "avx512_vnni")
@@ -45,7 +49,24 @@ def test_the_given_engine_is_used(folder) -> None:
 
 
 def test_a_provider_needs_onnxruntime(folder) -> None:
-    assert choose_engine(open_artifact(folder), provider="cuda")[0] == "onnxruntime"
+    assert choose_engine(open_artifact(folder), provider="cpu")[0] == "onnxruntime"
+
+
+def test_a_provider_that_is_missing_or_does_not_start_is_refused_by_load(
+    folder, monkeypatch
+) -> None:
+    providers = ["CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    with pytest.raises(MissingExtraError, match="`provider='cuda'` needs another package"):
+        qdqbert.load(folder, provider="cuda")
+    providers.append("CUDAExecutionProvider")
+
+    def fail(*args, **options):
+        raise UserInputError("It did not start.")
+
+    monkeypatch.setattr(load_module, "open_runner", fail)
+    with pytest.raises(UserInputError, match="It did not start"):
+        qdqbert.load(folder, provider="cuda")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +113,43 @@ def test_a_stored_choice_decides_on_a_cpu_with_the_same_features(folder, monkeyp
 def test_only_installed_engines_are_considered(folder, monkeypatch) -> None:
     monkeypatch.setattr(engine_choice, "is_installed", lambda engine: engine == "onnxruntime")
     assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (
+            {"onnxruntime": [8.0, 4.0], "openvino": [2.0, 1.0]},
+            r"runs on onnxruntime, and should run on openvino, which is not installed: .*\(4\.0 "
+            r"x as fast\)\. Install it with: pip install 'qdqbert\[openvino\]'",
+        ),
+        ({}, r"not installed: it is usually the fastest on CPUs with VNNI or AMX\. Install it"),
+        ({"onnxruntime": [1.0], "openvino": [2.0]}, None),
+    ],
+    ids=["measured", "usual", "slower"],
+)
+def test_a_faster_engine_that_is_not_installed_is_named(
+    folder, monkeypatch, caplog, times, message
+) -> None:
+    report_latency(folder, **times)
+    monkeypatch.setattr(engine_choice, "is_installed", lambda engine: engine == "onnxruntime")
+    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+    if message is None:
+        assert not caplog.records
+    else:
+        [record] = caplog.records
+        assert record.levelname == "WARNING"
+        assert re.search(message, record.message)
+
+
+def test_a_slow_kernel_is_reported(quantized, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(instruction_sets, "cpu_features", lambda: ())
+    folder = quantized("sentence").directory
+    qdqbert.load(folder, engine="native")
+    assert "kernel 'portable', which can be 20 times slower than ONNX Runtime" in caplog.text
+    caplog.clear()
+    qdqbert.load(folder, engine="native", kernel="portable")
+    assert not caplog.records
 
 
 def test_the_choice_is_logged_with_its_reason(quantized, caplog) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.engines.providers import check_provider
 from qdqbert.errors import MissingExtraError, UserInputError
 
 Outputs = dict[str, NDArray[np.float32]]
@@ -62,6 +63,14 @@ def is_installed(engine: str) -> bool:
     return importlib.util.find_spec(_PACKAGES.get(engine, engine)) is not None
 
 
+def install_command(engine: str) -> str:
+    """Return the command that installs an engine."""
+    # onnxruntime is a dependency of the package itself; the other engines are extras.
+    return (
+        "pip install onnxruntime" if engine == "onnxruntime" else f"pip install 'qdqbert[{engine}]'"
+    )
+
+
 def check_engine(engine: str, *, provider: str | None = None, kernel: str | None = None) -> None:
     """Refuse an engine that is unknown, not installed, or without the provider or kernel.
 
@@ -76,10 +85,8 @@ def check_engine(engine: str, *, provider: str | None = None, kernel: str | None
             f"Engine {engine!r} is unknown. Known: {', '.join(ENGINE_NAMES)}.", argument="engine"
         )
     if not is_installed(engine):
-        # onnxruntime is a dependency of the package itself; the other engines are extras.
-        package = engine if engine == "onnxruntime" else f"'qdqbert[{engine}]'"
         raise MissingExtraError(
-            f"Engine {engine!r} is not installed. Install it with: pip install {package}",
+            f"Engine {engine!r} is not installed. Install it with: {install_command(engine)}",
             argument="engine",
         )
     if provider is not None and engine != "onnxruntime":
@@ -88,6 +95,8 @@ def check_engine(engine: str, *, provider: str | None = None, kernel: str | None
             "has none. Leave `provider` out, or use engine 'onnxruntime'.",
             argument="provider",
         )
+    if provider is not None:
+        check_provider(provider)
     if kernel is not None and engine != "native":
         raise UserInputError(
             f"`kernel={kernel!r}` is a kernel of the native engine; engine {engine!r} has none. "

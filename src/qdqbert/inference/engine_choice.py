@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,13 @@ from typing import Any
 
 from qdqbert.artifact import REPORT, Artifact
 from qdqbert.choices import EngineName
-from qdqbert.engines.runner import check_engine, is_installed
+from qdqbert.engines.native.instruction_sets import PORTABLE, choose_set
+from qdqbert.engines.runner import check_engine, install_command, is_installed
 from qdqbert.errors import MissingExtraError
 from qdqbert.json_files import Fields, damaged, read_json
 from qdqbert.machine import cpu_features
+
+_LOGGER = logging.getLogger("qdqbert")
 
 # CPU features with which OpenVINO's INT8 is faster than ONNX Runtime's; docs/benchmarks.md.
 _FAST_IN_OPENVINO = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
@@ -52,26 +56,66 @@ def choose_engine(
         check_engine("native", provider=provider, kernel=kernel)
         return "native", f"it has the kernel {kernel!r}"
     if provider is not None:
+        check_engine("onnxruntime", provider=provider)
         return "onnxruntime", f"it has the provider {provider!r}"
     usable = [each for each in artifact.engines if is_installed(each)]
     if not usable:
         check_engine(artifact.engines[0])
         raise MissingExtraError(f"Engine {artifact.engines[0]!r} is not installed.")
-    if len(usable) == 1:
-        return usable[0], "no other installed engine runs this folder"
+    chosen, reason = _best(artifact, usable)
+    best, its_reason = _best(artifact, artifact.engines)
+    if best not in usable:
+        _LOGGER.warning(
+            "%r runs on %s, and should run on %s, which is not installed: %s%s. Install it with: "
+            "%s",
+            str(artifact.directory),
+            chosen,
+            best,
+            its_reason,
+            _times_as_fast(artifact, best, chosen),
+            install_command(best),
+        )
+    return chosen, reason
+
+
+def _best(artifact: Artifact, engines: Sequence[EngineName]) -> tuple[EngineName, str]:
+    """Return the best of some engines, installed or not, and the reason in words."""
+    if len(engines) == 1:
+        return engines[0], "no other installed engine runs this folder"
     features = list(cpu_features())
     chosen = artifact.quantization.get("choice") or {}
-    if chosen.get("cpu_features") == features and chosen.get("engine") in usable:
+    if chosen.get("cpu_features") == features and chosen.get("engine") in engines:
         return chosen["engine"], "it was the fastest when the model was quantized for this CPU"
     report = _read_report(artifact)
-    fastest = _fastest(report, usable)
-    if fastest is not None and report.get("cpu_features") == features:
+    means = _mean_latencies(report, engines)
+    # A single engine is no comparison.
+    if len(means) > 1 and report.get("cpu_features") == features:
+        fastest = min(means, key=means.__getitem__)
         return fastest, f"{REPORT} has the lowest latency for it, on a CPU with the same features"
-    if "native" in usable and _FAST_IN_NATIVE & set(features):
+    if "native" in engines and _FAST_IN_NATIVE & set(features):
         return "native", "it is usually the fastest"
-    if "openvino" in usable and _FAST_IN_OPENVINO & set(features):
+    if "openvino" in engines and _FAST_IN_OPENVINO & set(features):
         return "openvino", "it is usually the fastest on CPUs with VNNI or AMX"
-    return "onnxruntime" if "onnxruntime" in usable else usable[0], "it is the usual one"
+    return "onnxruntime" if "onnxruntime" in engines else engines[0], "it is the usual one"
+
+
+def _times_as_fast(artifact: Artifact, best: EngineName, chosen: EngineName) -> str:
+    """Return how much faster the best engine is by the folder's report, in brackets."""
+    means = _mean_latencies(_read_report(artifact), [best, chosen])
+    if len(means) < 2 or means[best] >= means[chosen]:
+        return ""
+    return f" ({means[chosen] / means[best]:.1f} x as fast)"
+
+
+def warn_of_slow_kernel(artifact: Artifact) -> None:
+    """Warn if the native engine has no fast kernel for this CPU."""
+    if choose_set(None) == PORTABLE:
+        _LOGGER.warning(
+            "%r runs on the native engine's kernel 'portable', which can be 20 times slower than "
+            "ONNX Runtime: there is no fast kernel for the features that were found on this CPU. "
+            "Pass another `engine`, or quantize the model for another target.",
+            str(artifact.directory),
+        )
 
 
 def _read_report(artifact: Artifact) -> Mapping[str, Any]:
@@ -87,15 +131,14 @@ def _read_report(artifact: Artifact) -> Mapping[str, Any]:
     return content
 
 
-def _fastest(report: Mapping[str, Any], usable: Sequence[EngineName]) -> EngineName | None:
-    """Return the engine with the lowest geometric mean of latencies over all measured shapes."""
+def _mean_latencies(
+    report: Mapping[str, Any], engines: Sequence[EngineName]
+) -> dict[EngineName, float]:
+    """Return the geometric mean of each engine's latencies over all measured shapes."""
     means: dict[EngineName, float] = {}
     for entry in report.get("targets") or ():
         times = [each["int8_ms"] for each in entry.get("latency") or ()]
-        if entry["engine"] in usable and times:
+        if entry["engine"] in engines and times:
             mean = statistics.geometric_mean(times)
             means[entry["engine"]] = min(mean, means.get(entry["engine"], mean))
-    # A single engine is no comparison.
-    if len(means) < 2:
-        return None
-    return min(means, key=means.__getitem__)
+    return means

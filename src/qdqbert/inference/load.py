@@ -18,7 +18,7 @@ from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.download import download_graph, is_hub_name, open_hub_artifact
 from qdqbert.inference.embedding import Embedder
-from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
 from qdqbert.inference.fill_mask import MaskFiller
 from qdqbert.inference.model import Loaded, Model
 from qdqbert.inference.multiple_choice import ChoiceSelector
@@ -68,8 +68,8 @@ def load(
 ) -> Any:
     """Load a folder that `quantize` wrote, or a model that `push` uploaded, ready to run on texts.
 
-    The graph is loaded when it is first needed. Texts are tokenized without transformers, and run
-    without torch.
+    The graph is loaded when it is first needed; with a `provider` other than the CPU at once. Texts
+    are tokenized without transformers, and run without torch.
 
     Args:
         path: The folder; or OWNER/NAME for a model of the hub, of which only the needed files are
@@ -113,6 +113,8 @@ def load(
     if is_on_hub:
         download_graph(str(path), artifact, artifact.model_for(chosen, name))
     _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
+    if chosen == "native" and kernel is None:
+        warn_of_slow_kernel(artifact)
     _check_files(artifact, artifact.model_for(chosen, name))
     config = artifact.read_config()
     schedule = _SCHEDULES[chosen]
@@ -122,6 +124,9 @@ def load(
         # differently.
         schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
     runners = _runners(artifact, chosen, name, provider, kernel, threads)
+    if provider not in (None, "cpu"):
+        # A provider can be installed and not start.
+        _ = runners.many
     tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
     loaded = Loaded(

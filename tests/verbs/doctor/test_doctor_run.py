@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import qdqbert
+from qdqbert.engines.native import instruction_sets
 from qdqbert.machine import _FEATURES, cpu_features, usable_cores
 from qdqbert.verbs.doctor import run as module
 from qdqbert.verbs.doctor.run import find_gpus, verdict_on
@@ -75,6 +76,13 @@ def test_a_gpu_that_onnxruntime_cannot_use_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(module, "find_gpus", lambda: ("NVIDIA A",))
     [notice] = qdqbert.doctor().notices
     assert "install onnxruntime-gpu" in notice
+
+
+def test_a_slow_kernel_of_the_native_engine_is_reported(monkeypatch) -> None:
+    monkeypatch.setattr(instruction_sets, "cpu_features", lambda: ())
+    monkeypatch.setattr(module, "find_gpus", lambda: ())
+    [notice] = qdqbert.doctor().notices
+    assert "no fast kernel for this CPU, and can be 20 times slower" in notice
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping
 
 from qdqbert.engines.providers import PROVIDERS
-from qdqbert.engines.runner import is_installed
+from qdqbert.engines.runner import install_command, is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.verbs.doctor.report import DoctorReport, Part
 from qdqbert.verbs.versions import version_of
@@ -115,7 +115,7 @@ def find_gpus(
 
 def _engine(name: str, module: str, purpose: str) -> Part:
     if not is_installed(name):
-        install = f"pip install 'qdqbert[{name}]'"
+        install = install_command(name)
         return Part(name=name, purpose=purpose, version=None, details=(), install=install)
     details: tuple[str, ...] = ()
     if name == "onnxruntime":
@@ -145,9 +145,15 @@ def _extra(name: str, module: str, purpose: str) -> Part:
 
 def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:
     providers = {detail for part in engines for detail in part.details}
+    notices = []
+    if "kernel portable" in providers:
+        notices.append(
+            "The native engine has no fast kernel for this CPU, and can be 20 times slower than "
+            "ONNX Runtime. Use another engine."
+        )
     if gpus and "provider cuda" not in providers:
-        return [
+        notices.append(
             "This machine has a GPU, but the installed onnxruntime cannot use it. To run on the "
             "GPU, uninstall onnxruntime and install onnxruntime-gpu."
-        ]
-    return []
+        )
+    return notices
