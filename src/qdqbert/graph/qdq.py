@@ -12,10 +12,12 @@ The weight of a linear layer, and an embedding table:
 
     Transpose(Site(W))  ->  DequantizeLinear(int8 codes of W')
     Gather(Site(T), i)  ->  Mul(Cast(Gather(int8 codes of T, i)), s)
+    MatMul(x, T')       ->  MatMul(x, T'' from the same codes and their rest; see `shared_table`)
 
 Each weight is stored once, as int8. An embedding table has a scale per hidden channel, so the scale
-is multiplied after the lookup of rows. The same code serves exported graphs and existing ONNX
-models with `Site` nodes.
+is multiplied after the lookup of rows. The decoder of a masked LM often has the same weights. It is
+computed in float, like all heads. The same code serves exported graphs and existing ONNX models
+with `Site` nodes.
 """
 
 from __future__ import annotations
@@ -27,8 +29,17 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from qdqbert.engines.native.shared_table import rest_of
 from qdqbert.errors import CalibrationError, GraphError
-from qdqbert.graph.edit import add_constant, add_to_bias, constant_array, replace, tidy
+from qdqbert.graph.edit import (
+    add_constant,
+    add_to_bias,
+    constant_array,
+    producer_of,
+    replace,
+    tidy,
+)
+from qdqbert.graph.shared_table import add_shared_table
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     parameters_of,
@@ -358,18 +369,46 @@ def _lower_embedding_table(
     """Look up rows of int8 codes, and multiply them by the scale."""
     base = name.removesuffix("._weight_quantizer")
     codes, scale = _quantize_weight(table, spec)
-    lookup = ir.node(
-        "Gather",
-        [add_constant(graph, f"{base}.weight_codes", codes), gather.inputs[1]],
-        name=f"{name}.gather",
-    )
+    stored = add_constant(graph, f"{base}.weight_codes", codes)
+    step = add_constant(graph, f"{base}.weight_scale", scale)
+    lookup = ir.node("Gather", [stored, gather.inputs[1]], name=f"{name}.gather")
     as_float = ir.node("Cast", [lookup.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.cast")
-    scaled = ir.node(
-        "Mul",
-        [as_float.outputs[0], add_constant(graph, f"{base}.weight_scale", scale)],
-        name=f"{name}.scale",
-    )
+    scaled = ir.node("Mul", [as_float.outputs[0], step], name=f"{name}.scale")
     replace(graph, gather, scaled, old=gather.outputs[0], also=[lookup, as_float])
+    _share_table(graph, base, table, stored, step)
+
+
+def _share_table(
+    graph: ir.Graph,
+    base: str,
+    table: NDArray[np.generic],
+    codes: ir.Value,
+    scale: ir.Value,
+) -> None:
+    """Let the matmuls that multiply by the transpose of a table read its codes, and their rest."""
+    decoders = [node for node in graph if _multiplies_by(node, table)]
+    if not decoders:
+        return
+    stored, steps = constant_array(codes), constant_array(scale)
+    assert stored is not None
+    assert steps is not None
+    rest = rest_of(table.astype(np.float32), stored.astype(np.int8), steps.astype(np.float32))
+    shared = add_shared_table(
+        graph, decoders[0], base, codes, add_constant(graph, f"{base}.weight_rest", rest), scale
+    )
+    for matmul in decoders:
+        matmul.replace_input_with(1, shared)
+
+
+def _multiplies_by(matmul: ir.Node, table: NDArray[np.generic]) -> bool:
+    """Return whether a node is a MatMul by the transpose of a table."""
+    if matmul.op_type != "MatMul" or matmul.domain:
+        return False
+    transpose = producer_of(matmul.inputs[1], "Transpose")
+    array = constant_array(matmul.inputs[1] if transpose is None else transpose.inputs[0])
+    if array is None or array.ndim != 2:
+        return False
+    return np.array_equal(array if transpose is not None else array.T, table)
 
 
 def _quantize_weight(

@@ -22,6 +22,8 @@ from qdqbert.json_files import LARGEST_FLOAT, Fields
 _LARGEST = 65_536
 # Arrays of scales, and of their inverses. Only those of padding are zero.
 _SCALES = ("word_scale", ".factor", ".multiplier", ".step")
+# A head may have one output for each word of a vocabulary.
+_MOST_WORDS = 2**31 - 1
 _INPUTS = ("input_ids", "attention_mask")
 
 # A length of `None` is any number from 1.
@@ -84,7 +86,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     has_padding = settings.get("padding_id") is not None
     if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
-    yield from _embeddings(settings, limit + has_padding)
+    words = _shape_of(packed, "words")
+    yield from _embeddings(settings, limit + has_padding, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
     rotations = settings.integer("rotations", 0)
     for index in range(rotations):
@@ -123,10 +126,16 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
         if (bias := f"{name}.position_bias") in packed.arrays:
             # Kernels read whole vectors of keys.
             yield bias, np.float32, (padded(heads * (2 * limit - 1) + PANEL, PANEL),)
-    yield from _heads(settings)
+    yield from _heads(settings, words)
 
 
-def _embeddings(settings: Fields, positions: int) -> Iterator[Expected]:
+def _shape_of(packed: Packed, name: str) -> tuple[int, int]:
+    """Return the shape of a matrix; zeros if it is missing or has another number of axes."""
+    shape = packed.arrays[name].shape if name in packed.arrays else ()
+    return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
+
+
+def _embeddings(settings: Fields, positions: int, words: tuple[int, int]) -> Iterator[Expected]:
     embeddings = settings.child("embeddings")
     own = embeddings.integer("width")
     width = padded(own)
@@ -135,7 +144,9 @@ def _embeddings(settings: Fields, positions: int) -> Iterator[Expected]:
     else:
         projection = embeddings.child("projection")
         projection.equal("width", settings.integer("hidden"))
-        yield from _float_linear(projection, "projection", own)
+        yield from _float_linear(
+            projection, "projection", own, words, is_int8=embeddings.truth("int8")
+        )
     is_int8 = embeddings.truth("int8")
     yield "words", np.int8 if is_int8 else np.float32, (None, width)
     if is_int8:
@@ -200,12 +211,28 @@ def _rounding(settings: Fields, part: str, name: str, channels: int) -> Iterator
     yield f"{name}.step", np.float32, (channels,)
 
 
-def _float_linear(settings: Fields, name: str, width: int) -> Iterator[Expected]:
-    """Check a linear layer in float that takes `width` channels."""
-    depth, columns = padded(width), padded(settings.integer("width"), PANEL)
+def _float_linear(
+    settings: Fields, name: str, width: int, words: tuple[int, int], *, is_int8: bool
+) -> Iterator[Expected]:
+    """Check a linear layer in float that takes `width` channels.
+
+    Args:
+        settings: Settings of the layer.
+        name: Start of the names of its arrays.
+        width: Number of channels.
+        words: Shape of the table of words, whose weights the layer may have.
+        is_int8: Whether the table has codes.
+    """
+    depth, columns = padded(width), padded(settings.integer("width", high=_MOST_WORDS), PANEL)
     settings.equal("depth", depth)
     settings.equal("columns", columns)
-    yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
+    if settings.truth("tied"):
+        settings.equal("width", words[0])
+        settings.equal("depth", words[1])
+        if is_int8:
+            yield "word_rest", np.int8, words
+    else:
+        yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
     yield f"{name}.bias", np.float32, (columns,)
 
 
@@ -221,9 +248,10 @@ def _optional_norm(settings: Fields, part: str, name: str, width: int) -> Iterat
         yield from _norm(settings.child(part), name, width)
 
 
-def _heads(settings: Fields) -> Iterator[Expected]:
+def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
     """Check the heads: each step takes as many channels as the step before it gives."""
     names: list[Any] = []
+    is_int8 = settings.child("embeddings").truth("int8")
     for index, head in enumerate(settings.children("heads_of_model")):
         width = settings.integer("hidden")
         head.choice("pooling", get_args(Pooling))
@@ -235,8 +263,8 @@ def _heads(settings: Fields) -> Iterator[Expected]:
             elif kind == "norm":
                 yield from _norm(step, name, width)
             else:
-                yield from _float_linear(step, name, width)
-                width = step.integer("width")
+                yield from _float_linear(step, name, width, words, is_int8=is_int8)
+                width = step.integer("width", high=_MOST_WORDS)
         for output in head.children("outputs"):
             names.append(output.get("name"))
             if output.get("column") is not None:

@@ -28,6 +28,7 @@ from qdqbert.engines.native.model import (
     RoundTrip,
     Table,
 )
+from qdqbert.engines.native.shared_table import joined, rest_of
 from qdqbert.errors import GraphError
 
 Array = NDArray[Any]
@@ -341,6 +342,16 @@ class _Packer:
         outputs = [{"name": each.name, "column": each.column} for each in head.outputs]
         return {"pooling": head.pooling, "steps": steps, "outputs": outputs}
 
+    def _shares_words(self, weight: Floats) -> bool:
+        """Return whether weights are those of the table of words, and add the rest of its codes."""
+        words = self._model.embeddings.words
+        if words.scale is None or words.rows.shape != weight.shape:
+            return np.array_equal(words.rows, weight)
+        rest = rest_of(weight, codes := words.rows.astype(np.int8, copy=False), words.scale)
+        if is_tied := np.array_equal(joined(codes, rest, words.scale), weight):
+            self._arrays["word_rest"] = _wide(rest, padded(weight.shape[1]))
+        return is_tied
+
     def _float_linear(self, name: str, linear: Linear) -> dict[str, Any]:
         if linear.codes is not None:
             raise GraphError(
@@ -348,9 +359,11 @@ class _Packer:
             )
         rows, depth = linear.weight.shape
         deep, count = padded(depth), padded(rows, PANEL)
-        self._arrays[f"{name}.weights"] = pack_floats(linear.weight.astype(np.float32), deep)
+        is_tied = self._shares_words(linear.weight.astype(np.float32))
+        if not is_tied:
+            self._arrays[f"{name}.weights"] = pack_floats(linear.weight.astype(np.float32), deep)
         self._arrays[f"{name}.bias"] = _wide(linear.bias, count)
-        return {"depth": deep, "columns": count, "width": rows}
+        return {"depth": deep, "columns": count, "width": rows, "tied": is_tied}
 
 
 def _check(model: EncoderModel) -> None:

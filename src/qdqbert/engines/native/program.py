@@ -23,6 +23,7 @@ from qdqbert.engines.native.kernels.forward import (
     build_module,
 )
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
+from qdqbert.engines.native.kernels.product import pack_table
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, zeros
 from qdqbert.engines.native.packed import Packed, padded, shift_of
@@ -274,10 +275,15 @@ class Program:
 
     def float_linear(self, name: str, settings: Mapping[str, Any]) -> Array:
         """Return the record of a linear layer in float."""
+        if settings["tied"]:
+            rest, scale = (self._arrays.get(part) for part in ("word_rest", "word_scale"))
+            weights = self._keep(pack_table(self._arrays["words"], rest, scale))
+        else:
+            weights = self._arrays[f"{name}.weights"]
         return self._keep(
             FLOAT_LINEAR.make(
                 {
-                    "weights": self._arrays[f"{name}.weights"],
+                    "weights": weights,
                     "panel": 64 * settings["depth"],
                     "panels": settings["columns"] // 16,
                     "depth": settings["depth"],

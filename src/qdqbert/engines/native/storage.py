@@ -20,7 +20,7 @@ from qdqbert.engines.native.packed import Packed
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_parts
 
-FORMAT = 3
+FORMAT = 4
 """Number of the layout of arrays and settings."""
 
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}

@@ -12,6 +12,7 @@ from qdqbert.engines.native.model import Floats, Linear
 from qdqbert.graph.edit import bias_of, constant_array
 from qdqbert.graph.encoder.quantization import linear_codes, pair_of, split_channel_factor
 from qdqbert.graph.encoder.refusal import refuse
+from qdqbert.graph.shared_table import read_shared_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,12 @@ def _matrix_of(node: ir.Node) -> _Matrix | None:
     is_transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
     value, dequantize, axis = node.inputs[1], None, 1
     nodes: list[ir.Node] = []
+    table = None
     while value is not None and (made := value.producer()) is not None:
+        table = read_shared_table(value)
+        if table is not None:
+            nodes += table[1]
+            break
         if made.domain or made.op_type not in ("Transpose", "DequantizeLinear"):
             return None
         if made.op_type == "Transpose":
@@ -121,7 +127,7 @@ def _matrix_of(node: ir.Node) -> _Matrix | None:
             dequantize, axis = made, made.attributes.get_int("axis", 1)
         nodes.append(made)
         value = made.inputs[0]
-    stored = constant_array(value)
+    stored = constant_array(value) if table is None else table[0]
     if stored is None or stored.ndim != 2:
         return None
     return _Matrix(

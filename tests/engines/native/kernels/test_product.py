@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, few
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.product import pack_floats, product
+from qdqbert.engines.native.kernels.product import pack_floats, pack_table, product
 from qdqbert.engines.native.records import FLOAT_LINEAR
+from qdqbert.engines.native.shared_table import joined
 
 
 @few
@@ -49,3 +51,15 @@ def test_rows_have_the_values_of_numpy_in_any_company(kernels, rows, columns, de
     np.testing.assert_allclose(found[:, :columns], expected, atol=1e-5 * np.sqrt(depth))
     assert not found[:, columns:].any()
     np.testing.assert_array_equal(run(rows - 1), found[-1:])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 4100])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_a_table_is_packed_as_its_values_are(rows, is_float) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, (rows, 64)).astype(np.int8)
+    rest = rng.integers(-128, 128, (rows, 64)).astype(np.int8)
+    scale = rng.uniform(0.1, 1, 64).astype(np.float32)
+    values = codes.astype(np.float32) if is_float else joined(codes, rest, scale)
+    parts = (values, None, None) if is_float else (codes, rest, scale)
+    np.testing.assert_array_equal(pack_table(*parts), pack_floats(values, 64))

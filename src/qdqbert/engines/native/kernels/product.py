@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +11,12 @@ from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.linear import in_blocks
+from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.records import FLOAT_LINEAR
+from qdqbert.engines.native.shared_table import joined
 
+# Rows of a table that are converted together.
+_ROWS_TOGETHER = 256 * PANEL
 WIDEST = 64
 """Columns of the widest tile."""
 
@@ -21,6 +27,29 @@ def pack_floats(weights: NDArray[np.float32], depth: int) -> NDArray[np.float32]
     padded = np.zeros((panels * PANEL, depth), np.float32)
     padded[: weights.shape[0], : weights.shape[1]] = weights
     return np.ascontiguousarray(padded.reshape(panels, PANEL, depth).transpose(0, 2, 1))
+
+
+def pack_table(
+    rows: NDArray[Any], rest: NDArray[np.int8] | None, scale: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Return an embedding table as the weights of a linear layer, as `pack_floats` does.
+
+    Args:
+        rows: The table `(rows, width)`, of codes or floats.
+        rest: What codes leave out; `None` for floats.
+        scale: Scale of each channel of codes, `(width,)`; `None` for floats.
+    """
+    count, width = rows.shape
+    panels = zeros((-(-count // PANEL), width, PANEL), np.float32)
+    # A few rows at a time, because a table of floats may have a gigabyte.
+    for first in range(0, count, _ROWS_TOGETHER):
+        some = slice(first, first + _ROWS_TOGETHER)
+        floats = rows[some]
+        if rest is not None and scale is not None:
+            floats = joined(rows[some], rest[some], scale)
+        made = pack_floats(floats, width)
+        panels[first // PANEL : first // PANEL + len(made)] = made
+    return panels
 
 
 def product(

@@ -1,0 +1,81 @@
+"""The matrix of a decoder, stored as the codes of an embedding table and their rest.
+
+    Transpose(Mul(Mul(Cast(Add(Mul(Cast(codes), 256), Cast(rest))), 1 / 256), scale))
+
+It is computed from constants only, so that runtimes compute it once, when they load the graph. The
+sum has integers: OpenVINO would keep a product of int8 constants with a scale, and compute it in
+each run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqbert.engines.native.model import Floats
+from qdqbert.engines.native.shared_table import STEPS, joined
+from qdqbert.graph.edit import add_constant, constant_array, producer_of
+
+_OPERATORS = ("Mul", "Mul", "Cast", "Add")
+
+
+def add_shared_table(
+    graph: ir.Graph,
+    before: ir.Node,
+    base: str,
+    codes: ir.Value,
+    rest: ir.Value,
+    scale: ir.Value,
+) -> ir.Value:
+    """Add the matrix of a decoder, `(width, rows)`.
+
+    Args:
+        graph: The graph to change.
+        before: Node of the graph, before which the matrix is computed.
+        base: Start of the names of new nodes.
+        codes: Codes of the embedding table, `(rows, width)`.
+        rest: What they leave out, as `rest_of` returns it.
+        scale: Scale of the codes.
+    """
+    nodes: list[ir.Node] = []
+
+    def made(op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        name = f"{base}.decoder.{len(nodes)}"
+        nodes.append(ir.node(op_type, list(inputs), attributes, name=name))
+        return nodes[-1].outputs[0]
+
+    steps = add_constant(graph, f"{base}.decoder.steps", np.array(STEPS, np.int32))
+    step = add_constant(graph, f"{base}.decoder.step", np.array(1 / STEPS, np.float32))
+    upper = made("Mul", made("Cast", codes, to=ir.DataType.INT32), steps)
+    whole = made("Add", upper, made("Cast", rest, to=ir.DataType.INT32))
+    reals = made("Mul", made("Cast", whole, to=ir.DataType.FLOAT), step)
+    turned = made("Transpose", made("Mul", reals, scale), perm=[1, 0])
+    graph.insert_before(before, nodes)
+    return turned
+
+
+def read_shared_table(value: ir.Value) -> tuple[Floats, tuple[ir.Node, ...]] | None:
+    """Return the table `(rows, width)` that a value is, and the nodes that compute it.
+
+    Return `None` for other values than those that `add_shared_table` transposes.
+    """
+    nodes: list[ir.Node] = []
+    current: ir.Value | None = value
+    for op_type in _OPERATORS:
+        node = producer_of(current, op_type)
+        if node is None:
+            return None
+        nodes.append(node)
+        current = node.inputs[0]
+    upper, lower = producer_of(nodes[-1].inputs[0], "Mul"), producer_of(nodes[-1].inputs[1], "Cast")
+    first = None if upper is None else producer_of(upper.inputs[0], "Cast")
+    if upper is None or lower is None or first is None:
+        return None
+    codes, rest = (constant_array(each.inputs[0]) for each in (first, lower))
+    steps, scale = constant_array(upper.inputs[1]), constant_array(nodes[0].inputs[1])
+    if any(each is None or each.dtype != np.int8 or each.ndim != 2 for each in (codes, rest)):
+        return None
+    if codes is None or rest is None or scale is None or steps is None or steps != STEPS:
+        return None
+    table = joined(codes.astype(np.int8), rest.astype(np.int8), scale.astype(np.float32))
+    return table, (*nodes, upper, first, lower)

@@ -1,0 +1,158 @@
+"""The decoder of a masked LM has the weights of the embedding table: codes and their rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import transformers
+
+from encoder_reference import random_inputs
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.engines.native.checks import check_packed
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.shared_table import joined, rest_of
+from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
+from qdqbert.graph.encoder import read_encoder
+from qdqbert.graph.export import GraphBody, example_inputs
+from qdqbert.graph.passes.half_precision import to_half_precision
+from qdqbert.graph.qdq import float_graph, insert_qdq
+from qdqbert.graph.shared_table import read_shared_table
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.targets import TARGETS
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import make_plan
+
+# CamemBERT and XLM-RoBERTa have the modules of RoBERTa. ELECTRA's decoder reads a projection.
+FAMILIES = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta")
+WORDS = 1024
+
+
+@pytest.fixture(scope="module")
+def sited(save_tiny, export_once, tmp_path_factory) -> Callable[[str], tuple[ir.Model, Any]]:
+    """The sited graph and the sites of a masked LM."""
+    made = {}
+
+    def make(family: str) -> tuple[ir.Model, Any]:
+        if family not in made:
+            folder = tmp_path_factory.mktemp("tied")
+            save_tiny(folder, family, transformers.AutoModelForMaskedLM)
+            checkpoint = load_checkpoint(str(folder), task="fill-mask")
+            body = GraphBody.of(checkpoint)
+            model = insert_quantizers_(checkpoint.model, checkpoint.family)
+            graph = export_once(
+                model, body, example_inputs(checkpoint.input_names, checkpoint.task)
+            )
+            made[family] = (graph, model.sites)
+        return made[family]
+
+    return make
+
+
+def lowered(model: ir.Model, sites: Any, target: str, embeddings: str = "int8") -> ir.Model:
+    """Lower a graph for a target that needs no ranges."""
+    return lower(model, make_plan(TARGETS[target], sites, embeddings=embeddings), {}, {})
+
+
+def tables(model: ir.Model) -> list[np.dtype]:
+    """Return the dtypes of the matrices with a row or a column for each word."""
+    arrays = [constant_array(each) for each in model.graph.initializers.values()]
+    return [each.dtype for each in arrays if each.ndim == 2 and WORDS in each.shape]
+
+
+def decoder_of(model: ir.Model) -> tuple[ir.Node, ir.Node, np.ndarray]:
+    """Return the decoder's MatMul, the Transpose of its weight, and the weight."""
+    for node in model.graph:
+        transpose = producer_of(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
+        table = None if transpose is None else constant_array(transpose.inputs[0])
+        if table is not None and WORDS in table.shape:
+            return node, transpose, table
+    raise AssertionError("no decoder")
+
+
+def read_decoder(node: ir.Node) -> np.ndarray | None:
+    """Return the table that a MatMul multiplies by, if it is a shared one."""
+    transpose = producer_of(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
+    read = None if transpose is None else read_shared_table(transpose.inputs[0])
+    return None if read is None else read[0]
+
+
+def sqnr(reference: np.ndarray, found: np.ndarray) -> float:
+    return float(10 * np.log10(np.sum(reference**2) / np.sum((found - reference) ** 2)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_graph_has_one_table_of_codes(sited, run_plainly, family) -> None:
+    graph, sites = sited(family)
+    model = lowered(graph, sites, "onnxruntime-dynamic")
+    assert tables(model) == [np.int8, np.int8]
+    assert tables(float_graph(graph)) == [np.float32]
+
+
+def test_embeddings_in_float_are_stored_once_too(sited) -> None:
+    assert tables(lowered(*sited("bert"), "onnxruntime-dynamic", "float")) == [np.float32]
+
+
+def test_the_decoder_is_not_rounded_to_8_bits(sited, run_plainly) -> None:
+    graph, sites = sited("bert")
+    specs = make_plan(TARGETS["portable"], sites, embeddings="int8").specs
+    of_table = {name: spec if "word_embed" in name else None for name, spec in specs.items()}
+    model = insert_qdq(graph, of_table, {})
+    plain = model.clone()
+    matmul = next(node for node in plain.graph if read_decoder(node) is not None)
+    _, _, table = decoder_of(graph)
+    matmul.replace_input_with(1, add_constant(plain.graph, "turned", table.T))
+    inputs = random_inputs((3, 9))
+    expected, found, half = (
+        run_plainly(each, inputs)["logits"]
+        for each in (tidy(plain), model, to_half_precision(model.clone()))
+    )
+    assert sqnr(expected, found) > 80
+    assert sqnr(expected, half) > 25
+
+
+def test_a_transposed_copy_of_the_table_is_dropped(sited, run_plainly) -> None:
+    graph, sites = sited("bert")
+    copied = graph.clone()
+    matmul, _, table = decoder_of(copied)
+    matmul.replace_input_with(1, add_constant(copied.graph, "turned", table.T))
+    tidy(copied)
+    assert len(tables(float_graph(copied))) == 2
+    model, same = (lowered(each, sites, "onnxruntime-dynamic") for each in (copied, graph))
+    assert tables(model) == [np.int8, np.int8]
+    inputs = random_inputs((3, 9))
+    found, expected = (run_plainly(each, inputs)["logits"] for each in (model, same))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_decoder_with_other_weights_stays_in_float(sited) -> None:
+    graph, sites = sited("bert")
+    untied = graph.clone()
+    _, transpose, table = decoder_of(untied)
+    transpose.replace_input_with(0, add_constant(untied.graph, "other", table + 1))
+    dtypes = tables(lowered(untied, sites, "onnxruntime-dynamic"))
+    assert sorted(map(str, dtypes)) == ["float32", "int8"]
+
+
+def test_codes_and_their_rest_have_16_bits() -> None:
+    table = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
+    scale = np.abs(table).max(axis=0) / np.float32(127)
+    codes = np.rint(table / scale).astype(np.int8)
+    error = np.abs(joined(codes, rest_of(table, codes, scale), scale) - table)
+    # Half a step of 16 bits; a whole one where the rest would be 128.
+    assert (error <= scale / 256 * 1.01).all()
+    assert error.mean() < (scale / 256).mean() / 3
+
+
+@pytest.mark.parametrize("embeddings", ["int8", "float"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_native_file_has_one_table(sited, family, embeddings) -> None:
+    model = lowered(*sited(family), "native-dynamic", embeddings)
+    packed = pack_model(read_encoder(model, longest=64))
+    large = [name for name, each in packed.arrays.items() if each.size >= 16 * WORDS]
+    assert sorted(large) == (["word_rest", "words"] if embeddings == "int8" else ["words"])
+    assert packed.arrays["words"].dtype == (np.int8 if embeddings == "int8" else np.float32)
+    check_packed(packed)
