@@ -189,3 +189,29 @@ def test_the_folder_of_a_quantized_embedder_has_the_head_of_its_checkpoint(
     expected = read_sentence_head(reader(checkpoints("sentence")))
     assert found == expected
     assert found.files == expected.files
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("modules.json", "{", "not JSON"),
+        ("modules.json", "{}", "setting 'modules' is"),
+        ("modules.json", '[{"type": "a.Transformer"}]', r"setting 'modules\.0\.path' is missing"),
+        ("config_sentence_transformers.json", "[]", "object"),
+        ("config_sentence_transformers.json", '{"prompts": [1]}', "setting 'prompts' is"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', r"setting 'prompts\.a' is"),
+        ("config_sentence_transformers.json", '{"truncate_dim": "8"}', "setting 'truncate_dim'"),
+        ("sentence_bert_config.json", '{"max_seq_length": "64"}', "setting 'max_seq_length' is"),
+        ("1_Pooling/config.json", "null", "object"),
+    ],
+)
+def test_damaged_files_are_named_in_errors(name: str, text: str, place: str) -> None:
+    modules = [
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+    ]
+    pooling = json.dumps({"pooling_mode_mean_tokens": True})
+    files = {"modules.json": json.dumps(modules), "1_Pooling/config.json": pooling, name: text}
+    with pytest.raises(CheckpointError, match=place) as caught:
+        read_sentence_head(files.get)
+    assert name in str(caught.value)

@@ -12,6 +12,7 @@ from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, is_cross_encoder, join
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, task_of_architecture
 from qdqbert.errors import CheckpointError
+from qdqbert.json_files import parse_object
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _MERGE = (
@@ -75,8 +76,8 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> None:
             f"Checkpoint {name!r} has no {join(subfolder, _CONFIG)}. Expected a folder with "
             "config.json, model.safetensors and a tokenizer, as `save_pretrained` writes it."
         )
-    fields = json.loads(text)
-    if not isinstance(fields, Mapping) or not isinstance(fields.get("model_type"), str):
+    fields = parse_object(text, Path(name) / subfolder / _CONFIG)
+    if not isinstance(fields.get("model_type"), str):
         raise CheckpointError(
             f"The config.json of checkpoint {name!r} names no `model_type`, so its family is not "
             "known. Expected one that transformers wrote."

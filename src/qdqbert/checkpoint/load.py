@@ -29,6 +29,7 @@ from qdqbert.checkpoint.task_names import AUTO_CLASSES, check_outputs, head_of, 
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.json_files import read_text
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
@@ -373,7 +374,7 @@ def reader_of(name: str) -> ReadFile:
 
     def read(path: str) -> str | None:
         found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found).read_text(encoding="utf-8")
+        return None if found is None else read_text(Path(found))
 
     return read
 

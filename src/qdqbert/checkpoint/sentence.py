@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_text
 
 _POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -38,6 +39,9 @@ _PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
 
 _POOLING_FOLDER = "1_Pooling"
 _POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
+
+# Settings may name a length without a limit.
+_LONGEST = 2**63
 
 ReadFile = Callable[[str], str | None]
 """Returns the text of a file of the checkpoint by its path in it, `None` if it does not exist."""
@@ -115,8 +119,12 @@ def read_modules(read: ReadFile) -> dict[str, str] | None:
     modules = read(MODULES)
     if modules is None:
         return None
+    entries = Fields(
+        {"modules": parse_json(modules, MODULES)}, lambda reason: damaged(MODULES, reason)
+    )
     return {
-        str(entry["type"]).rpartition(".")[2]: str(entry["path"]) for entry in json.loads(modules)
+        each.text("type").rpartition(".")[2]: each.text("path")
+        for each in entries.children("modules")
     }
 
 
@@ -141,7 +149,7 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
     fields = read_layout_fields(read, paths["Transformer"])
     fields["files"] = {**({} if pooling is None else {_POOLING_CONFIG: pooling}), **fields["files"]}
     return SentenceHead(
-        pooling=_pooling_mode(json.loads(pooling or "{}")),
+        pooling=_pooling_mode(parse_object(pooling or "{}", _POOLING_CONFIG)),
         normalize="Normalize" in paths,
         **fields,
     )
@@ -159,7 +167,17 @@ def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
     """
     names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
     text = next((text for name in names if (text := read(name)) is not None), None)
-    settings = json.loads(text or "{}")
+    settings = parse_object(text or "{}", SETTINGS)
+    fields = Fields(settings, lambda reason: damaged(SETTINGS, reason))
+    if fields.has("max_seq_length"):
+        fields.integer("max_seq_length", 1, _LONGEST)
+    if fields.has("do_lower_case"):
+        fields.truth("do_lower_case")
+    if fields.has("processing_kwargs"):
+        arguments = fields.child("processing_kwargs")
+        for name in ("common", "text"):
+            if arguments.has(name) and arguments.child(name).has("max_length"):
+                arguments.child(name).integer("max_length", 1, _LONGEST)
     files = {SETTINGS: text, MODEL_SETTINGS: read(MODEL_SETTINGS)}
     return {
         "max_length": settings.get("max_seq_length") or _length_of(settings),
@@ -214,14 +232,23 @@ def choose_prompt(
 def read_model_settings(folder: Path) -> ModelSettings:
     """Return the settings of a folder; the defaults if sentence-transformers did not write it."""
     path = folder / MODEL_SETTINGS
-    return model_settings(path.read_text("utf-8") if path.is_file() else None)
+    return model_settings(read_text(path) if path.is_file() else None)
 
 
 def model_settings(text: str | None) -> ModelSettings:
     """Return the settings in the text of config_sentence_transformers.json; `None` for no file."""
-    config = json.loads(text or "{}")
+    config = parse_object(text or "{}", MODEL_SETTINGS)
+    fields = Fields(config, lambda reason: damaged(MODEL_SETTINGS, reason))
+    prompts = fields.child("prompts") if fields.has("prompts") else None
+    for name in ("default_prompt_name", "similarity_fn_name", "activation_fn"):
+        if fields.has(name):
+            fields.text(name)
+    if fields.has("truncate_dim"):
+        fields.integer("truncate_dim")
     return ModelSettings(
-        prompts=dict(config.get("prompts") or {}),
+        prompts={}
+        if prompts is None
+        else {name: prompts.text(name) if prompts.has(name) else "" for name in prompts.values},
         default_prompt_name=config.get("default_prompt_name"),
         similarity=config.get("similarity_fn_name"),
         truncate_dim=config.get("truncate_dim"),
@@ -291,8 +318,7 @@ def _pooling_mode(config: dict[str, Any]) -> PoolingMode:
 
 
 def _content(read: ReadFile, path: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(read(path) or "{}")
-    return content
+    return parse_object(read(path) or "{}", path)
 
 
 def join(folder: str, name: str) -> str:

@@ -61,9 +61,7 @@ class OnnxRuntimeRunner:
                 str(model), options, providers=provider_list(provider)
             )
         except Exception as error:  # its classes have no common parent
-            raise CheckpointError(
-                f"ONNX Runtime cannot load {str(model)!r}: {error}. Is the file damaged?"
-            ) from error
+            raise CheckpointError(f"ONNX Runtime cannot load {str(model)!r}: {error}") from error
         self._limits = index_limits(model)
         check_started(provider, self._session.get_providers())
         self.precision = float_type(provider)

@@ -65,9 +65,7 @@ class OpenVinoRunner:
         try:
             compiled = openvino.Core().compile_model(model, "CPU", settings)
         except RuntimeError as error:
-            raise CheckpointError(
-                f"OpenVINO cannot load {str(model)!r}: {error}. Is the file damaged?"
-            ) from error
+            raise CheckpointError(f"OpenVINO cannot load {str(model)!r}: {error}") from error
         self._limits = index_limits(model)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         # A tensor has several names where a Cast was removed. Prefer the name in the file.

@@ -18,6 +18,7 @@ from qdqbert.checkpoint.sentence import (
 from qdqbert.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.json_files import read_text
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
 SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
@@ -228,7 +229,7 @@ def _outputs(
 
 
 def _text_of(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    return read_text(path) if path.is_file() else None
 
 
 def refuse_truncate_dim(source: Source, why: str) -> None:

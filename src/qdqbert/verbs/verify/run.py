@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from qdqbert.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
-from qdqbert.choices import EngineName
+from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.evidence.checksums import CHECKSUMS, check_files
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
+from qdqbert.json_files import Fields
 from qdqbert.machine import cpu_features, cpu_name
 from qdqbert.progress import Progress
 from qdqbert.verbs.verify.options import VerifyOptions
@@ -114,8 +114,8 @@ def _obstacle(model: str, engine: EngineName, damaged: frozenset[str]) -> str | 
 
 def _stored_fidelity(artifact: Artifact) -> Iterator[tuple[str, EngineName, float]]:
     """Yield target, engine and SQNR of each graph that was measured on the stored rows."""
-    content = (artifact.directory / REPORT).read_text(encoding="utf-8")
-    for each in json.loads(content)["targets"]:
-        stored = each["verification_db"]
+    for each in Fields.of_file(artifact.directory / REPORT).children("targets"):
+        stored = each.get("verification_db")
         # JSON has no infinity, which is the SQNR of equal results.
-        yield each["target"], each["engine"], math.inf if stored is None else float(stored)
+        db = math.inf if stored is None else each.number("verification_db")
+        yield each.text("target"), each.choice("engine", ENGINE_NAMES), db  # type: ignore[misc]
