@@ -222,6 +222,19 @@ def make_tokenizer(special: tuple[str, ...]) -> Any:
     )
 
 
+def replace_cats_(folder: Path) -> Path:
+    """Give a tokenizer.json a step that transformers' BertTokenizer does not have: cat to dog."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    step = {"type": "Replace", "pattern": {"String": "cat"}, "content": "dog"}
+    content["normalizer"] = {"type": "Sequence", "normalizers": [step, content["normalizer"]]}
+    path.write_text(json.dumps(content))
+    settings = folder / "tokenizer_config.json"
+    changed = json.loads(settings.read_text()) | {"tokenizer_class": "BertTokenizer"}
+    settings.write_text(json.dumps(changed))
+    return folder
+
+
 def make_config(model_type: str, **changes: Any) -> Any:
     usual: dict[str, Any] = {"max_position_embeddings": POSITIONS, "num_hidden_layers": 1}
     special = BERT_SPECIAL if model_type in WITH_SEGMENTS else ROBERTA_SPECIAL

@@ -26,6 +26,7 @@ from qdqbert.artifact import (
     size_bytes,
     writing,
 )
+from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.files import write_json
@@ -353,9 +354,20 @@ def test_a_float_model_is_refused_with_the_command_that_quantizes_it(
     assert str(caught.value).endswith(f", or quantize it first: {command.format(path=path)}")
 
 
+@pytest.mark.parametrize("name", ["sentence", "classifier"])
+def test_other_programs_read_the_limit_of_the_folder_and_nothing_else_cuts(quantized, name) -> None:
+    folder = quantized(name).directory
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    assert (tokenizer["truncation"], tokenizer["padding"]) == (None, None)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == open_artifact(folder).max_length
+
+
 def test_a_reopened_artifact_runs(quantized) -> None:
     opened = open_artifact(quantized("sentence").directory)
-    tokens = opened.load_tokenizer()(["the cat sat", "rain"], padding=True, return_tensors="np")
+    tokens = load_tokenizer(str(opened.directory)).tokenizer(
+        ["the cat sat", "rain"], padding=True, return_tensors="np"
+    )
     runner = open_runner("onnxruntime", opened.model_for("onnxruntime"))
     outputs = runner.run({name: tokens[name] for name in opened.input_names})
     assert opened.task == "feature-extraction"

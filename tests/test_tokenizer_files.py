@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from qdqbert.errors import CheckpointError
-from qdqbert.tokenizer_files import raising, read_tokenizer
+from qdqbert.tokenizer_files import raising, read_tokenizer, set_limits
 
 
 def content() -> dict[str, Any]:
@@ -111,3 +111,26 @@ def test_other_errors_pass(write) -> None:
         raise KeyboardInterrupt
     with pytest.raises(TypeError), raising(path):
         read_tokenizer(path).tokenizer.encode(5)
+
+
+def test_limits_are_written_and_cutting_and_padding_are_not(tmp_path) -> None:
+    tokenizer = Tokenizer.from_str(json.dumps(content()))
+    stored = json.loads(tokenizer.to_str())
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"pad_token": "</s>", "max_length": 3, "model_max_length": 512}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    set_limits(tmp_path, 64)
+    assert json.loads((tmp_path / "tokenizer.json").read_text()) == stored
+    limits = {"max_length": 64, "model_max_length": 64}
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == config | limits
+
+
+def test_a_limit_is_added_only_to_files_that_there_are(tmp_path) -> None:
+    set_limits(tmp_path, 64)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    set_limits(tmp_path, 64)
+    found = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert found == {"model_max_length": 64}

@@ -169,12 +169,6 @@ class Artifact:
         check_config(Fields(content, lambda reason: damaged(path, reason)))
         return content
 
-    def load_tokenizer(self) -> Any:
-        """Return the tokenizer of transformers."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
-
     def load_config(self) -> Any:
         """Return the config of transformers; a plain one if the model came without."""
         from transformers import AutoConfig, PretrainedConfig

@@ -95,7 +95,8 @@ def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:
 def padding_of(tokenizer: Any, input_names: Sequence[str]) -> dict[str, int]:
     """Return the value that pads each input, by input name."""
     known = {
-        "input_ids": tokenizer.pad_token_id,
+        # Any token will do for a tokenizer without one: the mask hides it.
+        "input_ids": tokenizer.pad_token_id or 0,
         "attention_mask": 0,
         "token_type_ids": tokenizer.pad_token_type_id,
     }

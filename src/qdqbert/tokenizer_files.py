@@ -1,4 +1,4 @@
-"""Read tokenizer.json, which comes from outside, with the library `tokenizers`.
+"""Read tokenizer.json, which comes from outside, with the library `tokenizers`, and write limits.
 
 The library trusts some values. It allocates memory for each id up to the largest one, and others
 make it panic: its error is then no `Exception`.
@@ -16,9 +16,11 @@ from typing import Any
 import tokenizers
 
 from qdqbert.errors import CheckpointError
-from qdqbert.json_files import damaged, parse_object, read_text, shown
+from qdqbert.files import write_json
+from qdqbert.json_files import damaged, parse_object, read_json, read_text, shown
 
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 # The library counts from 0 to the largest id when it copies a tokenizer.
 _MOST_IDS = 2**24
@@ -56,6 +58,28 @@ def read_tokenizer(path: Path) -> TokenizerFile:
         tokenizer.encode("")
         tokenizer.encode("", "")
     return TokenizerFile(tokenizer=tokenizer, largest_id=largest)
+
+
+def set_limits(folder: Path, max_length: int) -> None:
+    """Write the longest input of a model next to its tokenizer, which itself neither cuts nor pads.
+
+    transformers, transformers.js and fastembed read `model_max_length`, and fastembed `max_length`,
+    too. In tokenizer.json is what transformers cut last, which other programs would apply.
+
+    Args:
+        folder: Folder with tokenizer.json and tokenizer_config.json, as far as there are some.
+        max_length: Longest input in tokens.
+    """
+    path = folder / TOKENIZER
+    if path.is_file():
+        content = read_json(path)
+        if content.get("truncation") or content.get("padding"):
+            write_json(path, {**content, "truncation": None, "padding": None})
+    path = folder / TOKENIZER_CONFIG
+    if path.is_file():
+        content = read_json(path)
+        names = {"model_max_length", *({"max_length"} & content.keys())}
+        write_json(path, {**content, **dict.fromkeys(sorted(names), max_length)})
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import transformers
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from transformers.utils import logging as transformers_logging
 
-from conftest import FLAT_POOLING, add_sentence_files
-from qdqbert.checkpoint import hub
+from conftest import FLAT_POOLING, add_sentence_files, replace_cats_
+from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import infer_task, load_checkpoint, read_config
 from qdqbert.checkpoint.sentence import SentenceHead
@@ -92,6 +92,22 @@ def test_an_encoder_in_a_subfolder_is_loaded(in_subfolder) -> None:
     checkpoint = load_checkpoint(in_subfolder)
     assert checkpoint.max_length == 32
     assert checkpoint.tokenizer("the cat")["input_ids"][0] == 2
+
+
+def test_tokenizer_json_is_used_and_transformers_differences_are_a_notice(
+    checkpoint_copy, monkeypatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "_SAMPLES", ("a cat", "a dog"))
+    checkpoint = load_checkpoint(str(replace_cats_(checkpoint_copy("bert"))))
+    assert checkpoint.tokenizer.tokenize("cat") == ["dog"]
+    assert "tokenize 1 of 2 sample texts differently" in checkpoint.notices[-1]
+
+
+def test_a_tokenizer_json_that_cannot_be_read_is_named(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Word"}}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        load_checkpoint(str(folder))
 
 
 def test_the_task_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:

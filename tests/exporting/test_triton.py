@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shutil
 import sys
 import types
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from tokenizers import Tokenizer
 
 import qdqbert
 from qdqbert.errors import UserInputError
@@ -69,6 +71,17 @@ def test_the_repository_has_three_models(repository) -> None:
         *("embedder_tokenizer/1/model.py", "embedder_tokenizer/1/tokenizer.json"),
         *("embedder_model/1/model.onnx", "embedder/1/.keep"),
     }
+
+
+def test_the_tokenizer_of_an_earlier_folder_does_not_cut(quantized, tmp_path) -> None:
+    folder = tmp_path / "earlier"
+    shutil.copytree(quantized("sentence").directory, folder)
+    stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    stored.enable_truncation(4)
+    stored.save(str(folder / "tokenizer.json"))
+    qdqbert.export(folder, to="triton", output=tmp_path / "models", name="embedder")
+    path = tmp_path / "models" / "embedder_tokenizer" / "1" / "tokenizer.json"
+    assert json.loads(path.read_text())["truncation"] is None
 
 
 def test_both_steps_give_the_embeddings_of_the_folder(repository, quantized, monkeypatch) -> None:

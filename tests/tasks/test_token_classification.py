@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import RobertaTokenizer
+from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded, make_batches
@@ -100,9 +100,12 @@ def test_words_beyond_the_end_are_counted(tokenizer) -> None:
     )
 
 
-def test_byte_level_tokenizers_get_a_space_before_each_word() -> None:
+@pytest.mark.parametrize("has_own_class", [True, False])
+def test_byte_level_tokenizers_get_a_space_before_each_word(has_own_class) -> None:
     vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 5, "\u0120": 6}
     plain = RobertaTokenizer(vocab=vocab | {"\u0120a": 7}, merges=[("\u0120", "a")])
+    if not has_own_class:
+        plain = PreTrainedTokenizerFast(tokenizer_object=plain.backend_tokenizer)
     made = encode([TokenExample(words=("a", "a"))], plain, names=("input_ids",))
     assert made.encoded.inputs[0]["input_ids"].tolist() == [0, 7, 7, 2]
     assert made.places[0].tolist() == [1, 2]

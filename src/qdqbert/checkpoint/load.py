@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from tokenizers import normalizers
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
@@ -26,6 +25,7 @@ from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, check_outputs, head_of, tasks_of
+from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer, put_lower_case_first_
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
@@ -125,7 +125,9 @@ def load_checkpoint(
     )
     weight_notices = check_weights(name, model, chosen, info, needs_head=new_head is None)
     layout = head or cross_encoder
-    tokenizer = _load_tokenizer(name, subfolder, lower_case=bool(layout and layout.lower_case))
+    tokenizer, token_notices = _load_tokenizer(
+        name, subfolder, lower_case=bool(layout and layout.lower_case)
+    )
     _check_vocabulary(name, model, tokenizer)
     limits = (
         family.longest_input(config),
@@ -142,7 +144,7 @@ def load_checkpoint(
         max_length=int(min(filter(None, limits))),
         input_names=_input_names(tokenizer, config),
         cross_encoder=cross_encoder,
-        notices=(*head_notices, *pair_notices, *weight_notices),
+        notices=(*head_notices, *pair_notices, *weight_notices, *token_notices),
     )
 
 
@@ -288,20 +290,16 @@ def _model_class(task: TaskName, config: Any) -> Any:
     return mapping[type(config)]
 
 
-def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> Any:
-    tokenizer = _from_transformers(
-        name, transformers.AutoTokenizer.from_pretrained, name, subfolder=subfolder, use_fast=True
-    )
+def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> LoadedTokenizer:
+    loaded: LoadedTokenizer = _call(name, load_tokenizer, name, subfolder=subfolder)
+    tokenizer = loaded.tokenizer
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise CheckpointError(
             f"Checkpoint {name!r} has no tokenizer; expected tokenizer.json or a vocabulary."
         )
     if lower_case:
-        # As sentence-transformers does for `do_lower_case` in its settings.
-        backend = tokenizer.backend_tokenizer
-        steps = [normalizers.Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
-        backend.normalizer = normalizers.Sequence(steps)
-    return tokenizer
+        put_lower_case_first_(tokenizer)
+    return loaded
 
 
 def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import qdqbert.inference.load
+from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import to_decibels
-from qdqbert.exporting.samples import HARD
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
 from qdqbert.inference.classification import Classify
 from qdqbert.inference.tokenizer import FolderTokenizer

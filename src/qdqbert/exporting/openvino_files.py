@@ -24,6 +24,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.exporting.checks import Item
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source
 from qdqbert.exporting.tokenizer_file import equivalent_tokenizer
+from qdqbert.tokenizer_files import set_limits
 
 with openvino_telemetry_disabled():
     import openvino
@@ -118,6 +119,7 @@ def write_settings(source: Source, folder: Path) -> None:
         path = source.artifact.directory / name
         if path.is_file():
             shutil.copyfile(path, folder / name)
+    set_limits(folder, source.artifact.max_length)
     if source.outputs == (LAST_HIDDEN_STATE,):
         settings = pooling_of(source)
         text = _SERVER_GRAPH.format(

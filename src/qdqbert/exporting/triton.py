@@ -34,6 +34,7 @@ from qdqbert.exporting.checks import (
 from qdqbert.exporting.formats import Format
 from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import SENTENCE_EMBEDDING, Source, refuse_truncate_dim
+from qdqbert.tokenizer_files import set_limits
 
 MAX_BATCH = 64
 """Most texts of a batch."""
@@ -182,6 +183,7 @@ def _write(source: Source, folder: Path) -> None:
     tokenizer = folder / f"{source.name}_tokenizer" / _VERSION
     shutil.copyfile(triton_tokenizer.__file__, tokenizer / "model.py")
     shutil.copyfile(source.artifact.directory / "tokenizer.json", tokenizer / "tokenizer.json")
+    set_limits(tokenizer, source.artifact.max_length)
     model = folder / f"{source.name}_model" / _VERSION
     shutil.copyfile(source.graph, model / source.graph.name)
     if weights_of(source.graph).exists():

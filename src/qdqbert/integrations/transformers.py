@@ -21,6 +21,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import ModelOutput
 
+from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.errors import UserInputError
 from qdqbert.inference.load import load
@@ -84,7 +85,7 @@ def pipeline(
             f"run it: {', '.join(fitting)}.",
             argument="task",
         )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model.directory)
+    tokenizer = load_tokenizer(str(model.directory)).tokenizer
     tokenizer.model_max_length = model.max_length
     name = task or fitting[0]
     settings: dict[str, Any] = {}

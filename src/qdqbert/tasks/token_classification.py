@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
 
 from qdqbert.encoding import Batch, Encoded, in_chunks, padding_of
 from qdqbert.errors import CheckpointError, DataFileError
@@ -123,12 +123,11 @@ def _word_tokenizer(tokenizer: Any) -> Any:
             "Tags of words need a tokenizer that knows the word of each token, one of the library "
             f"`tokenizers`, got {type(tokenizer).__name__}. Save the checkpoint with a fast one."
         )
-    has_option = "add_prefix_space" in inspect.signature(type(tokenizer)).parameters
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if not has_option or getattr(splitter, "add_prefix_space", True):
+    if not isinstance(splitter, pre_tokenizers.ByteLevel) or splitter.add_prefix_space:
         return tokenizer
     changed = copy.deepcopy(tokenizer)
-    changed.backend_tokenizer.pre_tokenizer = type(splitter)(add_prefix_space=True)
+    changed.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     return changed
 
 

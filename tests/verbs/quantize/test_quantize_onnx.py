@@ -13,8 +13,11 @@ import onnx
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 import qdqbert
+from conftest import replace_cats_
+from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
@@ -133,6 +136,26 @@ def test_the_folder_records_the_task_and_the_classes(made, float_graph) -> None:
     assert (folder / "tokenizer.json").is_file()
     config = json.loads((folder / "config.json").read_text())
     assert config["id2label"] == {"0": "Negative", "1": "Neutral", "2": "Positive"}
+
+
+def test_tokenizer_json_is_used_for_calibration_and_the_folder(
+    float_graph, options, checkpoint_copy, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(tokenizers_of_transformers, "_SAMPLES", ("a cat",))
+    tokenizer = replace_cats_(checkpoint_copy("classifier"))
+    report = qdqbert.quantize(
+        float_graph,
+        tmp_path / "int8",
+        **{**options, "tokenizer": str(tokenizer), "max_length": 16},
+    )
+    assert any("differently from tokenizer.json" in notice for notice in report.notices)
+    own = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    written = Tokenizer.from_file(str(tmp_path / "int8" / "tokenizer.json"))
+    assert written.to_str() == own.to_str()
+    config = json.loads((tmp_path / "int8" / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == 16
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "int8")
+    assert theirs("a cat")["input_ids"] == own.encode("a dog").ids
 
 
 def test_the_folder_can_be_evaluated(made, write_file) -> None:

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
 import qdqbert
+from conftest import replace_cats_
 from qdqbert.artifact import TRAINING_FORMAT
+from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.checkpoint.sentence import read_sentence_head
 from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import sited_model
@@ -260,6 +263,21 @@ def test_a_trained_checkpoint_keeps_its_length_and_the_settings_of_its_task(
     assert record["max_length"] == 9
     expected = {"doc_stride": 7, "n_best_size": 3, "seed": 4}
     assert expected.items() <= record["task_options"].items()
+
+
+def test_training_and_its_folder_use_tokenizer_json(classifier, tmp_path, out, monkeypatch) -> None:
+    monkeypatch.setattr(tokenizers_of_transformers, "_SAMPLES", ("a cat",))
+    folder = replace_cats_(Path(shutil.copytree(classifier.checkpoint, tmp_path / "model")))
+    options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
+    report = qdqbert.train(folder, out, qat=True, **options)
+    assert any("differently from tokenizer.json" in notice for notice in report.notices)
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    written = Tokenizer.from_file(str(out / "tokenizer.json"))
+    assert written.to_str() == own.to_str()
+    trained = load_model(str(out))
+    assert trained.tokenizer("a cat")["input_ids"] == own.encode("a dog").ids
+    config = json.loads((out / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == load_model(str(folder)).max_length
 
 
 def test_a_new_head_has_the_classes_of_the_data(files_of, classifier, out) -> None:

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PretrainedConfig
 
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
@@ -26,6 +20,7 @@ from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
+from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer, put_lower_case_first_
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import SENTENCE_EMBEDDING
@@ -151,7 +146,7 @@ def load_tokenizer_and_config(
     Raises:
         UserInputError: There is no tokenizer, or tokenizer or config belong to another model.
     """
-    loaded, config, has_labels = _load(tokenizer, path)
+    (loaded, token_notices), config, has_labels = _load(tokenizer, path)
     # The tokenizer has to return what the graph reads: RoBERTa's returns no token types.
     loaded.model_input_names = list(runner.input_names)
     _check_vocabulary(path, runner.vocabulary_size, config)
@@ -165,6 +160,8 @@ def load_tokenizer_and_config(
     # A pooled graph is complete, whatever modules it was made of.
     if task in _WITH_LAYOUT and SENTENCE_EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
+    if layout and layout.lower_case:
+        put_lower_case_first_(loaded)
     stored_length = layout.max_length if layout else None
     lengths = (_max_length(loaded, config), runner.max_length, stored_length)
     if config is None:
@@ -193,7 +190,7 @@ def load_tokenizer_and_config(
         model_type=model_type,
         max_length=min(filter(None, lengths)),
         cross_encoder=cross_encoder,
-        notices=(*notices, *pooling_notices, *pair_notices),
+        notices=(*notices, *pooling_notices, *pair_notices, *token_notices),
     )
 
 
@@ -298,14 +295,14 @@ def _check_language_model(
         )
 
 
-def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
+def _load(given: str | None, path: Path) -> tuple[LoadedTokenizer, Any, bool]:
     """Return tokenizer, config and whether the config names classes; no config is `None`."""
     name = given or str(path.parent)
     subject = f"`tokenizer={given!r}`" if given else f"The tokenizer next to graph {path.name!r}"
     hint = "" if given else "Put it there, or pass `tokenizer`. "
     fields = _config_fields(given, path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        loaded = load_tokenizer(name)
     except _UNREADABLE as error:
         reason = one_line(str(error).strip().partition("\n")[0])
         raise UserInputError(
@@ -313,16 +310,16 @@ def _load(given: str | None, path: Path) -> tuple[Any, Any, bool]:
             "tokenizer.json, or a hub id.",
             argument="tokenizer",
         ) from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+    if len(loaded.tokenizer) <= len(loaded.tokenizer.all_special_tokens):
         raise UserInputError(
             f"{subject} has no vocabulary; expected tokenizer.json or vocab.txt. {hint}".rstrip(),
             argument="tokenizer",
         )
     # A family that transformers does not know needs no config: its graph is enough.
     if fields.get("model_type") not in CONFIG_MAPPING:
-        return tokenizer, None, False
+        return loaded, None, False
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except _UNREADABLE as error:
         raise _unusable_config(given, path, error) from error
-    return tokenizer, config, "id2label" in fields or "num_labels" in fields
+    return loaded, config, "id2label" in fields or "num_labels" in fields

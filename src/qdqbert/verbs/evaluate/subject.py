@@ -9,6 +9,7 @@ from typing import Any
 
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.checkpoint.task_names import check_outputs
+from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
@@ -248,7 +249,7 @@ def _load_artifact(directory: Path, request: Request) -> Subject:
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],
         runner=open_runner(engine, artifact.model_for(engine, target), provider=request.provider),
-        tokenizer=artifact.load_tokenizer(),
+        tokenizer=load_tokenizer(str(directory)).tokenizer,
         input_names=artifact.input_names,
         id2label=config.id2label,
         max_length=length,

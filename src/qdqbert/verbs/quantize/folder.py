@@ -25,6 +25,7 @@ from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
+from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
@@ -284,7 +285,7 @@ def write_folder(
     if source.generation_config is not None:
         # `save_pretrained` refuses settings with which transformers only warns when it generates.
         source.generation_config.to_json_file(folder / GENERATION)
-    source.tokenizer.save_pretrained(folder)
+    write_tokenizer(source.tokenizer, folder, max_length=manifest["max_length"])
     if source.head is not None:
         write_sentence_head(source.head, folder, hidden=source.config.hidden_size)
     if source.cross_encoder is not None:

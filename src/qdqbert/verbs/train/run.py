@@ -16,6 +16,7 @@ from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, read_train
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
+from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.files import json_values, write_json
@@ -86,7 +87,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     trained = read_training(Path(options.model))
     data = encode_data(task, checkpoint, examples, options, trained=trained, progress=progress)
     teacher = _make_teacher(options, task, checkpoint, teacher_checkpoint, arguments)
-    notices = [*examples.notices, *data.notices]
+    notices = [*checkpoint.notices, *examples.notices, *data.notices]
     calibrated_on: list[str] = []
     if options.qat:
         if sited_model(checkpoint.model).quantizers:
@@ -295,7 +296,7 @@ def write_folder(
     model: Any = checkpoint.model
     with writing(Path(options.output), overwrite=options.overwrite) as folder:
         model.save_pretrained(folder)
-        checkpoint.tokenizer.save_pretrained(folder)
+        write_tokenizer(checkpoint.tokenizer, folder, max_length=checkpoint.max_length)
         if checkpoint.head is not None:
             write_sentence_head(checkpoint.head, folder, hidden=checkpoint.config.hidden_size)
         if checkpoint.cross_encoder is not None:

@@ -1,0 +1,184 @@
+"""Load and write tokenizers of transformers that give the ids of tokenizer.json.
+
+transformers 5 takes little more than the vocabulary of a tokenizer.json. The normalizer, the
+pre-tokenizer, the model and the post-processor of most tokenizers are those of their class, which
+are not always those that the model was trained with, and that other runtimes read from the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+import transformers
+from tokenizers import AddedToken, normalizers
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils.hub import cached_file
+
+from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
+from qdqbert.files import write_json
+from qdqbert.json_files import read_json
+from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, read_tokenizer, set_limits
+
+# A class of this name, which versions 4 and 5 of transformers know, takes the file as it is.
+_AS_STORED = "PreTrainedTokenizerFast"
+# Texts beyond the samples can show a difference of these. The others act on all texts alike.
+_STEPS = frozenset({"normalizer", "pre-tokenizer"})
+_SAMPLES: Sequence[str] = (*HARD.values(), SPECIAL_TOKENS)
+
+
+class LoadedTokenizer(NamedTuple):
+    """A tokenizer of transformers, and sentences for the user."""
+
+    tokenizer: Any
+    notices: tuple[str, ...] = ()
+
+
+def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
+    """Load the tokenizer of a folder or of a model of the hub.
+
+    If there is a tokenizer.json, the tokenizer gives its ids. What the file does not say, such as
+    the names of special tokens and added tokens, comes from the other files, as in transformers.
+
+    Args:
+        name: The folder, or the hub id.
+        subfolder: Folder in it that has the files.
+
+    Raises:
+        CheckpointError: The library `tokenizers` cannot read tokenizer.json.
+        OSError: There is no tokenizer. transformers raises errors of other classes, too.
+    """
+    path = cached_file(
+        name, TOKENIZER, subfolder=subfolder, _raise_exceptions_for_missing_entries=False
+    )
+    places = {"subfolder": subfolder, "trust_remote_code": False}
+    if path is None:
+        return LoadedTokenizer(transformers.AutoTokenizer.from_pretrained(name, **places))
+    own = read_tokenizer(Path(path)).tokenizer
+    try:
+        built = transformers.AutoTokenizer.from_pretrained(name, **places)
+    except Exception as error:
+        # Classes raise all kinds of errors for the file of another kind of model.
+        if "auto_map" in get_tokenizer_config(name, subfolder=subfolder):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        notice = (
+            f"transformers {_version()} cannot build this tokenizer, so that tokenizer.json is "
+            f"used as it is, as by other runtimes. The reason: {reason}"
+        )
+        return LoadedTokenizer(_as_stored(name, places, own, None), (notice,))
+    if built.is_fast and _parts(built.backend_tokenizer) == _parts(own):
+        return LoadedTokenizer(built)
+    stored = _as_stored(name, places, own, built)
+    differing = sum(_ids(built, text) != _ids(stored, text) for text in _SAMPLES)
+    if built.is_fast and not differing and not _parts_that_differ(built, own) & _STEPS:
+        # The name of a class tells some programs what the tokenizer returns, so that it is kept.
+        built._tokenizer = own
+        return LoadedTokenizer(built)
+    where = ", ".join(sorted(_parts_that_differ(built, own))) or "all of it"
+    notice = (
+        f"transformers {_version()} would tokenize {differing} of {len(_SAMPLES)} sample texts "
+        f"differently from tokenizer.json ({where}). tokenizer.json is used, as by other runtimes."
+    )
+    return LoadedTokenizer(stored, (notice,) if differing else ())
+
+
+def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:
+    """Write a tokenizer so that all programs give its ids, and cut at the same length.
+
+    Args:
+        tokenizer: The tokenizer, of transformers.
+        folder: The folder.
+        max_length: Longest input in tokens.
+    """
+    tokenizer.save_pretrained(folder)
+    set_limits(folder, max_length)
+    if type(tokenizer) is transformers.TokenizersBackend:
+        content = read_json(folder / TOKENIZER_CONFIG)
+        # Other classes are known to make these inputs.
+        names = {"model_input_names": tokenizer.model_input_names}
+        write_json(folder / TOKENIZER_CONFIG, {**content, **names, "tokenizer_class": _AS_STORED})
+
+
+def put_lower_case_first_(tokenizer: Any) -> None:
+    """Change a tokenizer as `do_lower_case` of sentence-transformers does: to lower case first."""
+    backend = tokenizer.backend_tokenizer
+    steps = [normalizers.Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
+    backend.normalizer = normalizers.Sequence(steps)
+
+
+def _as_stored(name: str, places: dict[str, Any], own: tokenizers.Tokenizer, built: Any) -> Any:
+    """Return the tokenizer of a file, with what else transformers knows about it.
+
+    Args:
+        name: The folder, or the hub id.
+        places: Arguments of `from_pretrained`.
+        own: The content of tokenizer.json. It gets the added tokens of the other files.
+        built: The tokenizer that transformers builds, if it can.
+    """
+    stored = transformers.TokenizersBackend.from_pretrained(name, **places)
+    # Tokens that only the class of a tokenizer names count if the model knows them.
+    known = [token for token in _added(built) if own.token_to_id(token.content) is not None]
+    mine = {token.content for token in own.get_added_tokens_decoder().values()}
+    for token in (*known, *_added(stored)):
+        if token.content not in mine:
+            add = own.add_special_tokens if token.special else own.add_tokens
+            add([token])
+            mine.add(token.content)
+    stored._tokenizer = own
+    if built is None:
+        return stored
+    stored.model_input_names = list(built.model_input_names)
+    for attribute, token in built.special_tokens_map.items():
+        if attribute in stored.SPECIAL_TOKENS_ATTRIBUTES and own.token_to_id(token) is not None:
+            setattr(stored, attribute, token)
+    return stored
+
+
+def _added(tokenizer: Any) -> list[AddedToken]:
+    """Return the added tokens of a tokenizer, in the order of their ids."""
+    if tokenizer is None:
+        return []
+    return [token for _, token in sorted(tokenizer.added_tokens_decoder.items())]
+
+
+def _parts(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Return all that the ids of a tokenizer, and the texts of ids, depend on, by name."""
+    steps = {
+        "normalizer": backend.normalizer,
+        "pre-tokenizer": backend.pre_tokenizer,
+        "post-processor": backend.post_processor,
+        "decoder": backend.decoder,
+    }
+    states = {
+        name: None if step is None else json.loads(step.__getstate__())
+        for name, step in steps.items()
+    }
+    added = sorted(backend.get_added_tokens_decoder().items())
+    states["added tokens"] = [(index, token.__getstate__()) for index, token in added]
+    return {**states, "model": backend.model.__getstate__()}
+
+
+def _parts_that_differ(built: Any, own: tokenizers.Tokenizer) -> set[str]:
+    """Return the names of the parts that differ; none for a tokenizer in Python."""
+    if not built.is_fast:
+        return set()
+    mine, theirs = _parts(own), _parts(built.backend_tokenizer)
+    # A decoder makes texts of ids.
+    return {name for name, part in theirs.items() if part != mine[name]} - {"decoder"}
+
+
+def _ids(tokenizer: Any, text: str) -> Any:
+    """Return ids and segments of a text, alone and in a pair; `None` if the library fails."""
+    try:
+        found = [tokenizer(*texts, verbose=False) for texts in ((text,), ("A text.", text))]
+    except Exception:
+        return None
+    return [[each[name] for name in sorted(each)] for each in found]
+
+
+def _version() -> str:
+    return str(transformers.__version__).partition(".")[0]
