@@ -92,7 +92,7 @@ def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch, capsys, 
         (
             ["serve", "--recipe=full"],
             "Error: `--recipe` is an option of `qdqbert quantize`, `qdqbert analyze`, "
-            "`qdqbert serve`.\n",
+            "`qdqbert train`, not of `qdqbert serve`.\n",
         ),
         (
             ["quantize", "--outptu", "x"],
