@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from qdqbert.engines.native.model import (
+from qdqbert.encoders.model import (
     Attention,
     Codes,
     Embeddings,
@@ -90,7 +90,7 @@ def round_trip(x: Array, codes: RoundTrip | None) -> Array:
 
 
 def norm(x: Array, layer: Norm) -> Array:
-    centered = x - x.mean(axis=-1, keepdims=True)
+    centered = x - x.mean(axis=-1, keepdims=True) * layer.subtracts_mean
     variance = (centered**2).mean(axis=-1, keepdims=True)
     return centered / np.sqrt(variance + layer.epsilon) * layer.weight + layer.bias
 
@@ -110,7 +110,7 @@ def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
         total = total + look_up(embeddings.positions, positions)
     if embeddings.token_types is not None:
         total = total + look_up(embeddings.token_types, token_types)
-    total = norm(total, embeddings.norm)
+    total = optional_norm(total, embeddings.norm)
     return total if embeddings.projection is None else linear(total, embeddings.projection)
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 import encoder_reference
-from qdqbert.engines.native.model import (
+from qdqbert.encoders.model import (
     Activation,
     Attention,
     Codes,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.engines.native.model import Floats
+from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.shared_table import STEPS, joined
 from qdqbert.graph.edit import add_constant, constant_array, producer_of
 

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from qdqbert.engines.native import cache
-from qdqbert.engines.native.cache import cache_folder, compiled
+from qdqbert.engines.native.cache import compiled, kernels_folder
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import I64, PTR, Module
 
@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_be_written_is_not_used(tmp_path, count) -> None:
 
 def test_the_folder_is_in_the_users_cache(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "qdqbert" / "kernels"
+    assert kernels_folder() == tmp_path / "qdqbert" / "kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "qdqbert" / "kernels"
+    assert kernels_folder() == tmp_path / "home" / ".cache" / "qdqbert" / "kernels"

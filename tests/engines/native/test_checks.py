@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_models import DISENTANGLED, MODERN, Shape, random_model
+from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
-from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.packed import Packed, pack_model
 from qdqbert.engines.native.program import Program
 from qdqbert.errors import CheckpointError

@@ -14,7 +14,7 @@ import pytest
 import native_guard
 from native_guard import digest
 from native_models import DISENTANGLED, LIMIT, MODERN, ROUNDED, Shape, random_batch, random_model
-from qdqbert.engines.native.model import Head, HeadOutput
+from qdqbert.encoders.model import Head, HeadOutput
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from native_models import DISENTANGLED, MODERN, Shape, random_model
+from qdqbert.encoders.model import Residual
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS, usable_sets
-from qdqbert.engines.native.model import Residual
 from qdqbert.engines.native.packed import _fits_16_bits, pack_model
 from qdqbert.engines.native.program import Program
 from qdqbert.errors import GraphError

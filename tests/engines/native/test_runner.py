@@ -27,7 +27,7 @@ from native_models import (
     random_batch,
     random_model,
 )
-from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm
+from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.records import MAILBOX
 from qdqbert.engines.native.runner import NativeRunner

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import llvmlite
 
+from qdqbert.cache import cache_folder
 from qdqbert.engines.native.compiler import compile_object, process_triple
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import Module
@@ -17,10 +18,9 @@ from qdqbert.files import write_bytes
 _DIGEST = hashlib.sha256().digest_size
 
 
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels: `qdqbert/kernels` in the user's cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "qdqbert" / "kernels"
+def kernels_folder() -> Path:
+    """Return the folder of compiled kernels."""
+    return cache_folder() / "kernels"
 
 
 def compiled(module: Module, isa: InstructionSet, folder: Path | None = None) -> bytes:
@@ -32,9 +32,9 @@ def compiled(module: Module, isa: InstructionSet, folder: Path | None = None) ->
     Args:
         module: The kernels.
         isa: The instruction set.
-        folder: The cache; `cache_folder()` by default.
+        folder: The cache; `kernels_folder()` by default.
     """
-    folder = cache_folder() if folder is None else folder
+    folder = kernels_folder() if folder is None else folder
     # A home folder may be that of machines with different processors.
     key = f"{llvmlite.__version__}\n{process_triple()}\n{isa}\n{module.text()}"
     path = folder / f"{isa.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"

@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from qdqbert.encoders.model import Pooling
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.model import Pooling
 from qdqbert.engines.native.packed import Packed, padded
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import LARGEST_FLOAT, Fields
@@ -153,7 +153,7 @@ def _embeddings(settings: Fields, positions: int, words: tuple[int, int]) -> Ite
         yield "word_scale", np.float32, (width,)
     yield "positions", np.float32, (positions if embeddings.truth("has_positions") else 1, width)
     yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, width)
-    yield from _norm(embeddings.child("norm"), "embedding_norm", own)
+    yield from _optional_norm(embeddings, "norm", "embedding_norm", own)
 
 
 def _relative(
@@ -239,6 +239,7 @@ def _float_linear(
 def _norm(settings: Fields, name: str, width: int) -> Iterator[Expected]:
     settings.equal("width", width)
     settings.number("epsilon", 0)
+    settings.truth("subtracts_mean")
     for part in ("weight", "bias"):
         yield f"{name}.{part}", np.float32, (padded(width),)
 

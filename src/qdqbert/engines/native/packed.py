@@ -13,21 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.functions import ROUNDING
-from qdqbert.engines.native.kernels.dot import PANEL, pack
-from qdqbert.engines.native.kernels.product import pack_floats
-from qdqbert.engines.native.model import (
-    Codes,
+from qdqbert.encoders.model import (
     EncoderModel,
     Floats,
     Layer,
     Linear,
     Norm,
-    RelativePositions,
     Rotary,
     RoundTrip,
     Table,
 )
+from qdqbert.engines.native.computed import check_model, same_codes
+from qdqbert.engines.native.functions import ROUNDING
+from qdqbert.engines.native.kernels.dot import PANEL, pack
+from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.shared_table import joined, rest_of
 from qdqbert.errors import GraphError
 
@@ -87,7 +86,7 @@ class _Packer:
 
     def pack(self) -> Packed:
         model = self._model
-        _check(model)
+        check_model(model)
         attention = model.layers[0].attention
         layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
         settings = {
@@ -129,7 +128,7 @@ class _Packer:
             rows = _in_float(table)[:limit] if name == "positions" else _in_float(table)
             self._arrays[name] = _wide(rows, width)
         return {
-            "norm": self._norm("embedding_norm", tables.norm),
+            "norm": self._optional_norm("embedding_norm", tables.norm),
             "width": tables.words.rows.shape[1],
             "projection": None
             if tables.projection is None
@@ -159,7 +158,7 @@ class _Packer:
                 )
                 for part, linear in projections.items()
             },
-            "shares_codes": _same_codes(tuple(projections.values())),
+            "shares_codes": same_codes(tuple(projections.values())),
             **self._roundings(name, layer),
             "output": output,
             "window": attention.window,
@@ -323,7 +322,11 @@ class _Packer:
         width = padded(len(norm.weight))
         self._arrays[f"{name}.weight"] = _wide(norm.weight, width)
         self._arrays[f"{name}.bias"] = _wide(norm.bias, width)
-        return {"epsilon": norm.epsilon, "width": len(norm.weight)}
+        return {
+            "epsilon": norm.epsilon,
+            "width": len(norm.weight),
+            "subtracts_mean": norm.subtracts_mean,
+        }
 
     def _optional_norm(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
         return None if norm is None else self._norm(name, norm)
@@ -366,113 +369,12 @@ class _Packer:
         return {"depth": deep, "columns": count, "width": rows, "tied": is_tied}
 
 
-def _check(model: EncoderModel) -> None:
-    """Refuse what the kernels do not compute."""
-    for index, layer in enumerate(model.layers):
-        if _common(layer) != _common(model.layers[0]):
-            raise GraphError(f"The native engine needs equal layers; layer {index} differs from 0.")
-        bias, wanted = layer.attention.position_bias, (layer.attention.heads, 2 * model.limit - 1)
-        if bias is not None and bias.shape != wanted:
-            raise GraphError(f"The position bias of layer {index} is {bias.shape}, not {wanted}.")
-        attention = layer.attention
-        if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
-            raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
-        _check_norms(layer, index)
-        _check_relative(layer.attention.relative, model, index)
-        if layer.gate is not None and not _same_codes((layer.up, layer.gate)):
-            raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
-        linears = (attention.query, attention.key, attention.value, attention.output)
-        if any(each.codes is None for each in (*linears, layer.up, layer.down)):
-            raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
-        first = model.layers[0].up.codes
-        if any(
-            each.codes and first and each.codes.dynamic != first.dynamic
-            for each in (*linears, layer.up, layer.down)
-        ):
-            raise GraphError(
-                "The native engine needs either static or dynamic scales in all linear layers; "
-                f"layer {index} has both."
-            )
-
-
-def _check_relative(relative: RelativePositions | None, model: EncoderModel, index: int) -> None:
-    """Refuse tables of relative positions that differ in form from those of the first layer."""
-    first = model.layers[0].attention.relative
-    if relative is None or first is None:
-        return
-    tables = [each for each in (relative.keys, relative.queries) if each is not None]
-    has_all = (relative.keys is None, relative.queries is None) == (
-        first.keys is None,
-        first.queries is None,
-    )
-    steps = np.diff(relative.rows)
-    is_ordered = bool((steps >= 0).all() or (steps <= 0).all())
-    counts = {each.shape[1] for each in (*tables, first.keys, first.queries) if each is not None}
-    if not (
-        has_all
-        and is_ordered
-        and len(counts) == 1
-        and relative.rows.shape == (2 * model.limit - 1,)
-        and np.array_equal(relative.rows, first.rows)
-        and relative.rows.min() >= 0
-        and relative.rows.max() < max(counts)
-    ):
-        raise GraphError(
-            "The native engine needs equal relative positions in all layers, in the order of the "
-            f"distance; those of layer {index} differ."
-        )
-
-
-def _check_norms(layer: Layer, index: int) -> None:
-    """Refuse layers whose LayerNorms are neither all after residual adds nor all before parts."""
-    before = (layer.attention_norm, layer.up_norm)
-    after = (layer.attention_residual.norm, layer.residual.norm)
-    # The first attention may read the normalized embeddings.
-    is_first = after == (None, None) and layer.up_norm is not None
-    if not is_first and (before != (None, None) or None in after):
-        raise GraphError(
-            "The native engine needs a LayerNorm either before or after each part of a layer; "
-            f"layer {index} has neither or both."
-        )
-
-
-def _common(layer: Layer) -> tuple[Any, ...]:
-    """Return what is the same in all layers of a model."""
-    attention = layer.attention
-    return (
-        layer.residual.norm is None,
-        layer.gate is None,
-        attention.rotary is None,
-        attention.relative is None,
-        layer.down.bias.shape,
-        layer.up.bias.shape,
-        attention.query.bias.shape,
-        attention.heads,
-        attention.scale,
-        attention.causal,
-        layer.activation,
-    )
-
-
 def _fits_16_bits(weight: NDArray[np.int8]) -> bool:
     """Return whether sums of two adjacent products have 16 bits for any codes, as AVX2 needs."""
     pairs = weight.reshape(len(weight), -1, 2).astype(np.int32)
     most = int(np.maximum(pairs, 0).sum(axis=2).max(initial=0))
     least = int(np.minimum(pairs, 0).sum(axis=2).min(initial=0))
     return 255 * most < 2**15 and 255 * least >= -(2**15)
-
-
-def _same_codes(linears: tuple[Linear, ...]) -> bool:
-    first = linears[0].codes
-    return all(_equal(first, each.codes) for each in linears[1:])
-
-
-def _equal(one: Codes | None, other: Codes | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (
-        (one.scale, one.zero_point, one.dynamic) == (other.scale, other.zero_point, other.dynamic)
-    ) and np.array_equal(one.multiplier, other.multiplier)
 
 
 def _in_float(table: Table | None) -> Floats:

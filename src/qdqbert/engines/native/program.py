@@ -140,7 +140,9 @@ class Program:
                     "word_scale": arrays["word_scale"] if embeddings["int8"] else 0,
                     "positions": arrays["positions"],
                     "token_types": arrays["token_types"],
-                    "embedding_norm": self.norm("embedding_norm", embeddings["norm"]),
+                    "embedding_norm": 0
+                    if embeddings["norm"] is None
+                    else self.norm("embedding_norm", embeddings["norm"]),
                     "projection": 0
                     if embeddings["projection"] is None
                     else self.float_linear("projection", embeddings["projection"]),
@@ -269,6 +271,7 @@ class Program:
                     "bias": self._arrays[f"{name}.bias"],
                     "epsilon": settings["epsilon"],
                     "width": settings["width"],
+                    "subtracts_mean": float(settings["subtracts_mean"]),
                 }
             )
         )

@@ -82,8 +82,9 @@ NORM = Record(
     bias=PTR,
     epsilon=F32,
     width=I64,  # channels without padding
+    subtracts_mean=F32,  # 1 for LayerNorm, 0 for RMSNorm
 )
-"""A LayerNorm."""
+"""A LayerNorm or RMSNorm."""
 
 LAYER = Record(
     projections=PTR,  # LINEAR records of query, key and value
@@ -132,7 +133,7 @@ MODEL = Record(
     word_scale=PTR,  # float32 per channel; null if words are float32
     positions=PTR,  # float32 (positions, embedding_width)
     token_types=PTR,  # float32 (types, embedding_width)
-    embedding_norm=PTR,  # NORM
+    embedding_norm=PTR,  # NORM; null if the sum is not normalized
     projection=PTR,  # FLOAT_LINEAR from embedding_width to hidden; null if they are equal
     embeds=I64,  # 1 to compute the embeddings, 0 if `x` has the states that the first layer reads
 )

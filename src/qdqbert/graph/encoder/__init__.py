@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qdqbert.engines.native.model import EncoderModel
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.graph.encoder.embeddings import read_embeddings
 from qdqbert.graph.encoder.heads import read_heads
 from qdqbert.graph.encoder.layers import read_layers, with_positions

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import Attention, Linear, RoundTrip
+from qdqbert.encoders.model import Attention, Linear, RoundTrip
 from qdqbert.graph.edit import producer_of
 from qdqbert.graph.encoder.linear_layers import LinearNodes
 from qdqbert.graph.encoder.quantization import round_trip

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import Embeddings, Floats, Linear, Table
+from qdqbert.encoders.model import Embeddings, Floats, Linear, Table
 from qdqbert.graph.edit import constant_array, producer_of
 from qdqbert.graph.encoder.norms import read_norm, terms_of
 from qdqbert.graph.encoder.probe import Array, Probe

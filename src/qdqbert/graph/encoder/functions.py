@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import Activation, Pooling
+from qdqbert.encoders.model import Activation, Pooling
 from qdqbert.graph.encoder.probe import Array
 
 Doubles = NDArray[np.float64]

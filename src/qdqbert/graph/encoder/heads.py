@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from qdqbert.engines.native.model import Head, HeadOutput, Linear, Norm, Pooling
+from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm, Pooling
 from qdqbert.errors import GraphError
 from qdqbert.graph.encoder.functions import (
     RowFunction,

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import (
+from qdqbert.encoders.model import (
     Activation,
     Layer,
     Linear,

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import Floats, Linear
+from qdqbert.encoders.model import Floats, Linear
 from qdqbert.graph.edit import bias_of, constant_array
 from qdqbert.graph.encoder.quantization import linear_codes, pair_of, split_channel_factor
 from qdqbert.graph.encoder.refusal import refuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.engines.native.model import Norm
+from qdqbert.encoders.model import Norm
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.residuals import sum_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.engines.native.model import Codes, Floats, RoundTrip
+from qdqbert.encoders.model import Codes, Floats, RoundTrip
 from qdqbert.graph.edit import constant_array, producer_of
 from qdqbert.graph.encoder.refusal import refuse
 

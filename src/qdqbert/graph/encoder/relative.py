@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import Floats, RelativePositions
+from qdqbert.encoders.model import Floats, RelativePositions
 from qdqbert.graph.encoder.attention import AttentionNodes, HeadNodes, read_projection
 from qdqbert.graph.encoder.probe import Array, Probe
 from qdqbert.graph.encoder.refusal import refuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.engines.native.model import Floats, Rotary
+from qdqbert.encoders.model import Floats, Rotary
 from qdqbert.graph.encoder.attention import HeadNodes
 from qdqbert.graph.encoder.probe import Array, Probe
 from qdqbert.graph.encoder.refusal import refuse

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.model import Floats
+from qdqbert.encoders.model import Floats
 from qdqbert.graph.edit import producer_of
 from qdqbert.graph.encoder.probe import Array, Probe
 from qdqbert.graph.encoder.refusal import refuse

@@ -23,7 +23,9 @@ def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> N
         out = is_projected.select(THREAD.read(f, f.thread, "embedded"), x)
         with f.loop(0, f.rows) as row:
             _sum_rows(f, isa.lanes, f.row + row, out + row * width * 4, tables)
-        f.call("layer_norm", MODEL.read(f, f.model, "embedding_norm"), out, width * 4, f.rows)
+        norm = MODEL.read(f, f.model, "embedding_norm")
+        with f.when(f.emit(I64, f"ptrtoint ptr {norm.text} to i64").differs(0)):
+            f.call("layer_norm", norm, out, width * 4, f.rows)
         with f.when(is_projected):
             f.call("float_linear", projection, out, width * 4, f.rows, x, hidden * 4)
 

@@ -133,7 +133,7 @@ def _normalize(f: Function, lanes: int, x: Value, channels: Value, out: Value) -
     total = f.variable(f.constant(floats, 0.0))
     with f.loop(0, channels, lanes) as channel:
         total.set(total.get() + f.load(floats, x + channel * 4))
-    mean = f.splat(f.sum_of(total.get()) / count, lanes)
+    mean = f.splat(f.sum_of(total.get()) / count * NORM.read(f, f.norm, "subtracts_mean"), lanes)
     total.set(0.0)
     with f.loop(0, whole, lanes) as channel:
         centered = f.load(floats, x + channel * 4) - mean

@@ -1,7 +1,7 @@
-"""An encoder as the native engine runs it: linear layers, LayerNorms, attention and heads.
+"""An encoder as data: embeddings, linear layers, LayerNorms, attention and heads.
 
-This is data only. `qdqbert.graph.encoder` reads it from a graph with Q/DQ pairs, and `packed`
-stores it. All arrays of one layer have the layout of PyTorch: weights are `(out, in)`.
+`families/` reads it from a checkpoint in float, and `graph.encoder` from a graph with Q/DQ pairs.
+The native engine packs and runs it. Weights have the layout of PyTorch, `(out, in)`.
 """
 
 from __future__ import annotations
@@ -80,17 +80,19 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm:
-    """LayerNorm over the last axis.
+    """LayerNorm, or RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), over the last axis.
 
     Attributes:
         weight: `(hidden,)`.
         bias: `(hidden,)`; zeros if it has none.
         epsilon: Added to the variance.
+        subtracts_mean: Whether it is a LayerNorm. RMSNorm takes the mean for 0.
     """
 
     weight: Floats
     bias: Floats
     epsilon: float
+    subtracts_mean: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,7 +225,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """The sum of the embedding tables, normalized.
+    """The sum of the embedding tables, normalized in most families.
 
     Attributes:
         words: Table of the vocabulary.
@@ -231,7 +233,7 @@ class Embeddings:
             the family has none. The first token of a text has row 0; with `padding_id` row 1,
             and padding tokens have row 0.
         token_types: Table of token types; `None` if the family has none.
-        norm: LayerNorm of the sum.
+        norm: LayerNorm of the sum; `None` if the layers read the sum itself.
         projection: Linear layer after the LayerNorm, if the embeddings are narrower than the
             hidden states (ELECTRA).
         padding_id: Id of the padding token, if positions are counted over other tokens only
@@ -241,7 +243,7 @@ class Embeddings:
     words: Table
     positions: Table | None
     token_types: Table | None
-    norm: Norm
+    norm: Norm | None
     projection: Linear | None = None
     padding_id: int | None = None
 

@@ -1,0 +1,133 @@
+"""The cache of this package: kernels and packed models, which are made again if they are lost.
+
+It is the folder `QDQBERT_CACHE`, or `qdqbert` in the user's cache.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_LOGGER = logging.getLogger("qdqbert")
+
+_MODELS = "models"
+_LIMIT_BYTES = 20 * 10**9
+"""Size of all packed models. Beyond it, those that were not used for longest are removed."""
+
+# Linux keeps this folder in memory.
+_MEMORY = Path("/dev/shm")
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache, which need not exist."""
+    if chosen := os.environ.get("QDQBERT_CACHE"):
+        return Path(chosen)
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "qdqbert"
+
+
+def models_folder() -> Path:
+    """Return the folder of packed models."""
+    return cache_folder() / _MODELS
+
+
+def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache, which is filled if it is not there.
+
+    Several processes can do this at once: a folder appears when it is complete. If the cache
+    cannot be written, the folder is a temporary one of this process, in memory where there is one.
+
+    Args:
+        key: Name of the folder, which says all that its content depends on.
+        fill: Writes the content into an empty folder.
+    """
+    folder = models_folder() / key
+    if folder.is_dir():
+        # The time of the last use.
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return folder
+    try:
+        _fill(folder, fill)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            raise
+        _LOGGER.warning(
+            "The cache %s cannot be written (%s). The model is packed for this process only.",
+            str(folder.parent),
+            error.strerror,
+        )
+        return _temporary(fill)
+    _trim(folder)
+    return folder
+
+
+def size_bytes() -> int:
+    """Return the size of all packed models."""
+    return sum(_size(folder) for folder in _complete())
+
+
+def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        fill(partial)
+        # Another process may have been faster.
+        with contextlib.suppress(FileExistsError):
+            _rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _rename(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError from error
+        raise
+
+
+def _temporary(fill: Callable[[Path], None]) -> Path:
+    has_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    folder = Path(tempfile.mkdtemp(prefix="qdqbert-", dir=_MEMORY if has_memory else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    fill(folder)
+    return folder
+
+
+def _trim(newest: Path) -> None:
+    """Remove the folders that were not used for longest, if all are too large together."""
+    folders = sorted(_complete(), key=_last_used, reverse=True)
+    total = 0
+    for folder in folders:
+        total += _size(folder)
+        if total > _LIMIT_BYTES and folder != newest:
+            # Files that other processes have mapped stay readable for them.
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _complete() -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from (each for each in models_folder().iterdir() if not each.name.startswith("."))
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        total = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    return total

@@ -1,0 +1,116 @@
+"""Refuse models with parts that the kernels do not compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qdqbert.encoders.model import Codes, EncoderModel, Layer, Linear, RelativePositions
+from qdqbert.errors import GraphError
+
+
+def check_model(model: EncoderModel) -> None:
+    """Refuse a model that the kernels do not compute.
+
+    Raises:
+        GraphError: It has such a part. The message names the layer.
+    """
+    for index, layer in enumerate(model.layers):
+        if _common(layer) != _common(model.layers[0]):
+            raise GraphError(f"The native engine needs equal layers; layer {index} differs from 0.")
+        bias, wanted = layer.attention.position_bias, (layer.attention.heads, 2 * model.limit - 1)
+        if bias is not None and bias.shape != wanted:
+            raise GraphError(f"The position bias of layer {index} is {bias.shape}, not {wanted}.")
+        attention = layer.attention
+        if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
+            raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
+        _check_norms(layer, index)
+        _check_relative(layer.attention.relative, model, index)
+        if layer.gate is not None and not same_codes((layer.up, layer.gate)):
+            raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
+        linears = (attention.query, attention.key, attention.value, attention.output)
+        if any(each.codes is None for each in (*linears, layer.up, layer.down)):
+            raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
+        first = model.layers[0].up.codes
+        if any(
+            each.codes and first and each.codes.dynamic != first.dynamic
+            for each in (*linears, layer.up, layer.down)
+        ):
+            raise GraphError(
+                "The native engine needs either static or dynamic scales in all linear layers; "
+                f"layer {index} has both."
+            )
+
+
+def _check_relative(relative: RelativePositions | None, model: EncoderModel, index: int) -> None:
+    """Refuse tables of relative positions that differ in form from those of the first layer."""
+    first = model.layers[0].attention.relative
+    if relative is None or first is None:
+        return
+    tables = [each for each in (relative.keys, relative.queries) if each is not None]
+    has_all = (relative.keys is None, relative.queries is None) == (
+        first.keys is None,
+        first.queries is None,
+    )
+    steps = np.diff(relative.rows)
+    is_ordered = bool((steps >= 0).all() or (steps <= 0).all())
+    counts = {each.shape[1] for each in (*tables, first.keys, first.queries) if each is not None}
+    if not (
+        has_all
+        and is_ordered
+        and len(counts) == 1
+        and relative.rows.shape == (2 * model.limit - 1,)
+        and np.array_equal(relative.rows, first.rows)
+        and relative.rows.min() >= 0
+        and relative.rows.max() < max(counts)
+    ):
+        raise GraphError(
+            "The native engine needs equal relative positions in all layers, in the order of the "
+            f"distance; those of layer {index} differ."
+        )
+
+
+def _check_norms(layer: Layer, index: int) -> None:
+    """Refuse layers whose LayerNorms are neither all after residual adds nor all before parts."""
+    before = (layer.attention_norm, layer.up_norm)
+    after = (layer.attention_residual.norm, layer.residual.norm)
+    # The first attention may read the normalized embeddings.
+    is_first = after == (None, None) and layer.up_norm is not None
+    if not is_first and (before != (None, None) or None in after):
+        raise GraphError(
+            "The native engine needs a LayerNorm either before or after each part of a layer; "
+            f"layer {index} has neither or both."
+        )
+
+
+def _common(layer: Layer) -> tuple[Any, ...]:
+    """Return what is the same in all layers of a model."""
+    attention = layer.attention
+    return (
+        layer.residual.norm is None,
+        layer.gate is None,
+        attention.rotary is None,
+        attention.relative is None,
+        layer.down.bias.shape,
+        layer.up.bias.shape,
+        attention.query.bias.shape,
+        attention.heads,
+        attention.scale,
+        attention.causal,
+        layer.activation,
+    )
+
+
+def same_codes(linears: tuple[Linear, ...]) -> bool:
+    """Return whether the inputs of linear layers are quantized in the same way."""
+    first = linears[0].codes
+    return all(_equal(first, each.codes) for each in linears[1:])
+
+
+def _equal(one: Codes | None, other: Codes | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (
+        (one.scale, one.zero_point, one.dynamic) == (other.scale, other.zero_point, other.dynamic)
+    ) and np.array_equal(one.multiplier, other.multiplier)
