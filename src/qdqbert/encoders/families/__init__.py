@@ -1,0 +1,60 @@
+"""The families of models that can be read, one file each."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.albert import ALBERT
+from qdqbert.encoders.families.bert import BERT
+from qdqbert.encoders.families.bert_generation import BERT_GENERATION
+from qdqbert.encoders.families.data2vec_text import DATA2VEC_TEXT
+from qdqbert.encoders.families.deberta import DEBERTA
+from qdqbert.encoders.families.deberta_v2 import DEBERTA_V2
+from qdqbert.encoders.families.distilbert import DISTILBERT
+from qdqbert.encoders.families.electra import ELECTRA
+from qdqbert.encoders.families.ernie import ERNIE
+from qdqbert.encoders.families.esm import ESM
+from qdqbert.encoders.families.eurobert import EUROBERT
+from qdqbert.encoders.families.gte import GTE, NEW
+from qdqbert.encoders.families.jina_bert import JINA_BERT
+from qdqbert.encoders.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
+from qdqbert.encoders.families.megatron_bert import MEGATRON_BERT
+from qdqbert.encoders.families.modernbert import MODERNBERT
+from qdqbert.encoders.families.mpnet import MPNET
+from qdqbert.encoders.families.nomic_bert import NOMIC_BERT
+from qdqbert.encoders.families.rembert import REMBERT
+from qdqbert.encoders.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from qdqbert.encoders.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
+from qdqbert.encoders.families.roformer import ROFORMER
+from qdqbert.encoders.families.xlm_roberta_xl import XLM_ROBERTA_XL
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        ALBERT,
+        BERT,
+        BERT_GENERATION,
+        CAMEMBERT,
+        DATA2VEC_TEXT,
+        DEBERTA,
+        DEBERTA_V2,
+        DISTILBERT,
+        ELECTRA,
+        ERNIE,
+        ESM,
+        EUROBERT,
+        GTE,
+        JINA_BERT,
+        JINA_EMBEDDINGS_V3,
+        MEGATRON_BERT,
+        MODERNBERT,
+        MPNET,
+        NEW,
+        NOMIC_BERT,
+        REMBERT,
+        ROBERTA,
+        ROBERTA_PRELAYERNORM,
+        ROFORMER,
+        XLM_ROBERTA,
+        XLM_ROBERTA_XL,
+    )
+}
+"""The families by `model_type`."""

@@ -1,0 +1,94 @@
+"""ALBERT (Lan et al. 2019, arXiv:1909.11942)."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.bert import answer, classify_tokens, read_bert_like
+from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
+from qdqbert.encoders.model import Head, Layer
+from qdqbert.encoders.reader import Reader
+
+_LAYER = LayerPaths(
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    output="attention.dense",
+    attention_norm="attention.LayerNorm",
+    up="ffn",
+    down="ffn_output",
+    norm="full_layer_layer_norm",
+)
+
+
+def read_albert(reader: Reader) -> Encoder:
+    """Read a model whose layers share weights, and whose embeddings are projected."""
+    return read_bert_like(
+        reader,
+        width=reader.config.integer("embedding_size", 128),
+        projection="encoder.embedding_hidden_mapping_in",
+        always_projects=True,
+        layers=_layers,
+    )
+
+
+def _layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
+    config = reader.config
+    count, groups = config.integer("num_hidden_layers", 12), config.integer("num_hidden_groups", 1)
+    if not 1 <= groups <= count:
+        raise config.refuse("num_hidden_groups", f"expected 1 to {count}.")
+    activation = config.activation("hidden_act", "gelu_new")
+    shared = [
+        [
+            read_layer(
+                reader.at(f"encoder.albert_layer_groups.{group}.albert_layers.{index}"),
+                _LAYER,
+                sizes,
+                activation=activation,
+            )
+            for index in range(config.integer("inner_group_num", 1))
+        ]
+        for group in range(groups)
+    ]
+    # As transformers divides the layers among the groups.
+    return tuple(layer for index in range(count) for layer in shared[int(index / (count / groups))])
+
+
+def _pooled(parts: Parts) -> tuple[Step, ...]:
+    return parts.body.linear("pooler", inputs=parts.hidden), "tanh"
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `AlbertForSequenceClassification`."""
+    return logits("first", *_pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
+
+
+def choose(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `AlbertForMultipleChoice`."""
+    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
+    return scored_choice("first", *_pooled(parts), classifier)
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `AlbertForMaskedLM`."""
+    at = parts.root.at("predictions")
+    dense = at.linear("dense", inputs=parts.hidden)
+    epsilon = parts.config.number("layer_norm_eps", 1e-12)
+    norm = at.norm("LayerNorm", size=len(dense.bias), epsilon=epsilon)
+    activation = parts.config.activation("hidden_act", "gelu_new")
+    scores = decoder(at, "decoder", "bias", parts.encoder.embeddings)
+    return logits("none", dense, activation, norm, scores)
+
+
+ALBERT = Family(
+    model_type="albert",
+    prefix="albert",
+    encoder=read_albert,
+    heads={
+        "fill-mask": fill_mask,
+        "multiple-choice": choose,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+)

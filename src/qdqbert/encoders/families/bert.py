@@ -1,0 +1,147 @@
+"""BERT (Devlin et al. 2018, arXiv:1810.04805), and what families with its layout share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from qdqbert.choices import TaskName
+from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
+from qdqbert.encoders.heads import Step, answer_spans, decoder, logits, scored_choice
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
+from qdqbert.encoders.model import Embeddings, Head, Layer, Table
+from qdqbert.encoders.reader import Reader
+
+
+def read_bert(reader: Reader) -> Encoder:
+    """Read a model with BERT's embeddings and layers."""
+    return read_bert_like(reader)
+
+
+def read_bert_like(
+    reader: Reader,
+    *,
+    padding_id: int | None = None,
+    width: int | None = None,
+    projection: str = "",
+    always_projects: bool = False,
+    layers: Callable[[Reader, Sizes], tuple[Layer, ...]] | None = None,
+) -> Encoder:
+    """Read a model with embeddings like BERT's.
+
+    Args:
+        reader: Reader of the encoder.
+        padding_id: Id of the padding token, if positions are counted from the row after it and
+            over other tokens only, as in RoBERTa; `None` if they are counted from 0.
+        width: Channels of the embeddings; by default those of the hidden states.
+        projection: Path of the linear layer that follows embeddings of another width.
+        always_projects: Whether there is such a layer for embeddings of the same width, too.
+        layers: Reads the layers; BERT's by default.
+    """
+    check_absolute_positions(reader)
+    sizes = Sizes.of(reader)
+    width = sizes.hidden if width is None else width
+    embeddings = read_embeddings(reader, width, sizes.epsilon, padding_id=padding_id)
+    if width != sizes.hidden or always_projects:
+        linear = reader.linear(projection, inputs=width, outputs=sizes.hidden)
+        embeddings = dataclasses.replace(embeddings, projection=linear)
+    return Encoder(
+        embeddings=embeddings,
+        layers=(layers or read_layers)(reader, sizes),
+        limit=longest_text(embeddings),
+        has_token_types=reader.config.integer("type_vocab_size", 2) > 1,
+    )
+
+
+def check_absolute_positions(reader: Reader) -> None:
+    """Refuse positions that transformers 5 does not compute."""
+    kind = reader.config.text("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise reader.config.refuse(
+            "position_embedding_type", "transformers 5 computes 'absolute' positions only."
+        )
+
+
+def read_embeddings(
+    reader: Reader, width: int, epsilon: float, *, padding_id: int | None = None
+) -> Embeddings:
+    """Read tables of words, positions and token types, and the LayerNorm of their sum if any."""
+    at = reader.at("embeddings")
+    positions = at.table("position_embeddings", width=width)
+    if padding_id is not None:
+        # No token has a position before that of the padding.
+        positions = Table(rows=positions.rows[padding_id:], scale=None)
+    has_types = at.has("token_type_embeddings.weight")
+    has_norm = at.has("LayerNorm.weight")
+    return Embeddings(
+        words=at.table("word_embeddings", width=width),
+        positions=positions,
+        token_types=at.table("token_type_embeddings", width=width) if has_types else None,
+        norm=at.norm("LayerNorm", size=width, epsilon=epsilon) if has_norm else None,
+        padding_id=padding_id,
+    )
+
+
+def read_layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
+    """Read all layers of BERT's layout."""
+    activation = reader.config.activation("hidden_act", "gelu")
+    return tuple(
+        read_layer(reader.at(f"encoder.layer.{index}"), BERT_LAYER, sizes, activation=activation)
+        for index in range(reader.config.integer("num_hidden_layers"))
+    )
+
+
+def pooled(parts: Parts) -> tuple[Step, ...]:
+    """Return the steps of the encoder's pooler, which reads the first token."""
+    return parts.body.linear("pooler.dense", inputs=parts.hidden), "tanh"
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `BertForSequenceClassification`."""
+    return logits("first", *pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
+
+
+def choose(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `BertForMultipleChoice`."""
+    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
+    return scored_choice("first", *pooled(parts), classifier)
+
+
+def classify_tokens(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `BertForTokenClassification`."""
+    return logits("none", parts.root.linear("classifier", inputs=parts.hidden))
+
+
+def answer(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `BertForQuestionAnswering`."""
+    return answer_spans(parts.root.linear("qa_outputs", inputs=parts.hidden, outputs=2))
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `BertForMaskedLM`."""
+    at = parts.root.at("cls.predictions")
+    dense = at.linear("transform.dense", inputs=parts.hidden)
+    epsilon = parts.config.number("layer_norm_eps", 1e-12)
+    norm = at.norm("transform.LayerNorm", size=len(dense.bias), epsilon=epsilon)
+    activation = parts.config.activation("hidden_act", "gelu")
+    return logits(
+        "none", dense, activation, norm, decoder(at, "decoder", "bias", parts.encoder.embeddings)
+    )
+
+
+def follow(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `BertForNextSentencePrediction`."""
+    scores = parts.root.linear("cls.seq_relationship", inputs=parts.hidden, outputs=2)
+    return logits("first", *pooled(parts), scores)
+
+
+BERT_HEADS: Mapping[TaskName, ReadHead] = {
+    "fill-mask": fill_mask,
+    "multiple-choice": choose,
+    "next-sentence-prediction": follow,
+    "question-answering": answer,
+    "text-classification": classify,
+    "token-classification": classify_tokens,
+}
+
+BERT = Family(model_type="bert", prefix="bert", encoder=read_bert, heads=BERT_HEADS)

@@ -1,0 +1,10 @@
+"""data2vec for text (Baevski et al. 2022, arXiv:2202.03555), whose layout is that of RoBERTa."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.roberta import ROBERTA_HEADS, read_roberta
+from qdqbert.encoders.family import Family
+
+DATA2VEC_TEXT = Family(
+    model_type="data2vec-text", prefix="data2vec_text", encoder=read_roberta, heads=ROBERTA_HEADS
+)

@@ -1,0 +1,239 @@
+"""DeBERTa-v2 and v3 (He et al. 2021, arXiv:2006.03654 and arXiv:2111.09543)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.encoders.families.bert import answer, classify_tokens
+from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
+from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
+from qdqbert.encoders.model import (
+    Attention,
+    Embeddings,
+    Floats,
+    Head,
+    Layer,
+    Linear,
+    RelativePositions,
+)
+from qdqbert.encoders.reader import Reader
+
+_EPSILON = 1e-7
+DEBERTA_LAYER = LayerPaths(
+    query="attention.self.query_proj",
+    key="attention.self.key_proj",
+    value="attention.self.value_proj",
+    output="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    norm="output.LayerNorm",
+)
+
+
+def read_deberta(reader: Reader) -> Encoder:
+    """Read a model, whose scores also have products of tokens with relative positions."""
+    config = reader.config
+    sizes = Sizes.of(reader, default=_EPSILON)
+    if config.integer("embedding_size", sizes.hidden) != sizes.hidden:
+        raise config.refuse("embedding_size", "a projection before the LayerNorm is not supported.")
+    if config.integer("conv_kernel_size", 0):
+        raise config.refuse("conv_kernel_size", "a convolution is not supported.")
+    if config.integer("attention_head_size", sizes.head) != sizes.head:
+        raise config.refuse("attention_head_size", f"expected {sizes.head}.")
+    limit = config.integer("max_position_embeddings", 512)
+    kinds = product_kinds(reader)
+    scale = 1 / math.sqrt(sizes.head * (1 + len(kinds)))
+    positions = (
+        _relative_embeddings(reader, sizes) if config.flag("relative_attention", False) else None
+    )
+    activation = config.activation("hidden_act", "gelu")
+
+    def layer(index: int) -> Layer:
+        at = reader.at(f"encoder.layer.{index}")
+
+        def with_positions(attention: Attention) -> Attention:
+            changed = dataclasses.replace(attention, scale=scale)
+            if positions is None or not kinds:
+                return changed
+            return dataclasses.replace(
+                changed, relative=_relative(at, attention, positions, kinds, limit)
+            )
+
+        return read_layer(at, DEBERTA_LAYER, sizes, activation=activation, change=with_positions)
+
+    return Encoder(
+        embeddings=read_deberta_embeddings(reader, sizes),
+        layers=tuple(layer(each) for each in range(config.integer("num_hidden_layers"))),
+        limit=limit,
+        has_token_types=config.integer("type_vocab_size", 0) > 1,
+    )
+
+
+def product_kinds(reader: Reader) -> tuple[str, ...]:
+    """Return which products with relative positions there are: "c2p" and "p2c"."""
+    found = reader.config.values.get("pos_att_type") or ()
+    # Older files have "p2c|c2p".
+    listed = found.split("|") if isinstance(found, str) else found
+    if not all(each in ("c2p", "p2c") for each in listed):
+        raise reader.config.refuse("pos_att_type", "expected 'c2p' and 'p2c'.")
+    return tuple(sorted(listed))
+
+
+def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
+    """Read embeddings that need not have positions and token types."""
+    at = reader.at("embeddings")
+    config, width = reader.config, sizes.hidden
+    has_positions = config.flag("position_biased_input", True)
+    has_types = config.integer("type_vocab_size", 0) > 0
+    return Embeddings(
+        words=at.table("word_embeddings", width=width),
+        positions=at.table("position_embeddings", width=width) if has_positions else None,
+        token_types=at.table("token_type_embeddings", width=width) if has_types else None,
+        norm=at.norm("LayerNorm", size=width, epsilon=sizes.epsilon),
+    )
+
+
+def _span(reader: Reader) -> int:
+    """Return the number of rows on each side of distance 0."""
+    config = reader.config
+    return _buckets(reader) or _farthest(reader) or config.integer("max_position_embeddings", 512)
+
+
+def _buckets(reader: Reader) -> int:
+    # -1 stands for none.
+    return max(int(reader.config.number("position_buckets", -1)), 0)
+
+
+def _farthest(reader: Reader) -> int:
+    found = int(reader.config.number("max_relative_positions", -1))
+    return found if found >= 1 else reader.config.integer("max_position_embeddings", 512)
+
+
+def _relative_embeddings(reader: Reader, sizes: Sizes) -> Floats:
+    """Return the table of relative positions `(2 * span, hidden)`."""
+    at = reader.at("encoder")
+    table = at.tensor("rel_embeddings.weight", (None, sizes.hidden))[: 2 * _span(reader)]
+    if "layer_norm" not in reader.config.text("norm_rel_ebd", "none").lower():
+        return table
+    norm = at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon)
+    centered = table - table.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centered**2).mean(axis=-1, keepdims=True) + norm.epsilon)
+    return np.asarray(centered / deviation * norm.weight + norm.bias, np.float32)
+
+
+def _relative(
+    at: Reader, attention: Attention, positions: Floats, kinds: tuple[str, ...], limit: int
+) -> RelativePositions:
+    """Return the products of the table of positions with the layers that project it."""
+    is_shared = at.config.flag("share_att_key", False)
+
+    def layer(own: str, shared: Linear) -> Linear:
+        return shared if is_shared else at.linear(f"attention.self.{own}", inputs=len(positions.T))
+
+    return relative_positions(
+        positions,
+        keys=layer("pos_key_proj", attention.key) if "c2p" in kinds else None,
+        queries=layer("pos_query_proj", attention.query) if "p2c" in kinds else None,
+        heads=attention.heads,
+        # Distances are those of the query from the key.
+        buckets=buckets_of(np.arange(limit - 1, -limit, -1), _buckets(at), _farthest(at)),
+    )
+
+
+def relative_positions(
+    positions: Floats,
+    *,
+    keys: Linear | None,
+    queries: Linear | None,
+    heads: int,
+    buckets: NDArray[np.int64],
+) -> RelativePositions:
+    """Return the tables of relative positions of a layer.
+
+    Args:
+        positions: `(2 * span, hidden)`, with distance 0 at row `span`.
+        keys: Linear layer that makes keys of positions; `None` if there are none.
+        queries: Linear layer that makes queries of positions; `None` if there are none.
+        heads: Number of heads.
+        buckets: `(2 * limit - 1,)`, the bucket of each distance, from that of a key far before.
+    """
+
+    def projected(layer: Linear | None) -> Floats | None:
+        if layer is None:
+            return None
+        rows = positions @ layer.weight.T + layer.bias
+        by_head = rows.reshape(len(rows), heads, -1).transpose(1, 0, 2)
+        return np.ascontiguousarray(by_head, np.float32)
+
+    span = len(positions) // 2
+    return RelativePositions(
+        keys=projected(keys),
+        queries=projected(queries),
+        rows=np.clip(buckets + span, 0, 2 * span - 1).astype(np.int32),
+    )
+
+
+def buckets_of(distances: NDArray[np.int64], buckets: int, farthest: int) -> NDArray[np.int64]:
+    """Return the bucket of each distance `query - key`: the distance itself without buckets.
+
+    Source: `make_log_bucket_position` of transformers' DeBERTa-v2.
+    """
+    if not buckets:
+        return distances
+    middle = buckets // 2
+    distance = np.abs(distances).astype(np.float32)
+    far = np.log(np.maximum(distance, middle - 1) / np.float32(middle))
+    far = far / np.log(np.float32((farthest - 1) / middle)) * np.float32(middle - 1)
+    far = (np.ceil(far) + middle) * np.sign(distances)
+    return np.where(distance <= middle, distances, far).astype(np.int64)
+
+
+def _pooled(parts: Parts) -> tuple[Step, ...]:
+    dense = parts.root.linear("pooler.dense", inputs=parts.hidden)
+    return dense, parts.config.activation("pooler_hidden_act", "gelu")
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `DebertaV2ForSequenceClassification`."""
+    return logits("first", *_pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
+
+
+def choose(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `DebertaV2ForMultipleChoice`."""
+    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
+    return scored_choice("first", *_pooled(parts), classifier)
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `DebertaV2ForMaskedLM`, of which there are two forms."""
+    if parts.config.flag("legacy", True):
+        return fill_mask_as_bert(parts)
+    at = parts.root.at("lm_predictions.lm_head")
+    dense = at.linear("dense", inputs=parts.hidden, outputs=parts.hidden)
+    epsilon = parts.config.number("layer_norm_eps", _EPSILON)
+    norm = at.norm("LayerNorm", size=parts.hidden, epsilon=epsilon)
+    activation = parts.config.activation("hidden_act", "gelu")
+    return logits(
+        "none", dense, activation, norm, decoder(at, "", "bias", parts.encoder.embeddings)
+    )
+
+
+DEBERTA_V2 = Family(
+    model_type="deberta-v2",
+    prefix="deberta",
+    encoder=read_deberta,
+    heads={
+        "fill-mask": fill_mask,
+        "multiple-choice": choose,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+)

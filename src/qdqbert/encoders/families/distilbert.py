@@ -1,0 +1,87 @@
+"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108)."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.bert import answer, classify_tokens, read_embeddings
+from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
+from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
+from qdqbert.encoders.model import Head
+from qdqbert.encoders.reader import Reader
+
+# transformers has no field for it.
+_EPSILON = 1e-12
+_LAYER = LayerPaths(
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    norm="output_layer_norm",
+)
+
+
+def read_distilbert(reader: Reader) -> Encoder:
+    """Read a model, whose config has names of its own."""
+    config = reader.config
+    hidden, heads = config.integer("dim", 768), config.integer("n_heads", 12)
+    if heads == 0 or hidden % heads:
+        raise config.refuse("n_heads", f"`dim={hidden}` is not a multiple of it.")
+    sizes = Sizes(
+        hidden=hidden,
+        inner=config.integer("hidden_dim", 3072),
+        heads=heads,
+        head=hidden // heads,
+        epsilon=_EPSILON,
+    )
+    activation = config.activation("activation", "gelu")
+    embeddings = read_embeddings(reader, hidden, _EPSILON)
+    return Encoder(
+        embeddings=embeddings,
+        layers=tuple(
+            read_layer(reader.at(f"transformer.layer.{each}"), _LAYER, sizes, activation=activation)
+            for each in range(config.integer("n_layers", 6))
+        ),
+        limit=longest_text(embeddings),
+    )
+
+
+def _pooled(parts: Parts) -> tuple[Step, ...]:
+    return parts.root.linear("pre_classifier", inputs=parts.hidden), "relu"
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `DistilBertForSequenceClassification`."""
+    return logits("first", *_pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
+
+
+def choose(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `DistilBertForMultipleChoice`."""
+    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
+    return scored_choice("first", *_pooled(parts), classifier)
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `DistilBertForMaskedLM`."""
+    root = parts.root
+    dense = root.linear("vocab_transform", inputs=parts.hidden, outputs=parts.hidden)
+    norm = root.norm("vocab_layer_norm", size=parts.hidden, epsilon=_EPSILON)
+    activation = parts.config.activation("activation", "gelu")
+    scores = decoder(root, "vocab_projector", "", parts.encoder.embeddings)
+    return logits("none", dense, activation, norm, scores)
+
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    prefix="distilbert",
+    encoder=read_distilbert,
+    heads={
+        "fill-mask": fill_mask,
+        "multiple-choice": choose,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+)

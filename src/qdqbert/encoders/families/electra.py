@@ -1,0 +1,64 @@
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555)."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.bert import (
+    answer,
+    classify_tokens,
+    read_bert_like,
+)
+from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.model import Head
+from qdqbert.encoders.reader import Reader
+
+
+def read_electra(reader: Reader) -> Encoder:
+    """Read a model whose embeddings may be narrower than its hidden states."""
+    width = reader.config.integer("embedding_size", 128)
+    return read_bert_like(reader, width=width, projection="embeddings_project")
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `ElectraForSequenceClassification`."""
+    at = parts.root.at("classifier")
+    dense = at.linear("dense", inputs=parts.hidden)
+    return logits("first", dense, "gelu", at.linear("out_proj", inputs=len(dense.bias)))
+
+
+def choose(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `ElectraForMultipleChoice`."""
+    config = parts.config
+    if config.text("summary_type", "first") != "first":
+        raise config.refuse("summary_type", "only 'first' is supported.")
+    steps: list[Step] = []
+    if config.flag("summary_use_proj", True):
+        steps.append(parts.root.linear("sequence_summary.summary", inputs=parts.hidden))
+    if config.text("summary_activation", "gelu"):
+        steps.append(config.activation("summary_activation", "gelu"))
+    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
+    return scored_choice("first", *steps, classifier)
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `ElectraForMaskedLM`, the generator."""
+    at = parts.root.at("generator_predictions")
+    dense = at.linear("dense", inputs=parts.hidden)
+    epsilon = parts.config.number("layer_norm_eps", 1e-12)
+    norm = at.norm("LayerNorm", size=len(dense.bias), epsilon=epsilon)
+    scores = decoder(parts.root, "generator_lm_head", "", parts.encoder.embeddings)
+    return logits("none", dense, "gelu", norm, scores)
+
+
+ELECTRA = Family(
+    model_type="electra",
+    prefix="electra",
+    encoder=read_electra,
+    heads={
+        "fill-mask": fill_mask,
+        "multiple-choice": choose,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+)

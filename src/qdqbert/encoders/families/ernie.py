@@ -1,0 +1,27 @@
+"""ERNIE (Sun et al. 2019, arXiv:1907.12412)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.encoders.families.bert import BERT_HEADS, read_bert
+from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.model import Table
+from qdqbert.encoders.reader import Reader
+
+
+def read_ernie(reader: Reader) -> Encoder:
+    """Read a model whose embeddings may also have that of a kind of task."""
+    encoder = read_bert(reader)
+    if not reader.config.flag("use_task_id", False):
+        return encoder
+    # Nothing passes a kind of task, so that each token has the first one.
+    tasks = reader.tensor("embeddings.task_type_embeddings.weight")
+    positions = encoder.embeddings.positions
+    assert positions is not None
+    changed = Table(rows=positions.rows + tasks[0], scale=None)
+    embeddings = dataclasses.replace(encoder.embeddings, positions=changed)
+    return dataclasses.replace(encoder, embeddings=embeddings)
+
+
+ERNIE = Family(model_type="ernie", prefix="ernie", encoder=read_ernie, heads=BERT_HEADS)

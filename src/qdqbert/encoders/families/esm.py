@@ -1,0 +1,95 @@
+"""ESM-1b and ESM-2 for proteins (Rives et al. 2021; Lin et al. 2022)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from qdqbert.encoders.families.bert import classify_tokens
+from qdqbert.encoders.families.roberta import classify, fill_mask
+from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
+from qdqbert.encoders.model import Attention, Embeddings, Head, Table
+from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.rotation import rotation
+
+_LAYER = dataclasses.replace(BERT_LAYER, attention_norm="attention.LayerNorm", norm="LayerNorm")
+# Share of the tokens that was masked in training, by which embeddings are scaled down.
+_MASKED = 0.15 * 0.8
+
+
+def read_esm(reader: Reader) -> Encoder:
+    """Read a model whose layers normalize first, with rotated or learned positions."""
+    config = reader.config
+    sizes = Sizes.of(reader)
+    kind = config.text("position_embedding_type", "absolute")
+    if kind not in ("absolute", "rotary"):
+        raise config.refuse("position_embedding_type", "expected 'absolute' or 'rotary'.")
+    embeddings = _embeddings(reader, sizes, has_positions=kind == "absolute")
+    # Rotated positions have no limit of their own.
+    limit = config.integer("max_position_embeddings", 1026)
+    rotary = None if kind == "absolute" else rotation(sizes.head, 10_000.0, limit)
+
+    def rotated(attention: Attention) -> Attention:
+        return dataclasses.replace(attention, rotary=rotary)
+
+    return Encoder(
+        embeddings=embeddings,
+        layers=tuple(
+            read_layer(
+                reader.at(f"encoder.layer.{index}"),
+                _LAYER,
+                sizes,
+                activation="gelu",
+                norms_first=True,
+                change=rotated,
+            )
+            for index in range(config.integer("num_hidden_layers"))
+        ),
+        limit=longest_text(embeddings) if kind == "absolute" else limit,
+        final_norm=reader.norm(
+            "encoder.emb_layer_norm_after", size=sizes.hidden, epsilon=sizes.epsilon
+        ),
+    )
+
+
+def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddings:
+    config, at = reader.config, reader.at("embeddings")
+    words = at.table("word_embeddings", width=sizes.hidden)
+    if config.flag("token_dropout", False):
+        words = Table(rows=words.rows * np.float32(1 - _MASKED), scale=None)
+    padding_id = config.integer("pad_token_id")
+    positions = None
+    if has_positions:
+        table = at.table("position_embeddings", width=sizes.hidden)
+        positions = Table(rows=table.rows[padding_id:], scale=None)
+    has_norm = config.flag("emb_layer_norm_before", False)
+    return Embeddings(
+        words=words,
+        positions=positions,
+        token_types=None,
+        norm=at.norm("layer_norm", size=sizes.hidden, epsilon=sizes.epsilon) if has_norm else None,
+        padding_id=padding_id if has_positions else None,
+    )
+
+
+def fill(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `EsmForMaskedLM`."""
+    if parts.config.flag("token_dropout", False):
+        raise parts.config.refuse(
+            "token_dropout", "embeddings that depend on the number of masks are not supported."
+        )
+    return fill_mask(parts)
+
+
+ESM = Family(
+    model_type="esm",
+    prefix="esm",
+    encoder=read_esm,
+    heads={
+        "fill-mask": fill,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+)

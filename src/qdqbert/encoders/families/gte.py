@@ -1,0 +1,69 @@
+"""GTE (Zhang et al. 2024, arXiv:2407.19669), also under its older name `new`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qdqbert.encoders.families.bert import classify, classify_tokens
+from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
+from qdqbert.encoders.families.roberta import fill_mask
+from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.weights import Conversion
+
+# Fields of older files, and the only values of them that are read. Missing ones have them, too.
+_EXPECTED: Mapping[str, object] = {
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "position_embedding_type": "rope",
+}
+_CONVERSION = Conversion(
+    renames=(
+        (r"^new\.", ""),
+        (r"encoder\.layer\.", "layers."),
+        (r"attention\.o_proj", "self_attn.o_proj"),
+        (r"attn_ln", "post_attention_layernorm"),
+        (r"mlp_ln", "post_mlp_layernorm"),
+        (r"lm_head\.norm", "lm_head.layer_norm"),
+    ),
+    splits={
+        ".attention.qkv_proj": (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj"),
+        ".mlp.up_gate_proj": (".mlp.up_proj", ".mlp.gate_proj"),
+    },
+)
+
+
+def read_gte(reader: Reader) -> Encoder:
+    """Read a model whose queries and keys are rotated, with gates."""
+    for name, expected in _EXPECTED.items():
+        if (reader.config.values.get(name) or expected) != expected:
+            raise reader.config.refuse(name, f"only {expected!r} is supported.")
+    # The older code has another default than transformers'.
+    theta = 10_000.0 if reader.config.text("model_type") == "new" else 160_000.0
+    return read_rotated(reader, ROTATED_LAYER, theta=theta, activation="gelu", types=1)
+
+
+GTE, NEW = (
+    Family(
+        model_type=name,
+        prefix="gte",
+        encoder=read_gte,
+        heads={
+            "fill-mask": fill_mask,
+            "text-classification": classify,
+            "token-classification": classify_tokens,
+        },
+        code=tuple(
+            f"{start}{end}"
+            for start in ("New", "Gte")
+            for end in (
+                "Model",
+                "ForMaskedLM",
+                "ForSequenceClassification",
+                "ForTokenClassification",
+            )
+        ),
+        conversion=_CONVERSION,
+    )
+    for name in ("gte", "new")
+)

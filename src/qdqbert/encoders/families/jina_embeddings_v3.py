@@ -1,0 +1,43 @@
+"""Jina Embeddings v3 (Sturua et al. 2024, arXiv:2409.10173), without adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.encoders.families.bert import answer, classify_tokens
+from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
+from qdqbert.encoders.families.roberta import classify, fill_mask
+from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.weights import Conversion
+
+_CONVERSION = Conversion(
+    renames=(
+        (r"emb_ln", "embeddings.LayerNorm"),
+        (r"encoder\.layers", "layers"),
+        (r"mixer\.out_proj", "self_attn.o_proj"),
+        (r"norm1", "post_attention_layernorm"),
+        (r"norm2", "post_mlp_layernorm"),
+    ),
+    splits={".mixer.Wqkv": (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj")},
+)
+_LAYER = dataclasses.replace(ROTATED_LAYER, up="mlp.fc1", gate=None, down="mlp.fc2")
+
+
+def read_jina_embeddings_v3(reader: Reader) -> Encoder:
+    """Read a model whose queries and keys are rotated."""
+    return read_rotated(reader, _LAYER, theta=20_000.0, activation="gelu", types=1)
+
+
+JINA_EMBEDDINGS_V3 = Family(
+    model_type="jina_embeddings_v3",
+    prefix="roberta",
+    encoder=read_jina_embeddings_v3,
+    heads={
+        "fill-mask": fill_mask,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+    conversion=_CONVERSION,
+)

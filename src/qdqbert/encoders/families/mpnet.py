@@ -1,0 +1,86 @@
+"""MPNet (Song et al. 2020, arXiv:2004.09297)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.encoders.families.bert import read_embeddings
+from qdqbert.encoders.families.roberta import ROBERTA_HEADS
+from qdqbert.encoders.family import Encoder, Family, longest_text
+from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
+from qdqbert.encoders.model import Attention, Floats
+from qdqbert.encoders.reader import Reader
+
+# transformers does not read `pad_token_id` here.
+_PADDING_ID = 1
+_FARTHEST = 128
+_LAYER = LayerPaths(
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    output="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    norm="output.LayerNorm",
+)
+
+
+def read_mpnet(reader: Reader) -> Encoder:
+    """Read a model, whose layers share a bias of the scores for each distance of two tokens."""
+    sizes = Sizes.of(reader)
+    embeddings = read_embeddings(reader, sizes.hidden, sizes.epsilon, padding_id=_PADDING_ID)
+    limit = longest_text(embeddings)
+    bias = _position_bias(reader, sizes.heads, limit)
+
+    def with_bias(attention: Attention) -> Attention:
+        return dataclasses.replace(attention, position_bias=bias)
+
+    activation = reader.config.activation("hidden_act", "gelu")
+    layers = tuple(
+        read_layer(
+            reader.at(f"encoder.layer.{index}"),
+            _LAYER,
+            sizes,
+            activation=activation,
+            change=with_bias,
+        )
+        for index in range(reader.config.integer("num_hidden_layers"))
+    )
+    return Encoder(embeddings=embeddings, layers=layers, limit=limit)
+
+
+def _position_bias(reader: Reader, heads: int, limit: int) -> Floats:
+    """Return the bias `(heads, 2 * limit - 1)` for each distance, from that of a key far before."""
+    table = reader.tensor("encoder.relative_attention_bias.weight", (None, heads))
+    # transformers has no field for it, and no more than 32 rows are read.
+    buckets = 32
+    if len(table) < buckets:
+        raise reader.config.refuse("relative_attention_num_buckets", f"needs {buckets}.")
+    return np.ascontiguousarray(table[buckets_of(np.arange(1 - limit, limit), buckets)].T)
+
+
+def buckets_of(distances: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
+    """Return the bucket of each distance `key - query`, as T5 has them.
+
+    Source: `relative_position_bucket` of transformers' MPNet.
+    """
+    half = buckets // 2
+    exact = half // 2
+    distance = np.abs(distances)
+    far = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    far = far / np.float32(math.log(_FARTHEST / exact)) * np.float32(half - exact)
+    far = np.minimum(exact + far.astype(np.int64), half - 1)
+    return np.asarray(half * (distances > 0) + np.where(distance < exact, distance, far))
+
+
+MPNET = Family(
+    model_type="mpnet",
+    prefix="mpnet",
+    encoder=read_mpnet,
+    heads=ROBERTA_HEADS,
+)

@@ -1,0 +1,49 @@
+"""RemBERT (Chung et al. 2020, arXiv:2010.12821)."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.bert import (
+    answer,
+    choose,
+    classify,
+    classify_tokens,
+    read_bert_like,
+)
+from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.heads import logits
+from qdqbert.encoders.model import Head
+from qdqbert.encoders.reader import Reader
+
+
+def read_rembert(reader: Reader) -> Encoder:
+    """Read a model whose embeddings are projected."""
+    return read_bert_like(
+        reader,
+        width=reader.config.integer("input_embedding_size", 256),
+        projection="encoder.embedding_hidden_mapping_in",
+        always_projects=True,
+    )
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `RemBertForMaskedLM`, which never shares the table of words."""
+    at = parts.root.at("cls.predictions")
+    dense = at.linear("dense", inputs=parts.hidden)
+    epsilon = parts.config.number("layer_norm_eps", 1e-12)
+    norm = at.norm("LayerNorm", size=len(dense.bias), epsilon=epsilon)
+    activation = parts.config.activation("hidden_act", "gelu")
+    return logits("none", dense, activation, norm, at.linear("decoder", inputs=len(dense.bias)))
+
+
+REMBERT = Family(
+    model_type="rembert",
+    prefix="rembert",
+    encoder=read_rembert,
+    heads={
+        "fill-mask": fill_mask,
+        "multiple-choice": choose,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    },
+)

@@ -1,0 +1,54 @@
+"""RoBERTa (Liu et al. 2019, arXiv:1907.11692), XLM-R and CamemBERT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qdqbert.choices import TaskName
+from qdqbert.encoders.families.bert import (
+    answer,
+    choose,
+    classify_tokens,
+    read_bert_like,
+)
+from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead
+from qdqbert.encoders.heads import decoder, logits
+from qdqbert.encoders.model import Head
+from qdqbert.encoders.reader import Reader
+
+
+def read_roberta(reader: Reader) -> Encoder:
+    """Read a model whose positions are counted from the row after that of the padding."""
+    return read_bert_like(reader, padding_id=reader.config.integer("pad_token_id", 1))
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `RobertaForSequenceClassification`."""
+    at = parts.root.at("classifier")
+    dense = at.linear("dense", inputs=parts.hidden)
+    return logits("first", dense, "tanh", at.linear("out_proj", inputs=len(dense.bias)))
+
+
+def fill_mask(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `RobertaForMaskedLM`."""
+    at = parts.root.at("lm_head")
+    dense = at.linear("dense", inputs=parts.hidden)
+    epsilon = parts.config.number("layer_norm_eps", 1e-12)
+    norm = at.norm("layer_norm", size=len(dense.bias), epsilon=epsilon)
+    return logits(
+        "none", dense, "gelu", norm, decoder(at, "decoder", "bias", parts.encoder.embeddings)
+    )
+
+
+ROBERTA_HEADS: Mapping[TaskName, ReadHead] = {
+    "fill-mask": fill_mask,
+    "multiple-choice": choose,
+    "question-answering": answer,
+    "text-classification": classify,
+    "token-classification": classify_tokens,
+}
+
+ROBERTA, XLM_ROBERTA, CAMEMBERT = (
+    Family(model_type=name, prefix="roberta", encoder=read_roberta, heads=ROBERTA_HEADS)
+    for name in ("roberta", "xlm-roberta", "camembert")
+)

@@ -1,0 +1,62 @@
+"""RoBERTa with LayerNorms before the parts of a layer (Ott et al. 2019, arXiv:1904.01038)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.encoders.families.bert import read_bert_like
+from qdqbert.encoders.families.roberta import ROBERTA_HEADS
+from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layer
+from qdqbert.encoders.model import Layer
+from qdqbert.encoders.reader import Reader
+
+_LAYER = dataclasses.replace(
+    BERT_LAYER, attention_norm="attention.LayerNorm", norm="intermediate.LayerNorm"
+)
+
+
+def read_roberta_prelayernorm(reader: Reader) -> Encoder:
+    """Read a model whose layers normalize first."""
+    padding_id = reader.config.integer("pad_token_id", 1)
+    return read_norms_first(reader, _LAYER, last="LayerNorm", padding_id=padding_id)
+
+
+def read_norms_first(
+    reader: Reader, paths: LayerPaths, *, last: str, padding_id: int | None
+) -> Encoder:
+    """Read a model with BERT's embeddings, whose layers normalize first.
+
+    Args:
+        reader: Reader of the encoder.
+        paths: Paths of the parts of a layer.
+        last: Path of the LayerNorm after the last layer.
+        padding_id: See `read_bert_like`.
+    """
+
+    def layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
+        activation = reader.config.activation("hidden_act", "gelu")
+        return tuple(
+            read_layer(
+                reader.at(f"encoder.layer.{index}"),
+                paths,
+                sizes,
+                activation=activation,
+                norms_first=True,
+            )
+            for index in range(reader.config.integer("num_hidden_layers"))
+        )
+
+    sizes = Sizes.of(reader)
+    return dataclasses.replace(
+        read_bert_like(reader, padding_id=padding_id, layers=layers),
+        final_norm=reader.norm(last, size=sizes.hidden, epsilon=sizes.epsilon),
+    )
+
+
+ROBERTA_PRELAYERNORM = Family(
+    model_type="roberta-prelayernorm",
+    prefix="roberta_prelayernorm",
+    encoder=read_roberta_prelayernorm,
+    heads=ROBERTA_HEADS,
+)

@@ -1,0 +1,109 @@
+"""A family of models as data: how its encoder and its heads are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from qdqbert.choices import TaskName
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.model import Embeddings, Head, Layer, Norm
+from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.weights import Conversion, Weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A model without its heads.
+
+    Attributes:
+        embeddings: Token ids to hidden states.
+        layers: The encoder layers.
+        limit: Longest text in tokens.
+        final_norm: LayerNorm after the last layer; `None` if layers end with one.
+        has_token_types: Whether it has a table of token types with more than one row.
+    """
+
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    limit: int
+    final_norm: Norm | None = None
+    has_token_types: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a head is read from.
+
+    Attributes:
+        root: Reader of the whole checkpoint.
+        body: Reader of the encoder.
+        encoder: The encoder.
+    """
+
+    root: Reader
+    body: Reader
+    encoder: Encoder
+
+    @property
+    def config(self) -> Config:
+        """The checkpoint's config."""
+        return self.root.config
+
+    @property
+    def hidden(self) -> int:
+        """Channels of the hidden states."""
+        return len(self.encoder.layers[-1].down.bias)
+
+
+def longest_text(embeddings: Embeddings) -> int:
+    """Return how many tokens have a position in the table.
+
+    The first row belongs to padding if the family counts other tokens only.
+    """
+    assert embeddings.positions is not None
+    return len(embeddings.positions.rows) - (embeddings.padding_id is not None)
+
+
+ReadHead = Callable[[Parts], tuple[Head, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """How models of a family are read.
+
+    Attributes:
+        model_type: transformers' name of the family, as in `config.json`.
+        prefix: Name of the encoder in classes with a head: "bert" in `BertForMaskedLM`.
+        first: A tensor of the encoder, by which its place in the file is found.
+        code: Names of classes outside of transformers that compute the same, which checkpoints name
+            in `auto_map`. They are not run.
+        fields: Names of the config's fields in older files, and today's.
+        conversion: Names of the tensors in older files, and today's.
+        encoder: Reads the encoder.
+        heads: Reads the head of each task.
+    """
+
+    model_type: str
+    prefix: str
+    encoder: Callable[[Reader], Encoder]
+    heads: Mapping[TaskName, ReadHead]
+    first: str = "embeddings.word_embeddings.weight"
+    code: tuple[str, ...] = ()
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    conversion: Conversion | None = None
+
+    def read(self, weights: Weights, config: Config) -> Parts:
+        """Read the encoder.
+
+        Raises:
+            CheckpointError: A tensor or a field is missing or wrong, or is of a kind that is not
+                supported.
+        """
+        if self.conversion is not None:
+            weights = weights.converted(self.conversion)
+        root = Reader(weights=weights, config=config.renamed(self.fields))
+        body = root.at(self.prefix)
+        if not body.has(self.first):
+            body = root
+        return Parts(root=root, body=body, encoder=self.encoder(body))

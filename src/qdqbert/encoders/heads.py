@@ -1,0 +1,85 @@
+"""Heads that several families share."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.model import (
+    Activation,
+    Embeddings,
+    Head,
+    HeadOutput,
+    Linear,
+    Norm,
+    Pooling,
+)
+from qdqbert.encoders.reader import Reader
+
+EMBEDDING = "sentence_embedding"
+"""Name of the pooled output of embedders."""
+
+Step = Linear | Norm | Activation
+
+
+def logits(pooling: Pooling, *steps: Step, column: int | None = None) -> tuple[Head, ...]:
+    """Return the head of a model with the output `logits`.
+
+    Args:
+        pooling: Which token states it reads.
+        steps: What it computes from them.
+        column: The only column of the result that is the output; `None` for all.
+    """
+    outputs = (HeadOutput(name="logits", column=column),)
+    return (Head(pooling=pooling, steps=steps, outputs=outputs),)
+
+
+def answer_spans(*steps: Step) -> tuple[Head, ...]:
+    """Return the head of a model that scores each token as start and as end of an answer."""
+    names = ("start_logits", "end_logits")
+    outputs = tuple(HeadOutput(name=name, column=index) for index, name in enumerate(names))
+    return (Head(pooling="none", steps=steps, outputs=outputs),)
+
+
+def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
+    """Return the head of a model that gives each choice one score."""
+    return logits(pooling, *steps, column=0)
+
+
+def states(pooling: Pooling | None, *, normalize: bool) -> tuple[Head, ...]:
+    """Return the heads of an embedder: token states and, if pooling is known, their embedding.
+
+    Args:
+        pooling: How token states become one vector; `None` leaves the embedding out.
+        normalize: Whether the embedding is scaled to length 1.
+    """
+    tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
+    if pooling is None:
+        return (tokens,)
+    steps: tuple[Step, ...] = ("normalize",) if normalize else ()  # type: ignore[assignment]
+    outputs = (HeadOutput(name=EMBEDDING),)
+    return tokens, Head(pooling=pooling, steps=steps, outputs=outputs)
+
+
+def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:
+    """Return the linear layer that scores each word of the vocabulary.
+
+    Args:
+        reader: Reader of the head.
+        name: Path of the layer, whose weight counts unless it is that of the word embeddings.
+        bias: Name of the head's own bias, which counts if there is one.
+        embeddings: The embeddings.
+
+    Raises:
+        CheckpointError: Its weight is missing, or has another shape.
+    """
+    weight, biases = embeddings.words.rows, [bias, f"{name}.bias"]
+    # transformers ties weight and bias by default, whatever the file has.
+    if not reader.config.flag("tie_word_embeddings", True):
+        weight = reader.tensor(f"{name}.weight", (None, weight.shape[1]))
+        biases.reverse()
+    found = next((each for each in biases if reader.has(each)), None)
+    shape = (len(weight),)
+    return Linear(
+        weight=weight,
+        weight_scale=None,
+        bias=reader.zeros(*shape) if found is None else reader.tensor(found, shape),
+        codes=None,
+    )

@@ -1,0 +1,138 @@
+"""Read encoder layers by the paths of their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from qdqbert.encoders.model import Activation, Attention, Layer, Residual
+from qdqbert.encoders.reader import Reader
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerPaths:
+    """Paths of the parts of a layer, relative to it.
+
+    Attributes:
+        query, key, value, output: Linear layers of the attention.
+        up, down: Linear layers of the feed-forward part.
+        attention_norm: LayerNorm after the attention's residual add, or before the attention.
+        norm: LayerNorm after the last residual add, or before the feed-forward part.
+        gate: Linear layer whose output the activated output of `up` is multiplied by; `None` if
+            there is none.
+    """
+
+    query: str
+    key: str
+    value: str
+    output: str
+    up: str
+    down: str
+    attention_norm: str
+    norm: str
+    gate: str | None = None
+
+
+BERT_LAYER = LayerPaths(
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    output="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    norm="output.LayerNorm",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of a layer.
+
+    Attributes:
+        hidden: Channels of the hidden states.
+        inner: Channels of the feed-forward part.
+        heads: Number of attention heads.
+        head: Channels of a head.
+        epsilon: Added to the variance in LayerNorms.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    head: int
+    epsilon: float
+
+    @classmethod
+    def of(
+        cls, reader: Reader, *, epsilon: str = "layer_norm_eps", default: float = 1e-12
+    ) -> Sizes:
+        """Return the sizes that a config has under BERT's names."""
+        config = reader.config
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        if heads == 0 or hidden % heads:
+            raise config.refuse(
+                "num_attention_heads", f"`hidden_size={hidden}` is not a multiple of it."
+            )
+        return cls(
+            hidden=hidden,
+            inner=config.integer("intermediate_size"),
+            heads=heads,
+            head=hidden // heads,
+            epsilon=config.number(epsilon, default),
+        )
+
+
+def read_layer(
+    reader: Reader,
+    paths: LayerPaths,
+    sizes: Sizes,
+    *,
+    activation: Activation,
+    norms_first: bool = False,
+    change: Callable[[Attention], Attention] = lambda attention: attention,
+) -> Layer:
+    """Read a layer whose linear layers all have tensors of their own.
+
+    Args:
+        reader: Reader of the layer.
+        paths: Paths of its parts.
+        sizes: Its sizes.
+        activation: Activation function of the feed-forward part.
+        norms_first: Whether both LayerNorms stand before the parts of the layer, and not after the
+            residual adds.
+        change: Returns the attention with what the family adds to it.
+
+    Raises:
+        CheckpointError: A tensor is missing, or has another shape than the config says.
+    """
+    width = sizes.heads * sizes.head
+    query, key, value = (
+        reader.linear(each, inputs=sizes.hidden, outputs=width)
+        for each in (paths.query, paths.key, paths.value)
+    )
+    attention = Attention(
+        query=query,
+        key=key,
+        value=value,
+        output=reader.linear(paths.output, inputs=width, outputs=sizes.hidden),
+        heads=sizes.heads,
+        scale=float(sizes.head) ** -0.5,
+    )
+    first, second = (
+        reader.norm(each, size=sizes.hidden, epsilon=sizes.epsilon)
+        for each in (paths.attention_norm, paths.norm)
+    )
+    return Layer(
+        attention_norm=first if norms_first else None,
+        attention=change(attention),
+        attention_residual=Residual(norm=None if norms_first else first),
+        up_norm=second if norms_first else None,
+        up=reader.linear(paths.up, inputs=sizes.hidden, outputs=sizes.inner),
+        gate=None
+        if paths.gate is None
+        else reader.linear(paths.gate, inputs=sizes.hidden, outputs=sizes.inner),
+        activation=activation,
+        down=reader.linear(paths.down, inputs=sizes.inner, outputs=sizes.hidden),
+        residual=Residual(norm=None if norms_first else second),
+    )

@@ -1,0 +1,99 @@
+"""Read parts of a model from the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.model import Floats, Linear, Norm, Table
+from qdqbert.encoders.weights import Weights
+from qdqbert.errors import CheckpointError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Tensors below a path of a checkpoint, and its config.
+
+    Attributes:
+        weights: All tensors.
+        config: The config.
+        path: Path of the module that names are relative to, with a dot at its end; empty for the
+            root.
+    """
+
+    weights: Weights
+    config: Config
+    path: str = ""
+
+    def at(self, path: str) -> Reader:
+        """Return a reader of a module below this one."""
+        return dataclasses.replace(self, path=f"{self.path}{path}.")
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor."""
+        return f"{self.path}{name}" in self.weights
+
+    def tensor(self, name: str, shape: tuple[int | None, ...] | None = None) -> Floats:
+        """Return a tensor in float32.
+
+        Args:
+            name: Its name below the path.
+            shape: Its shape, with `None` for sizes that may be any; not checked by default.
+
+        Raises:
+            CheckpointError: It is missing, or has another shape.
+        """
+        found = self.weights.read(f"{self.path}{name}")
+        if shape is not None and (
+            len(shape) != found.ndim
+            or any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True))
+        ):
+            wanted = ", ".join("any" if each is None else str(each) for each in shape)
+            raise CheckpointError(
+                f"Tensor `{self.path}{name}` has shape {found.shape}, but {self.config.path} "
+                f"describes ({wanted}). Use the config.json that belongs to the weights."
+            )
+        return found
+
+    def linear(self, name: str, *, inputs: int | None = None, outputs: int | None = None) -> Linear:
+        """Return a linear layer; its bias is zeros if it has none.
+
+        Args:
+            name: Path of the layer.
+            inputs: Number of its inputs, if it is known.
+            outputs: Number of its outputs, if it is known.
+
+        Raises:
+            CheckpointError: Its weight is missing, or has another shape.
+        """
+        weight = self.tensor(f"{name}.weight", (outputs, inputs))
+        return Linear(
+            weight=weight, weight_scale=None, bias=self._bias(name, len(weight)), codes=None
+        )
+
+    def norm(self, name: str, *, size: int, epsilon: float) -> Norm:
+        """Return a LayerNorm; its bias is zeros if it has none.
+
+        Raises:
+            CheckpointError: Its weight is missing, or has another shape.
+        """
+        weight = self.tensor(f"{name}.weight", (size,))
+        return Norm(weight=weight, bias=self._bias(name, size), epsilon=epsilon)
+
+    def table(self, name: str, *, width: int | None = None) -> Table:
+        """Return an embedding table `(rows, width)`.
+
+        Raises:
+            CheckpointError: It is missing, or has another shape.
+        """
+        return Table(rows=self.tensor(f"{name}.weight", (None, width)), scale=None)
+
+    def zeros(self, size: int) -> Floats:
+        """Return the bias of a layer without one."""
+        return np.zeros(size, np.float32)
+
+    def _bias(self, name: str, size: int) -> Floats:
+        has_bias = self.has(f"{name}.bias")
+        return self.tensor(f"{name}.bias", (size,)) if has_bias else self.zeros(size)

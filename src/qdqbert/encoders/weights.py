@@ -1,0 +1,229 @@
+"""Tensors of a checkpoint, read from safetensors files without torch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.encoders.model import Floats
+from qdqbert.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_LARGEST_HEADER = 100_000_000
+_FLOATS: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    # numpy has no bfloat16. Its bits are the upper half of a float32.
+    "BF16": np.dtype(np.uint16),
+}
+# Names of LayerNorm's parameters in checkpoints that were converted from TensorFlow.
+_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """How tensors of an older layout are named today.
+
+    Attributes:
+        renames: Regular expressions and what replaces them, in order.
+        splits: Ends of modules whose outputs are those of several modules one after another, and
+            the ends of these modules.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    splits: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    def targets(self, name: str) -> list[str]:
+        """Return the names of the tensors that a tensor consists of."""
+        module, _, parameter = name.rpartition(".")
+        for end, parts in self.splits.items():
+            if module.endswith(end):
+                start = module.removesuffix(end)
+                return [self._renamed(f"{start}{part}.{parameter}") for part in parts]
+        return [self._renamed(name)]
+
+    def _renamed(self, name: str) -> str:
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+
+class Weights:
+    """The float tensors of a checkpoint by name.
+
+    Files are mapped into memory. float32 tensors are views of the files; others are converted when
+    they are read. Tensors of other types, such as `position_ids`, are left out.
+
+    Attributes:
+        path: The file or the index, for messages.
+        files: The files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the headers of a folder's files.
+
+        Args:
+            folder: A folder with `model.safetensors`, or with an index of several such files.
+
+        Raises:
+            CheckpointError: There is no such file, or it is damaged.
+        """
+        self.path, self.files = _files_of(folder)
+        self._stored: dict[str, tuple[str, NDArray[Any]]] = {}
+        self._used: set[str] = set()
+        for file in self.files:
+            for name, kind, array in _tensors(file):
+                self._stored[_current_name(name)] = (kind, array)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the tensors that were not read, sorted."""
+        return sorted(set(self._stored) - self._used)
+
+    def converted(self, conversion: Conversion) -> Weights:
+        """Return the same tensors under the names of another layout."""
+        found = copy.copy(self)
+        found._stored, found._used = {}, set()
+        for name, (kind, array) in self._stored.items():
+            targets = conversion.targets(name)
+            parts = [array] if len(targets) == 1 else _divided(array, len(targets))
+            for target, part in zip(targets, parts, strict=True):
+                found._stored[target] = (kind, part)
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor.
+
+        Raises:
+            CheckpointError: There is no such tensor.
+        """
+        return self._find(name)[1].shape
+
+    def read(self, name: str) -> Floats:
+        """Return a tensor in float32.
+
+        Raises:
+            CheckpointError: There is no such tensor, or one of its values is not finite.
+        """
+        kind, array = self._find(name)
+        self._used.add(name)
+        if kind == "BF16":
+            found = (array.astype(np.uint32) << 16).view(np.float32)
+        else:
+            found = array.astype(np.float32, copy=False)
+        # The sum of squares is finite only if each value is, and needs no array of flags.
+        flat = found.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_finite = math.isfinite(float(flat @ flat)) or bool(np.isfinite(flat).all())
+        if not is_finite:
+            raise CheckpointError(
+                f"Tensor `{name}` of {str(self.path)!r} has values that are not finite. Download "
+                "or copy the checkpoint again."
+            )
+        return found
+
+    def _find(self, name: str) -> tuple[str, NDArray[Any]]:
+        found = self._stored.get(name)
+        if found is None:
+            raise CheckpointError(
+                f"{str(self.path)!r} has no tensor `{name}`, which its config.json asks for. "
+                "Download or copy the checkpoint again, or correct config.json."
+            )
+        return found
+
+
+def _files_of(folder: Path) -> tuple[Path, list[Path]]:
+    """Return the path for messages, and the files of a checkpoint."""
+    single, index = folder / WEIGHTS, folder / INDEX
+    if single.is_file():
+        return single, [single]
+    if not index.is_file():
+        raise CheckpointError(
+            f"{str(folder)!r} has neither {WEIGHTS} nor {INDEX}. Only safetensors are read."
+        )
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        # A name from outside must not lead out of the folder.
+        files = [folder / Path(name).name for name in sorted(names)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(index, "it is not an index of tensors") from error
+    return index, files
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """Yield name, type and array of each float tensor of a file."""
+    try:
+        data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read {str(path)!r}: {error}.") from error
+    header, start = _read_header(path, data)
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        try:
+            kind, shape = entry["dtype"], tuple(entry["shape"])
+            first, last = entry["data_offsets"]
+            sizes = [*shape, first, last]
+        except (TypeError, KeyError, ValueError) as error:
+            raise _damaged(path, f"tensor {name!r:.80} has wrong fields") from error
+        if kind not in _FLOATS:
+            continue
+        if not all(type(each) is int and 0 <= each < 2**48 for each in sizes):
+            raise _damaged(path, f"tensor {name!r:.80} has a wrong shape or wrong offsets")
+        count = math.prod(shape)
+        if last - first != count * _FLOATS[kind].itemsize or start + last > len(data):
+            raise _damaged(path, f"tensor {name!r:.80} has wrong offsets, or the file is cut off")
+        raw = data[start + first : start + last]
+        yield name, kind, np.asarray(raw).view(_FLOATS[kind]).reshape(shape)
+
+
+def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the tensors start."""
+    if len(data) < 8:
+        raise _damaged(path, "it is too short")
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    if length > min(_LARGEST_HEADER, len(data) - 8):
+        raise _damaged(path, "its header has a wrong length")
+    try:
+        header = json.loads(data[8 : 8 + length].tobytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not an object")
+    return header, 8 + length
+
+
+def _divided(array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
+    """Return equal parts of an array along its first axis; less if it cannot be divided."""
+    return list(array.reshape(parts, -1, *array.shape[1:]))
+
+
+def _current_name(name: str) -> str:
+    for old, new in _OLD_NAMES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{str(path)!r} is damaged: {reason}. Download or copy the checkpoint again."
+    )

@@ -1,0 +1,182 @@
+"""Compare what is read from random checkpoints with transformers' float outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import encoder_reference
+from qdqbert.checkpoint.task_names import AUTO_CLASSES
+from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import FAMILIES
+from qdqbert.encoders.reference import run_text
+from qdqbert.encoders.weights import Weights
+
+# Odd sizes, so that no axis can be taken for another.
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 56,
+    "max_position_embeddings": 70,
+    "type_vocab_size": 2,
+    "initializer_range": 0.4,
+    "pad_token_id": 1,
+}
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+# The configs of each family that have parts of their own.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert, two groups": (
+        "albert",
+        {"embedding_size": 24, "num_hidden_groups": 2, "inner_group_num": 2},
+    ),
+    "albert": ("albert", {"embedding_size": 40, "hidden_act": "gelu"}),
+    "bert": ("bert", {}),
+    "bert-generation": ("bert-generation", {}),
+    "bert, tanh gelu": ("bert", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "bert, untied": ("bert", {"tie_word_embeddings": False}),
+    "camembert": ("camembert", {"type_vocab_size": 1}),
+    "data2vec-text": ("data2vec-text", {"pad_token_id": 2}),
+    "deberta": (
+        "deberta",
+        {**DEBERTA, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
+    ),
+    "deberta, as published": ("deberta", {**DEBERTA, "pos_att_type": "c2p|p2c", "legacy": False}),
+    "deberta, no relative positions": ("deberta", {"relative_attention": False}),
+    "deberta-v2, as v3": (
+        "deberta-v2",
+        {**DEBERTA, "share_att_key": True, "position_buckets": 8, "legacy": False},
+    ),
+    "deberta-v2, own projections": (
+        "deberta-v2",
+        {**DEBERTA, "norm_rel_ebd": "none", "type_vocab_size": 2, "position_biased_input": True},
+    ),
+    "deberta-v2, queries only": ("deberta-v2", {**DEBERTA, "pos_att_type": ["p2c"]}),
+    "distilbert": (
+        "distilbert",
+        {"dim": 40, "n_heads": 5, "hidden_dim": 56, "n_layers": 3},
+    ),
+    "electra": ("electra", {"embedding_size": 40}),
+    "electra, narrow embeddings": ("electra", {"embedding_size": 24}),
+    "ernie": ("ernie", {}),
+    "ernie, kinds of tasks": ("ernie", {"use_task_id": True, "task_type_vocab_size": 3}),
+    "esm": (
+        "esm",
+        {"position_embedding_type": "rotary", "emb_layer_norm_before": False, "mask_token_id": 4},
+    ),
+    "esm, learned positions": ("esm", {"emb_layer_norm_before": True, "mask_token_id": 4}),
+    "eurobert": ("eurobert", {"classifier_pooling": "bos"}),
+    "eurobert, shared keys": (
+        "eurobert",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "classifier_pooling": "mean",
+            "attention_bias": True,
+            "rope_theta": 250.0,
+        },
+    ),
+    "gte": ("gte", {}),
+    "gte, no token types": ("gte", {"type_vocab_size": 0, "rope_theta": 500.0}),
+    "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1}),
+    "megatron-bert": ("megatron-bert", {}),
+    "modernbert": (
+        "modernbert",
+        {"local_attention": 6, "global_attn_every_n_layers": 2, "norm_bias": True},
+    ),
+    "modernbert, mean": ("modernbert", {"classifier_pooling": "mean", "hidden_activation": "silu"}),
+    "mpnet": ("mpnet", {}),
+    "nomic_bert": ("nomic_bert", {}),
+    "rembert": ("rembert", {"input_embedding_size": 24, "output_embedding_size": 32}),
+    "roberta-prelayernorm": ("roberta-prelayernorm", {}),
+    "roberta, third token is padding": ("roberta", {"pad_token_id": 3, "type_vocab_size": 1}),
+    "roberta, first token is padding": ("roberta", {"pad_token_id": 0}),
+    "roformer": ("roformer", {"embedding_size": 24}),
+    "roformer, wide embeddings": ("roformer", {"embedding_size": 40, "hidden_act": "relu"}),
+    "xlm-roberta-xl": ("xlm-roberta-xl", {"type_vocab_size": 1}),
+    "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1}),
+}
+
+
+def config_of(variant: str) -> Any:
+    kind, own = VARIANTS[variant]
+    special = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    return transformers.AutoConfig.for_model(kind, **{**SIZES, **special, **own})
+
+
+def save_model(variant: str, task: str, folder: Path, *, seed: int = 0) -> Any:
+    config = config_of(variant)
+    config.num_labels = 2 if task == "question-answering" else 3
+    torch.manual_seed(seed)
+    automatic = getattr(transformers, AUTO_CLASSES[task])  # type: ignore[index]
+    model = automatic.from_config(config).eval()
+    for parameter in model.parameters():
+        # Biases and LayerNorms start as zeros and ones, with which mistakes could hide.
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model
+
+
+def read(folder: Path, task: str, **options: Any) -> Any:
+    config = Config(values=transformers.AutoConfig.from_pretrained(folder).to_dict())
+    return read_encoder(Weights(folder), config, task, **options)  # type: ignore[arg-type]
+
+
+def random_inputs(model: Any, task: str, padding_id: int) -> dict[str, Any]:
+    shape = (2, 3, 21) if task == "multiple-choice" else (4, 21)
+    inputs = encoder_reference.random_inputs(shape, seed=3)
+    inputs["input_ids"] = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], padding_id)
+    if "token_type_ids" not in model.input_names:
+        del inputs["token_type_ids"]
+    return inputs
+
+
+CASES = [
+    (variant, task)
+    for variant, (kind, _) in VARIANTS.items()
+    for task in ("feature-extraction", *FAMILIES[kind].heads)
+]
+
+
+@pytest.mark.parametrize(("variant", "task"), CASES, ids=map(" ".join, CASES))
+def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Path) -> None:
+    model = save_model(variant, task, tmp_path)
+    found = read(tmp_path, task)
+    inputs = random_inputs(found, task, model.config.pad_token_id)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+    outputs = encoder_reference.run_encoder(found, inputs)
+    mask = inputs["attention_mask"]
+    for name, output in outputs.items():
+        wanted = expected[name].numpy().astype(np.float64)
+        assert output.shape == wanted.shape
+        if output.shape[: mask.ndim] == mask.shape:
+            output, wanted = output[mask == 1], wanted[mask == 1]
+        np.testing.assert_allclose(output, wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_float_reference_computes_what_float64_does(variant: str, tmp_path: Path) -> None:
+    model = save_model(variant, "feature-extraction", tmp_path)
+    found = read(tmp_path, "feature-extraction", pooling="mean", normalize=True)
+    inputs = random_inputs(found, "feature-extraction", model.config.pad_token_id)
+    ids = inputs["input_ids"][0]
+    types = inputs.get("token_type_ids", np.zeros_like(inputs["input_ids"]))[0]
+    wanted = encoder_reference.run_text(found, ids, types)
+    for name, values in run_text(found, ids, types).items():
+        scale = np.abs(wanted[name]).max()
+        np.testing.assert_allclose(values, wanted[name], atol=1e-4 * scale, err_msg=name)

@@ -1,0 +1,185 @@
+"""Checkpoints whose code is not a part of transformers, or was not when they were made."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+from torch.nn import functional
+
+import encoder_reference
+from encoders.test_families import SIZES, random_inputs, save_model
+from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.weights import Weights
+from qdqbert.errors import CheckpointError
+
+
+def outputs_of(folder: Path, values: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    found = read_encoder(Weights(folder), Config(values=values), "feature-extraction")
+    kept = {name: inputs[name] for name in found.input_names}
+    return encoder_reference.run_encoder(found, kept)["last_hidden_state"]
+
+
+def check(model: Any, folder: Path, values: dict[str, Any]) -> None:
+    """Compare what is read from the files of a model, with another config, with its outputs."""
+    reference = read_encoder(
+        Weights(folder), Config(values=model.config.to_dict()), "feature-extraction"
+    )
+    inputs = random_inputs(reference, "feature-extraction", model.config.pad_token_id)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+    mask = inputs["attention_mask"] == 1
+    wanted = expected["last_hidden_state"].numpy()[mask]
+    found = outputs_of(folder, values, inputs)[mask]
+    np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+NOMIC = {
+    "model_type": "nomic_bert",
+    "activation_function": "swiglu",
+    "causal": False,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 70,
+    "n_embd": 40,
+    "n_head": 5,
+    "n_inner": 56,
+    "n_layer": 3,
+    "n_positions": 8192,
+    "prenorm": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+}
+
+
+def test_nomic_with_the_fields_of_its_own_code(tmp_path: Path) -> None:
+    model = save_model("nomic_bert", "feature-extraction", tmp_path)
+    assert any("encoder.layers.0.attn.Wqkv" in name for name in Weights(tmp_path))
+    check(model, tmp_path, NOMIC)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("prenorm", True), ("num_experts", 8), ("rotary_emb_fraction", 0.5)]
+)
+def test_nomic_refuses_what_its_code_can_do_besides(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    save_model("nomic_bert", "feature-extraction", tmp_path)
+    config = Config(values={**NOMIC, name: value})
+    with pytest.raises(CheckpointError, match=name if name != "rotary_emb_fraction" else "rotary"):
+        read_encoder(Weights(tmp_path), config, "feature-extraction")
+
+
+def test_gte_under_its_older_name(tmp_path: Path) -> None:
+    model = save_model("gte", "feature-extraction", tmp_path)
+    assert any(name.endswith("attention.qkv_proj.weight") for name in Weights(tmp_path))
+    values = model.config.to_dict()
+    del values["rope_parameters"]
+    check(model, tmp_path, {**values, "model_type": "new", "rope_theta": 160_000})
+
+
+def test_gte_with_scaled_rotation_multiplies_theta_and_divides_frequencies(tmp_path: Path) -> None:
+    model = save_model("gte", "feature-extraction", tmp_path)
+    values = model.config.to_dict()
+    del values["rope_parameters"]
+    scaling = {"type": "ntk", "factor": 8.0}
+    config = Config(
+        values={**values, "model_type": "new", "rope_theta": 20_000, "rope_scaling": scaling}
+    )
+    found = read_encoder(Weights(tmp_path), config, "feature-extraction")
+    rotary = found.layers[0].attention.rotary
+    assert rotary is not None
+    powers = np.arange(0, 8, 2) / 8
+    frequencies = 1 / (20_000 * 8.0) ** powers / 8.0 ** (2 / 8)
+    np.testing.assert_allclose(rotary.cos, np.cos(np.arange(70)[:, None] * frequencies), atol=1e-5)
+
+
+def jina_reference(weights: dict[str, Any], ids: Any, heads: int, layers: int) -> Any:
+    """Compute Jina's model for one text, written after the paper and its names of tensors."""
+
+    def linear(name: str, x: Any) -> Any:
+        bias = weights.get(f"{name}.bias")
+        return functional.linear(x, weights[f"{name}.weight"], bias)
+
+    def norm(name: str, x: Any) -> Any:
+        own = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return functional.layer_norm(x, x.shape[-1:], *own, eps=1e-12)
+
+    x = weights["embeddings.word_embeddings.weight"][ids]
+    x = norm("embeddings.LayerNorm", x + weights["embeddings.token_type_embeddings.weight"][0])
+    places = torch.arange(len(ids))
+    distance = (places[:, None] - places).abs()
+    # Slopes of six heads: those of four, then every other one of eight.
+    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+    for index in range(layers):
+        at = f"encoder.layer.{index}"
+        q, k, v = (
+            linear(f"{at}.attention.self.{each}", x).unflatten(-1, (heads, -1)).transpose(0, 1)
+            for each in ("query", "key", "value")
+        )
+        scores = q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * distance
+        context = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = norm(
+            f"{at}.attention.output.LayerNorm", linear(f"{at}.attention.output.dense", context) + x
+        )
+        wide, gate = linear(f"{at}.mlp.gated_layers", x).chunk(2, dim=-1)
+        x = norm(f"{at}.mlp.layernorm", linear(f"{at}.mlp.wo", functional.gelu(wide) * gate) + x)
+    return x
+
+
+def test_jina_v2(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hidden, inner, heads, layers = 48, 56, 6, 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (131, hidden),
+        "embeddings.token_type_embeddings.weight": (2, hidden),
+        "embeddings.LayerNorm.weight": (hidden,),
+        "embeddings.LayerNorm.bias": (hidden,),
+    }
+    for index in range(layers):
+        at = f"encoder.layer.{index}"
+        for each in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes[f"{at}.attention.{each}.weight"] = (hidden, hidden)
+            shapes[f"{at}.attention.{each}.bias"] = (hidden,)
+        for each in ("attention.output.LayerNorm", "mlp.layernorm"):
+            shapes[f"{at}.{each}.weight"] = shapes[f"{at}.{each}.bias"] = (hidden,)
+        shapes[f"{at}.mlp.gated_layers.weight"] = (2 * inner, hidden)
+        shapes[f"{at}.mlp.wo.weight"], shapes[f"{at}.mlp.wo.bias"] = (hidden, inner), (hidden,)
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    values = {
+        "model_type": "bert",
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": 70,
+        "layer_norm_eps": 1e-12,
+    }
+    ids = rng.integers(0, 131, 19)
+    inputs = {"input_ids": ids[None], "attention_mask": np.ones((1, 19), np.int64)}
+    inputs["token_type_ids"] = np.zeros_like(inputs["attention_mask"])
+    found = outputs_of(tmp_path, values, inputs)[0]
+    torch_weights = {name: torch.from_numpy(each) for name, each in weights.items()}
+    wanted = jina_reference(torch_weights, torch.from_numpy(ids), heads, layers).numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path)
+    config = Config(values={**SIZES, "model_type": "funnel"})
+    with pytest.raises(CheckpointError, match="`funnel` are not supported"):
+        read_encoder(Weights(tmp_path), config, "feature-extraction")
