@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qdqbert.artifact import (
-    QUANTIZATION,
-    Artifact,
-    is_artifact,
-    open_artifact,
-    quantize_command,
-)
+from qdqbert.artifact import Artifact
 from qdqbert.errors import CheckpointError
 from qdqbert.evidence.checksums import CHECKSUMS
+
+_CONFIG = "config.json"
 
 # A model of the hub. Models without an owner are too old to be quantized ones.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -24,8 +20,8 @@ def is_hub_name(path: str | Path) -> bool:
     return _HUB_NAME.fullmatch(str(path)) is not None and not Path(path).exists()
 
 
-def open_hub_artifact(name: str) -> Artifact:
-    """Download everything but the graphs of a quantized model, and read it.
+def download_settings(name: str) -> Path:
+    """Download the settings of a model of the hub, and return their folder.
 
     Files that the hub's local cache has are not downloaded again.
 
@@ -33,19 +29,28 @@ def open_hub_artifact(name: str) -> Artifact:
         name: Its name on the hub.
 
     Raises:
-        CheckpointError: The hub has no such model, cannot be reached, or the model was not
-            quantized by this package.
+        CheckpointError: The hub has no such model, or cannot be reached.
     """
     from qdqbert.checkpoint.hub import check_hub_model
 
     check_hub_model(name)
-    folder = _download(name, None, ["*.json", CHECKSUMS])
-    if not is_artifact(folder):
-        raise CheckpointError(
-            f"The hub's model {name!r} is not a quantized model: it has no {QUANTIZATION}. Pass "
-            f"one that `push` uploaded, or quantize it first: {quantize_command(name)}"
-        )
-    return open_artifact(folder, requires_graphs=False)
+    return _download(name, None, ["*.json", CHECKSUMS])
+
+
+def download_weights(name: str, folder: Path) -> None:
+    """Download the weights of a float checkpoint to the folder of its settings.
+
+    Args:
+        name: Name of the model on the hub.
+        folder: What `download_settings` returned.
+
+    Raises:
+        CheckpointError: The hub cannot be reached.
+    """
+    # sentence-transformers may keep the encoder in a folder of its own.
+    places = {"", *(each.parent.relative_to(folder).as_posix() for each in folder.rglob(_CONFIG))}
+    files = [f"{place}/model*.safetensors".removeprefix("/").removeprefix("./") for place in places]
+    _download(name, folder.name, files)
 
 
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:
@@ -53,7 +58,7 @@ def download_graph(name: str, artifact: Artifact, model: Path) -> None:
 
     Args:
         name: Name of the model on the hub.
-        artifact: What `open_hub_artifact` returned.
+        artifact: The folder that `download_settings` returned.
         model: File of the graph, in the folder of the artifact.
 
     Raises:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import Artifact, open_artifact, weights_of
+from qdqbert.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.choices import EngineName, KernelName, ProviderName, TargetName
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
@@ -16,10 +16,16 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.classification import TextClassifier
-from qdqbert.inference.download import download_graph, is_hub_name, open_hub_artifact
+from qdqbert.inference.download import (
+    download_graph,
+    download_settings,
+    download_weights,
+    is_hub_name,
+)
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
 from qdqbert.inference.fill_mask import MaskFiller
+from qdqbert.inference.float_checkpoint import is_float_checkpoint, open_float_checkpoint
 from qdqbert.inference.model import Loaded, Model
 from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
@@ -65,8 +71,13 @@ def load(
     threads: int | None = None,
     target: TargetName | None = None,
     batch_invariant: bool = False,
+    check: bool = True,
 ) -> Any:
-    """Load a folder that `quantize` wrote, or a model that `push` uploaded, ready to run on texts.
+    """Load a model, ready to run on texts in INT8.
+
+    It is a folder that `quantize` wrote, or a float checkpoint. The weights of a checkpoint are
+    rounded when it is first loaded, in seconds and without data, and kept in the cache of this
+    package for the native engine.
 
     The graph is loaded when it is first needed; with a `provider` other than the CPU at once. Texts
     are tokenized without transformers, and run without torch.
@@ -87,30 +98,32 @@ def load(
             depend on other inputs. It is slower, most for short inputs. The report of `quantize`
             says how much results depend on the batch without it. Those of the native engine never
             do, so that it changes nothing there.
+        check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
+            level INFO says how close they are.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
         `Reranker` with `predict` and `rank`, and so on.
 
     Raises:
-        CheckpointError: The folder was not written by `quantize`, or is incomplete; the graph or
-            the tokenizer differs from its checksum in SHA256SUMS; or the hub does not have the
-            model, or cannot be reached.
+        CheckpointError: The folder is neither, is incomplete, or is of a family that is not
+            supported; the graph or the tokenizer differs from its checksum in SHA256SUMS; or the
+            hub does not have the model, or cannot be reached.
         UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
         MissingExtraError: The engine or the provider is not installed.
 
     Example:
-        >>> model = qdqbert.load("./my-classifier-int8")
+        >>> model = qdqbert.load("./my-classifier")
         >>> model(["great food", "the room was cold"])
         [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
     """
     if threads is not None and threads < 1:
         raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
     is_on_hub = is_hub_name(path)
-    artifact = open_hub_artifact(str(path)) if is_on_hub else open_artifact(Path(path))
+    artifact = _open(path, is_on_hub=is_on_hub, check=check)
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
-    if is_on_hub:
+    if not artifact.model_for(chosen, name).is_file():
         download_graph(str(path), artifact, artifact.model_for(chosen, name))
     _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
     if chosen == "native" and kernel is None:
@@ -142,6 +155,23 @@ def load(
         config=config,
     )
     return _model_class(artifact, loaded)(loaded)
+
+
+def _open(path: str | Path, *, is_on_hub: bool, check: bool) -> Artifact:
+    """Return the folder that runs a model."""
+    folder = download_settings(str(path)) if is_on_hub else Path(path)
+    if is_artifact(folder):
+        return open_artifact(folder, requires_graphs=not is_on_hub)
+    if is_on_hub:
+        download_weights(str(path), folder)
+    if is_float_checkpoint(folder):
+        return open_float_checkpoint(folder, name=str(path), check=check)
+    if is_on_hub:
+        raise CheckpointError(
+            f"The hub's model {str(path)!r} is neither a quantized model nor a float checkpoint: "
+            f"it has neither {QUANTIZATION} nor config.json with model.safetensors."
+        )
+    return open_artifact(folder)
 
 
 def _runners(

@@ -145,20 +145,37 @@ def test_names_that_the_hub_does_not_allow_are_refused(name) -> None:
     assert caught.value.argument == "repo"
 
 
-def test_a_model_that_is_not_quantized_is_refused(hub, tmp_path) -> None:
-    files = {"config.json": b"{}", "model.safetensors": b""}
-    hub.repositories["me/float"] = Repository(private=False, files=files)
+def test_load_downloads_only_settings_and_safetensors_of_a_float_checkpoint(
+    hub, checkpoints, tmp_path
+) -> None:
+    folder = checkpoints("sentence")
+    files = {
+        each.relative_to(folder).as_posix(): each.read_bytes()
+        for each in folder.rglob("*")
+        if each.is_file()
+    }
+    others = {"pytorch_model.bin": b"pickle", "onnx/model.onnx": b"graph", "README.md": b"card"}
+    hub.repositories["me/float"] = Repository(private=False, files={**files, **others})
+    hub.downloads.clear()
+    [shape] = load(hub, tmp_path, "print(qdqbert.load('me/float').encode(['a dog']).shape)")
+    assert shape == "(1, 32)"
+    assert "model.safetensors" in hub.downloads
+    assert not set(others) & set(hub.downloads)
+
+
+def test_a_model_without_safetensors_is_refused(hub, tmp_path) -> None:
+    files = {"config.json": b"{}", "pytorch_model.bin": b""}
+    hub.repositories["me/pickled"] = Repository(private=False, files=files)
     code = """
 try:
-    qdqbert.load("me/float")
+    qdqbert.load("me/pickled")
 except qdqbert.CheckpointError as error:
     print(error)
 """
     hub.downloads.clear()
     [message] = load(hub, tmp_path, code)
-    assert message.startswith("The hub's model 'me/float' is not a quantized model: it has no")
-    assert message.endswith("or quantize it first: qdqbert quantize me/float -o ./float-int8")
-    assert "model.safetensors" not in hub.downloads
+    assert message.startswith("The hub's model 'me/pickled' is neither a quantized model nor a")
+    assert "pytorch_model.bin" not in hub.downloads
 
 
 def test_without_a_network_a_model_that_is_not_cached_is_reported() -> None:

@@ -1,0 +1,228 @@
+"""Float checkpoints that run in INT8 at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.torch
+import sentence_transformers
+import torch
+import transformers
+
+import qdqbert
+from qdqbert import cache
+from qdqbert.errors import CheckpointError, UserInputError
+
+TEXTS = ["the old house", "a train to the city and a good book for the night", "dog"]
+# INT8 of models this narrow is far from float; a wrong part would be below 5 dB.
+LEAST_DB = 14.0
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+
+
+def sqnr_db(expected, found) -> float:
+    expected, found = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    return 10 * np.log10((expected**2).sum() / ((expected - found) ** 2).sum())
+
+
+def logits_of(folder, auto_class, *texts):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = auto_class.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(**tokenizer(*texts, return_tensors="pt"))
+
+
+def test_an_embedder_is_close_to_sentence_transformers(checkpoints) -> None:
+    reference = sentence_transformers.SentenceTransformer(str(checkpoints("sentence")))
+    with qdqbert.load(checkpoints("sentence")) as model:
+        found = model.encode(TEXTS)
+        assert (model.engine, model.target) == ("native", "native-dynamic")
+    expected = reference.encode(TEXTS)
+    assert found.shape == expected.shape
+    assert (found * expected).sum(axis=1).min() > 0.97
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_a_classifier_is_close_to_transformers(checkpoints) -> None:
+    folder = checkpoints("classifier")
+    with qdqbert.load(folder) as model:
+        answers = [model(text, top_k=None, function_to_apply="none") for text in TEXTS]
+    found = [[each["score"] for each in sorted(a, key=lambda x: x["label"])] for a in answers]
+    auto = transformers.AutoModelForSequenceClassification
+    expected = [logits_of(folder, auto, text).logits[0].numpy() for text in TEXTS]
+    # Their names are in alphabetical order.
+    assert sqnr_db(expected, found) > LEAST_DB
+
+
+@pytest.mark.parametrize(
+    "family", ["camembert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
+)
+def test_token_states_of_each_family_are_close_to_transformers(family, checkpoints) -> None:
+    folder = checkpoints(family)
+    with qdqbert.load(folder) as model:
+        found = model(TEXTS[1])[0][0]
+    expected = logits_of(folder, transformers.AutoModel, TEXTS[1]).last_hidden_state[0].numpy()
+    assert found.shape == expected.shape
+    assert sqnr_db(expected, found) > LEAST_DB
+
+
+def test_pairs_have_token_types(checkpoints) -> None:
+    folder = checkpoints("reranker")
+    with qdqbert.load(folder) as model:
+        found = model.predict([(TEXTS[0], TEXTS[1])])
+    auto = transformers.AutoModelForSequenceClassification
+    expected = torch.sigmoid(logits_of(folder, auto, TEXTS[0], TEXTS[1]).logits[0, 0]).item()
+    assert found[0] == pytest.approx(expected, abs=0.05)
+
+
+def test_half_precision_and_shards_give_what_float32_does(checkpoints, tmp_path) -> None:
+    folder = checkpoints("sentence")
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)
+    halved = shutil.copytree(folder, tmp_path / "halved")
+    (halved / "model.safetensors").unlink()
+    model.save_pretrained(halved, max_shard_size="40KB")
+    assert (halved / "model.safetensors.index.json").is_file()
+    with qdqbert.load(folder) as one, qdqbert.load(halved) as other:
+        assert (one.encode(TEXTS) * other.encode(TEXTS)).sum(axis=1).min() > 0.97
+
+
+def test_the_second_load_uses_the_cache(checkpoints, monkeypatch) -> None:
+    with qdqbert.load(checkpoints("sentence")) as model:
+        first = model.encode(TEXTS)
+    monkeypatch.setattr("qdqbert.inference.float_checkpoint.pack_model", None)
+    with qdqbert.load(checkpoints("sentence")) as model:
+        np.testing.assert_array_equal(model.encode(TEXTS), first)
+
+
+def test_a_copy_shares_the_folder_and_changed_weights_do_not(checkpoints, tmp_path) -> None:
+    folder = checkpoints("sentence")
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    tensors = safetensors.torch.load_file(changed / "model.safetensors")
+    name = next(each for each in tensors if each.endswith("word_embeddings.weight"))
+    tensors[name][5] += 1
+    safetensors.torch.save_file(tensors, changed / "model.safetensors")
+    for each in (folder, copied):
+        qdqbert.load(each).close()
+    assert len(list(cache.models_folder().iterdir())) == 1
+    qdqbert.load(changed).close()
+    assert len(list(cache.models_folder().iterdir())) == 2
+
+
+def test_the_log_says_how_close_it_is(checkpoints, caplog) -> None:
+    with caplog.at_level("INFO", logger="qdqbert"):
+        qdqbert.load(checkpoints("sentence")).close()
+        again = len(caplog.records)
+        qdqbert.load(checkpoints("sentence")).close()
+    close = [each.getMessage() for each in caplog.records if " dB " in each.getMessage()]
+    assert len(close) == 2
+    assert "of 16 built-in texts" in close[0]
+    assert close[0] == close[1]
+    assert again
+
+
+def test_the_check_can_be_left_out(checkpoints, caplog) -> None:
+    with caplog.at_level("INFO", logger="qdqbert"):
+        qdqbert.load(checkpoints("sentence"), check=False).close()
+    assert not any(" dB " in each.getMessage() for each in caplog.records)
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(checkpoints, monkeypatch, caplog) -> None:
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("qdqbert.cache._fill", refuse)
+    with qdqbert.load(checkpoints("sentence")) as model:
+        assert model.encode(TEXTS).shape == (3, 32)
+    assert "cannot be written (Permission denied)" in caplog.text
+
+
+def load_once(folder: str) -> None:
+    with qdqbert.load(folder) as model:
+        assert model.encode(TEXTS).shape == (3, 32)
+
+
+def test_processes_can_pack_a_model_at_the_same_time(checkpoints) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=load_once, args=(str(checkpoints("sentence")),)) for _ in range(3)
+    ]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+    assert [each.exitcode for each in processes] == [0, 0, 0]
+    assert len(list(cache.models_folder().iterdir())) == 1
+
+
+def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_path) -> None:
+    for index in range(3):
+        folder = cache.models_folder() / f"old-{index}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(bytes(1000))
+        os.utime(folder, (index, index))
+    monkeypatch.setattr("qdqbert.cache._LIMIT_BYTES", 2500 + 10**6)
+    qdqbert.load(checkpoints("sentence")).close()
+    assert cache.size_bytes() <= 2500 + 10**6
+    monkeypatch.setattr("qdqbert.cache._LIMIT_BYTES", 1)
+    qdqbert.load(checkpoints("classifier")).close()
+    assert len(list(cache.models_folder().iterdir())) == 1
+
+
+def test_neither_torch_nor_transformers_nor_onnx_is_imported(checkpoints) -> None:
+    code = (
+        "import sys, qdqbert\n"
+        f"qdqbert.load({str(checkpoints('sentence'))!r}).encode(['a dog'])\n"
+        "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_another_engine_needs_quantize(checkpoints) -> None:
+    with pytest.raises(UserInputError, match="contains no graph for engine 'onnxruntime'"):
+        qdqbert.load(checkpoints("sentence"), engine="onnxruntime")
+
+
+def test_a_checkpoint_without_tokenizer_json_is_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        qdqbert.load(folder)
+
+
+def test_a_token_without_embedding_is_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["unheard"] = 5000
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="ids up to 5000"):
+        qdqbert.load(folder)
+
+
+def test_code_of_the_checkpoint_is_not_taken_for_known_code(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    content = json.loads((folder / "config.json").read_text())
+    mapped = {"AutoModelForSequenceClassification": "modeling.MyModel"}
+    (folder / "config.json").write_text(json.dumps({**content, "auto_map": mapped}))
+    with pytest.raises(CheckpointError, match="auto_map"):
+        qdqbert.load(folder)
+
+
+def test_tensors_of_an_adapter_are_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.0.attention.self.query.lora_A.weight"] = torch.ones(2, 32)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="lora_A"):
+        qdqbert.load(folder)
