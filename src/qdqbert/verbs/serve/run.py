@@ -44,6 +44,7 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
     from qdqbert.serving.app import build_app
     from qdqbert.serving.limits import Limits
     from qdqbert.serving.metrics import Metrics
+    from qdqbert.serving.protocol import PlainProtocol
 
     start = time.monotonic()
     metrics = Metrics()
@@ -52,6 +53,7 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
+                http=PlainProtocol,
                 log_level="warning",
                 access_log=False,
                 ws="none",

@@ -1,0 +1,88 @@
+"""HTTP/1.1 for clients that offer another protocol, as Java's HttpClient does by default.
+
+    POST /embed HTTP/1.1                         POST /embed HTTP/1.1
+    Connection: Upgrade, HTTP2-Settings     ─►   Content-Length: 14
+    Upgrade: h2c
+    HTTP2-Settings: AAEAAEAAAAI                  {"inputs":"a"}
+    Content-Length: 14
+
+    {"inputs":"a"}
+
+A server may ignore the offer (RFC 9110, section 7.8). httptools leaves out the body instead, and
+uvicorn answers a request without it. So the head is read again, without the offer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# Headers of an offer; RFC 7540, section 3.2.
+_OFFER = (b"upgrade", b"http2-settings")
+
+
+class PlainProtocol(HttpToolsProtocol):
+    """A connection of uvicorn that ignores offers of other protocols."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Replace uvicorn's parser."""
+        super().__init__(*arguments, **options)
+        self.use_new_parser()
+
+    def use_new_parser(self) -> None:
+        """Read what comes next with a parser of its own."""
+        self.parser = _Parser(self)
+        # As uvicorn does, for requests that follow one with `Connection: close`.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def has_offer(self) -> bool:
+        """Return whether the request offers another protocol, other than a tunnel (CONNECT)."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def on_headers_complete(self) -> None:
+        """Start a request, unless its head will be read again."""
+        if not self.has_offer():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request, unless its head will be read again."""
+        if not self.has_offer():
+            super().on_message_complete()
+
+    def head_without_offer(self) -> bytes:
+        """Return the head of the request that is being read, without the offer."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            kept = _without_offer(value) if name == b"connection" else value
+            if name not in _OFFER and (kept or not value):
+                lines.append(b"%s: %s" % (name, kept))
+        return b"\r\n".join([*lines, b"", b""])
+
+
+class _Parser(httptools.HttpRequestParser):
+    """A parser that reads the head of a request again if it has an offer."""
+
+    def __init__(self, protocol: PlainProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        """Read data; raise httptools' errors."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if not self._protocol.has_offer():
+                raise
+            (end,) = offer.args
+            head = self._protocol.head_without_offer()
+            self._protocol.use_new_parser()
+            self._protocol.parser.feed_data(head + data[end:])
+
+
+def _without_offer(value: bytes) -> bytes:
+    """Return the value of the header `Connection` without the names that belong to an offer."""
+    names = [name.strip() for name in value.split(b",")]
+    return b", ".join(name for name in names if name.lower() not in _OFFER)
