@@ -21,6 +21,7 @@ from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import located
+from qdqbert.inference.long_texts import Kept
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -323,7 +324,7 @@ def _raising(found: Generator[_A | UserInputError], *, has_positions: bool = Tru
 
 
 def feature_of(
-    encoding: tokenizers.Encoding, input_names: Sequence[str]
+    encoding: tokenizers.Encoding | Kept, input_names: Sequence[str]
 ) -> dict[str, NDArray[np.int32]]:
     """Return the model inputs of one encoding, each `(tokens,)`, int32."""
     feature = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
@@ -349,15 +350,9 @@ class TextEncoder:
 
     def encode(self, items: Sequence[Any]) -> list[Encoded]:
         """Return the model inputs of each item."""
-        if len(items) == 1:
-            encodings = [self.tokenizer.encode(items[0])]
-        else:
-            encodings = self.tokenizer.encode_batch(items)
         return [
-            Encoded(
-                features=(feature_of(each, self.input_names),), truncated=bool(each.overflowing)
-            )
-            for each in encodings
+            Encoded(features=(feature_of(each, self.input_names),), truncated=each.truncated)
+            for each in self.tokenizer.encode_start(items)
         ]
 
 

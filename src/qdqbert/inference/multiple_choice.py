@@ -46,18 +46,18 @@ class _Choose:
         choices are padded less, and items can have different numbers of them.
         """
         pairs = [_pairs(item) for item in items]
-        made = iter(self.tokenizer.encode_batch([pair for each in pairs for pair in each]))
+        made = iter(self.tokenizer.encode_start([pair for each in pairs for pair in each]))
         encoded = []
         for each in pairs:
-            encodings = [next(made) for _ in each]
-            features = [feature_of(encoding, self.input_names) for encoding in encodings]
+            kept = [next(made) for _ in each]
+            features = [feature_of(part, self.input_names) for part in kept]
             encoded.append(
                 Encoded(
                     features=tuple(
                         {name: array[None] for name, array in feature.items()}
                         for feature in features
                     ),
-                    truncated=any(encoding.overflowing for encoding in encodings),
+                    truncated=any(part.truncated for part in kept),
                 )
             )
         return encoded

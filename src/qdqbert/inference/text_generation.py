@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.artifact import CONFIG, GENERATION
@@ -18,6 +17,7 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature, chunks
 from qdqbert.inference.inputs import check_text, listed_texts
+from qdqbert.inference.long_texts import Kept
 from qdqbert.inference.model import Loaded, Model, feature_of, rows_of
 from qdqbert.inference.scheduler import Done, Encoded
 from qdqbert.inference.tokenizer import FolderTokenizer
@@ -96,19 +96,19 @@ class Generation:
         """Return the texts to continue, and those that are errors or no texts."""
         checked = [_checked(prompt) for prompt in prompts]
         usable = [each for each in checked if isinstance(each, str)]
-        encodings = iter(self.tokenizer.encode_batch(usable))
+        kept = iter(self.tokenizer.encode_start(usable))
         return [
-            self._text(each, next(encodings))
+            self._text(each, next(kept))
             if isinstance(each, str)
             else _Text(prompt="", feature={}, truncated=False, error=each)
             for each in checked
         ]
 
-    def _text(self, prompt: str, encoding: tokenizers.Encoding) -> _Text:
+    def _text(self, prompt: str, kept: Kept) -> _Text:
         return _Text(
             prompt=prompt,
-            feature=feature_of(encoding, self.input_names),
-            truncated=bool(encoding.overflowing),
+            feature=feature_of(kept, self.input_names),
+            truncated=kept.truncated,
         )
 
     def is_finished(self, text: _Text) -> bool:

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from qdqbert.errors import CheckpointError
+from qdqbert.inference.long_texts import Kept, Side, StartTokenizer
 from qdqbert.json_files import Fields, damaged, read_json
 from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer
 
@@ -32,6 +33,7 @@ class _Cut(NamedTuple):
     max_length: int | None
     strategy: Strategy
     stride: int
+    side: Side
     words: bool = False
 
 
@@ -72,7 +74,8 @@ class FolderTokenizer:
         self.backend, self.largest_id = file.tokenizer, file.largest_id
         self.max_length = max_length
         self._variants: dict[_Cut, FolderTokenizer] = {}
-        self._truncate(_Cut(max_length, strategy, stride))
+        self._start: StartTokenizer | None = None
+        self._truncate(_Cut(max_length, strategy, stride, self.truncation_side))
         self.padding = {
             "input_ids": self.special_id("pad_token") or 0,
             "attention_mask": 0,
@@ -85,6 +88,7 @@ class FolderTokenizer:
         *,
         strategy: Strategy = "longest_first",
         stride: int = 0,
+        side: Side | None = None,
         words: bool = False,
     ) -> FolderTokenizer:
         """Return this tokenizer with other settings. It is kept for later calls.
@@ -93,10 +97,11 @@ class FolderTokenizer:
             max_length: Longest input in tokens, special tokens included; `None` for no limit.
             strategy: Which text of a pair is cut.
             stride: Number of tokens that two neighboring windows of a long input share.
+            side: The end of a text that is cut off. The folder's by default.
             words: Whether inputs are lists of words. Byte-level tokenizers then put a space before
                 each word, as before the words of a text.
         """
-        cut = _Cut(max_length, strategy, stride, words)
+        cut = _Cut(max_length, strategy, stride, side or self.truncation_side, words)
         known = self._variants.get(cut)
         # Threads that make it at the same time keep the first one.
         return known or self._variants.setdefault(cut, self._with(cut))
@@ -111,6 +116,7 @@ class FolderTokenizer:
         return made
 
     def _truncate(self, cut: _Cut) -> None:
+        self._start = None
         if cut.max_length is None:
             self.backend.no_truncation()
             return
@@ -118,13 +124,17 @@ class FolderTokenizer:
             max_length=cut.max_length,
             stride=cut.stride,
             strategy=cut.strategy,
-            direction=self.truncation_side,
+            direction=cut.side,
         )
+        if cut.strategy == "longest_first" and not cut.stride:
+            self._start = StartTokenizer(
+                self.encode_batch, max_length=cut.max_length, side=cut.side
+            )
 
     @property
-    def truncation_side(self) -> str:
+    def truncation_side(self) -> Side:
         """The end of a text that is cut: "right" or "left"."""
-        return str(self._config.get("truncation_side", "right"))
+        return "left" if self._config.get("truncation_side") == "left" else "right"
 
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token, `mask_token` and so on; `None` if there is none."""
@@ -141,9 +151,18 @@ class FolderTokenizer:
 
     def encode(self, text: Any) -> tokenizers.Encoding:
         """Tokenize one text or pair; see `encode_batch`."""
-        with raising(self.path):
-            pair = text if isinstance(text, tuple) else (text,)
-            return self.backend.encode(*pair)
+        # `encode` of the library would hold the interpreter's lock, however long the text is.
+        return self.encode_batch([text])[0]
+
+    def encode_start(self, texts: Texts) -> list[Kept]:
+        """Tokenize what is kept of texts or pairs, at a cost that does not grow with their length.
+
+        It is their end if the tokenizer cuts on the left.
+        """
+        if self._start is not None:
+            with raising(self.path):
+                return self._start.encode(texts)
+        return [Kept(each.ids, each.type_ids, truncated=False) for each in self.encode_batch(texts)]
 
     def encode_batch(
         self, texts: Texts, *, offsets: bool = False, words: bool = False, special: bool = True
@@ -159,12 +178,12 @@ class FolderTokenizer:
         Returns:
             One encoding for each text. What did not fit is in its `overflowing`.
         """
-        if offsets or words:
-            with raising(self.path):
+        with raising(self.path):
+            # Without a post-processor, the fast method gives both texts of a pair the same segment.
+            if offsets or words or self.backend.post_processor is None:
                 return self.backend.encode_batch(
                     list(texts), is_pretokenized=words, add_special_tokens=special
                 )
-        with raising(self.path):
             return self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
