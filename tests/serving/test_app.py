@@ -79,8 +79,6 @@ def test_openai_embeds_texts(client, models) -> None:
     (only,) = answer(client, "/v1/embeddings", body)["data"]
     decoded = np.frombuffer(base64.b64decode(only["embedding"]), "<f4")
     np.testing.assert_allclose(decoded, expected[0], atol=1e-5)
-    short = answer(client, "/v1/embeddings", {**body, "dimensions": 3, "encoding_format": "float"})
-    close(short["data"][0]["embedding"], expected[0, :3].tolist())
 
 
 def test_openai_lists_the_models(client, models) -> None:
@@ -183,8 +181,10 @@ def test_parameters_are_passed_on(client, models) -> None:
         ("/embed", {"inputs": 3}, 422, "inputs"),
         ("/embed", {"inputs": []}, 422, "inputs"),
         ("/embed", {"inputs": "a\ud800"}, 422, "not JSON"),
-        ("/embed", {"inputs": "cat " * 400}, 413, "longer than"),
-        ("/embed", {"inputs": ["x"] * 513}, 413, "512 inputs, got 513"),
+        ("/embed", {"inputs": "cat " * 400, "truncate": False}, 413, "leave `truncate` out"),
+        ("/embed", {"inputs": ["x"] * 2049}, 413, "2048 inputs, got 2049"),
+        ("/embed", {"inputs": "x", "dimensions": 9999}, 400, "`dimensions` is 9999"),
+        ("/embed", {"inputs": "x", "truncation_direction": "up"}, 422, "truncation_direction"),
         ("/embed", {"inputs": "x", "prompt_name": "none"}, 422, "prompt_name"),
         ("/models/none/embed", {"inputs": "x"}, 404, "no model 'none'. It has: embedder"),
         ("/models/tagger/embed", {"inputs": "x"}, 422, "for the task 'token-classification'"),
@@ -210,8 +210,6 @@ def test_errors_of_openai_have_its_form(client) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert "no model 'none'" in response.json()["error"]["message"]
-    response = post(client, "/v1/embeddings", {"input": [[1, 2]], "model": "embedder"})
-    assert response.status_code == 422
     broken = client.post(
         "/v1/embeddings", content=b"{", headers={"content-type": "application/json"}
     )
@@ -219,10 +217,164 @@ def test_errors_of_openai_have_its_form(client) -> None:
     assert broken.json()["error"]["message"].startswith("The body is not JSON: ")
 
 
-def test_texts_that_are_too_long_may_be_cut(client, models) -> None:
+@pytest.mark.parametrize("options", [{}, {"truncate": True}, {"truncate": None}])
+def test_texts_that_are_too_long_are_cut_and_a_header_says_so(models, options) -> None:
     long = "cat " * 400
-    found = answer(client, "/embed", {"inputs": long, "truncate": True})
-    close(found, models["embedder"].encode([long], normalize_embeddings=True).tolist())
+    expected = models["embedder"].encode([long], normalize_embeddings=True)
+    with TestClient(build_app({"embedder": models["embedder"]})) as client:
+        response = post(client, "/embed", {"inputs": [long, "cat"], **options})
+        close(response.json()[:1], expected.tolist())
+        assert response.headers["X-Truncated-Inputs"] == "1"
+        assert "X-Truncated-Inputs" not in post(client, "/embed", {"inputs": "cat"}).headers
+        response = post(client, "/v1/embeddings", {"input": long, "model": "embedder", **options})
+        assert response.headers["X-Truncated-Inputs"] == "1"
+        metrics = client.get("/metrics").text
+    assert 'qdqbert_truncated_inputs_total{model="embedder"} 2.0' in metrics
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
+def test_texts_that_must_not_be_cut_are_refused(client, path) -> None:
+    body = {"inputs": "cat " * 400, "input": "cat " * 400, "model": "embedder", "truncate": False}
+    response = post(client, path, body)
+    assert response.status_code == 413
+    # The advice is a field that the route takes.
+    assert "`truncate`" in response.text
+
+
+def test_the_start_of_long_texts_can_be_cut_off(client, models) -> None:
+    long = "the cat sat on the book " * 60 + "music in the night"
+    for direction in ("Left", "left"):
+        cut = {"truncation_direction": direction}
+        (found,) = answer(client, "/embed", {"inputs": long, **cut})
+        limit = models["embedder"].max_length
+        tokenizer = models["embedder"]._loaded.tokenizer
+        ids = tokenizer.cutting(None).encode(long).ids
+        kept = tokenizer.cutting(None).decode(ids[-(limit - 1) : -1])
+        close(found, models["embedder"].encode(kept, normalize_embeddings=True).tolist())
+        right = answer(client, "/embed", {"inputs": long, "truncation_direction": "Right"})
+        close(right, answer(client, "/embed", {"inputs": long}))
+        assert not np.allclose(found, right[0])
+        pairs = {"query": "a dog", "texts": [long, "a cat"], "raw_scores": True}
+        scores = {each["index"]: each["score"] for each in answer(client, "/rerank", pairs)}
+        left = {
+            each["index"]: each["score"] for each in answer(client, "/rerank", {**pairs, **cut})
+        }
+        assert scores[1] == pytest.approx(left[1], abs=1e-5)
+        assert scores[0] != left[0]
+        answer(client, "/models/classifier/predict", {"inputs": long, **cut})
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed"])
+def test_fewer_dimensions_keep_the_length_of_vectors(client, models, path, quantized) -> None:
+    def embed(**options):
+        body = {"input": TEXTS, "inputs": TEXTS, "model": "embedder", **options}
+        found = answer(client, path, body)
+        return np.array([x["embedding"] for x in found["data"]] if "data" in found else found)
+
+    whole = embed()
+    width = whole.shape[1]
+    np.testing.assert_allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-5)
+    for count in (1, 7, width):
+        cut = whole[:, :count]
+        expected = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+        np.testing.assert_allclose(embed(dimensions=count), expected, atol=1e-5)
+    for count in (width + 1, 9999, 10**30):
+        body = {"input": "x", "inputs": "x", "model": "embedder", "dimensions": count}
+        response = post(client, path, body)
+        assert response.status_code == 400
+        assert f"have {width}" in response.text
+
+
+def test_vectors_of_other_lengths_are_only_cut(client, models, monkeypatch) -> None:
+    job = models["embedder"].job(truncate_dim=2, keep_length=True)
+    vectors = np.array([[3.0, 4.0, 0.0], [0.6, 0.0, 0.8]], np.float32)
+    np.testing.assert_allclose(job._finished(vectors), [[3, 4], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"encoding_format": None, "dimensions": None, "user": None},
+        {"input_type": "query", "truncate_prompt_tokens": 8, "user": "me"},
+        {"model": "text-embedding-3-small"},
+        {"model": None},
+    ],
+)
+def test_openai_takes_the_fields_that_clients_send(models, fields) -> None:
+    with TestClient(build_app({"embedder": models["embedder"]})) as client:
+        found = answer(client, "/v1/embeddings", {"input": "a dog", "model": "embedder", **fields})
+    assert found["model"] == "embedder"
+    close(found["data"][0]["embedding"], models["embedder"].encode("a dog").tolist())
+
+
+def test_openai_takes_as_many_inputs_as_its_clients_send(client, models) -> None:
+    texts = [TEXTS[index % 3] for index in range(2048)]
+    data = answer(client, "/v1/embeddings", {"input": texts, "model": "embedder"})["data"]
+    expected = models["embedder"].encode(TEXTS)
+    np.testing.assert_allclose(
+        [each["embedding"] for each in data],
+        np.resize(expected, (2048, expected.shape[1])),
+        atol=1e-5,
+    )
+
+
+def test_openai_takes_token_ids_of_the_model(client, models) -> None:
+    embedder = models["embedder"]
+    tokenizer = embedder._loaded.tokenizer.cutting(None)
+    ids = [tokenizer.encode(each).ids for each in TEXTS]
+
+    def embed(given):
+        body = {"input": given, "model": "embedder"}
+        return [each["embedding"] for each in answer(client, "/v1/embeddings", body)["data"]]
+
+    close(embed(ids), embedder.encode(TEXTS).tolist())
+    close(embed(ids[0]), embedder.encode(TEXTS[:1]).tolist())
+    long = "cat " * 400
+    close(embed(tokenizer.encode(long).ids), embedder.encode([long]).tolist())
+
+
+@pytest.mark.parametrize(
+    "ids", [[[57668, 53901]], [5, 6, 7], [[2, 10**9, 3]], [[2, -1, 3]], [[]], [[10**30]]]
+)
+def test_openai_refuses_token_ids_of_other_tokenizers(client, ids) -> None:
+    response = post(client, "/v1/embeddings", {"input": ids, "model": "embedder"})
+    assert response.status_code == 422
+    assert "check_embedding_ctx_length=False" in response.json()["error"]["message"]
+
+
+def test_openai_names_what_is_wrong_with_an_empty_input(client) -> None:
+    response = post(client, "/v1/embeddings", {"input": [], "model": "embedder"})
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == "`input` is empty. Send at least one text."
+
+
+def test_openai_describes_a_model(client, models) -> None:
+    assert client.get("/v1/models/embedder").json() == client.get("/v1/models").json()["data"][0]
+    missing = client.get("/v1/models/none")
+    assert missing.status_code == 404
+    assert "no model 'none'" in missing.json()["error"]["message"]
+
+
+def test_fields_that_text_embeddings_inference_does_not_know_are_ignored(client) -> None:
+    assert answer(client, "/embed", {"inputs": "x", "whatever": 1, "normalize": None})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "x", "model": "m" * 100_000}),
+        ("/embed", {"inputs": "x", "prompt_name": "m" * 100_000}),
+        (f"/models/{'m' * 50_000}/embed", {"inputs": "x"}),
+        (f"/{'m' * 50_000}", {}),
+        ("/token-classification", {"inputs": "x", "parameters": {"m" * 100_000: 1}}),
+        ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": [" " * 100_000]}}),
+    ],
+    ids=["openai", "prompt", "model", "route", "field", "target"],
+)
+def test_long_names_are_not_echoed(client, path, body) -> None:
+    response = post(client, path, body)
+    assert 400 <= response.status_code < 500
+    assert len(response.content) < 2000
 
 
 def test_status_routes_describe_the_server(client, models) -> None:
@@ -311,7 +463,10 @@ def test_large_bodies_are_refused_with_and_without_a_declared_length(models) -> 
     app = build_app({"embedder": models["embedder"]}, limits=Limits(max_body=1000))
     body = json.dumps({"inputs": "x" * 2000}).encode()
     with TestClient(app) as client:
-        assert client.post("/embed", content=body).status_code == 413
+        refused = client.post("/embed", content=body)
+        assert refused.status_code == 413
+        # The body was read, so that the connection can be used.
+        assert "Connection" not in refused.headers
         chunked = client.post("/embed", content=iter([body[:900], body[900:]]))
         assert chunked.status_code == 413
         assert "larger than 1000 bytes" in chunked.json()["error"]

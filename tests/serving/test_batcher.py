@@ -49,10 +49,11 @@ class FakeModel:
         self.may_run.set()
         self.started = threading.Semaphore(0)
 
-    def run_in_stream(self, job: Any, items: Any) -> list[Any]:
+    def run_in_stream(self, job: Any, items: Any, *, pause: Any) -> list[Any]:
         self.calls.append([item.value for item in items])
         self.started.release()
         self.may_run.wait()
+        pause()
         pairs = zip(items, job.encode(items), strict=True)
         return [encoded.error or job.answer(item, encoded, ()) for item, encoded in pairs]
 

@@ -26,19 +26,31 @@ Embedding = NDArray[np.float32]
 _LENGTH_TOLERANCE = 0.01
 
 
+class TokenIds(tuple[int, ...]):
+    """Token ids of a text, as the model's tokenizer makes them, with special tokens."""
+
+    __slots__ = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prompted(TextEncoder):
     """Puts a prompt before each text.
 
     Attributes:
-        prompt: The prompt; empty for none.
+        prompt: The prompt; empty for none. Token ids get none.
     """
 
     prompt: str
 
     def encode(self, items: Sequence[Any]) -> list[Encoded]:
-        """Return the model inputs of each text."""
-        return super().encode([self.prompt + check_text(item) for item in items])
+        """Return the model inputs of each text, or of its token ids."""
+        texts = [self.prompt + check_text(item) for item in items if not isinstance(item, TokenIds)]
+        made = iter(super().encode(texts))
+        return [self._of_ids(item) if isinstance(item, TokenIds) else next(made) for item in items]
+
+    def _of_ids(self, ids: TokenIds) -> Encoded:
+        kept = self.tokenizer.keep_ids(ids)
+        return Encoded(features=(feature_of(kept, self.input_names),), truncated=kept.truncated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,10 +60,12 @@ class _Embed(_Prompted):
     Attributes:
         normalize: Whether vectors are scaled to length 1.
         dimensions: Number of leading values to keep; `None` for all.
+        keep_length: Whether the kept values of a vector of length 1 are scaled to length 1.
     """
 
     normalize: bool
     dimensions: int | None
+    keep_length: bool = False
 
     def split(
         self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
@@ -66,7 +80,11 @@ class _Embed(_Prompted):
     def _finished(self, vectors: Embedding) -> Embedding:
         """Return vectors `(..., dimensions)`, cut and scaled as requested."""
         cut = vectors[..., : self.dimensions]
-        return _scaled(cut) if self.normalize else cut
+        if self.normalize:
+            return _scaled(cut)
+        if self.keep_length and cut.shape != vectors.shape:
+            return np.where(_have_length_1(vectors), _scaled(cut), cut)
+        return cut
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,8 +123,7 @@ class _EmbedInChunks(_Embed):
             return self._finished(values[0])
         stacked = np.stack(values)
         vector = np.average(stacked, axis=0, weights=encoded.context).astype(np.float32)
-        lengths = np.linalg.norm(stacked, axis=1)
-        if np.abs(lengths - 1).max() < _LENGTH_TOLERANCE:
+        if _have_length_1(stacked).all():
             vector = _scaled(vector)
         return self._finished(vector)
 
@@ -141,6 +158,12 @@ class _EmbedInChunks(_Embed):
         ends = np.array([end for _, end in encoding.offsets])[own]
         # The first token of the text can contain the last character of the prompt, a space.
         return min(int((ends <= len(self.prompt)).sum()), self.prompt_tokens)
+
+
+def _have_length_1(vectors: Embedding) -> NDArray[np.bool_]:
+    """Return whether the graph scaled vectors `(..., dimensions)` to length 1. Shape `(..., 1)`."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(np.abs(lengths - 1) < _LENGTH_TOLERANCE)
 
 
 def _scaled(vectors: Embedding) -> Embedding:
@@ -278,8 +301,13 @@ class Embedder(Model):
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         chunk_overlap: int | None = None,
+        keep_length: bool = False,
     ) -> Job[str, Embedding]:
-        """Return the job of `encode` with these options, for `stream`."""
+        """Return the job of `encode` with these options, for `stream`.
+
+        With `keep_length`, embeddings of length 1 have it also with fewer dimensions, which those
+        of sentence-transformers do not.
+        """
         loaded = self._loaded
         shared: dict[str, Any] = {
             "tokenizer": loaded.tokenizer,
@@ -291,6 +319,7 @@ class Embedder(Model):
         if output_value == "sentence_embedding":
             shared["normalize"] = normalize_embeddings
             shared["dimensions"] = truncate_dim or self._truncate_dim
+            shared["keep_length"] = keep_length
             if chunk_overlap is None:
                 return _Embed(**shared)
             prompt_tokens = self._prompt_tokens(shared["prompt"], chunk_overlap)

@@ -148,6 +148,20 @@ class StartTokenizer:
             for each, is_long in zip(texts, are_long, strict=True)
         ]
 
+    def keep(self, ids: Sequence[int]) -> Kept | None:
+        """Return what is kept of the ids of a text; `None` if they lack the special tokens."""
+        template = self._template(1)
+        before, after = ([*each[0]] for each in template.special) if template else ([], [])
+        end = len(ids) - len(after)
+        if not ids or end < len(before) or [*ids[: len(before)]] != before or [*ids[end:]] != after:
+            return None
+        own, room = ids[len(before) : end], self._max_length - len(before) - len(after)
+        kept = own[:room] if self._side == "right" else own[len(own) - min(room, len(own)) :]
+        is_cut = len(kept) < len(own)
+        if template is None:
+            return Kept(kept, [0] * len(kept), is_cut)
+        return template.fill([kept], truncated=is_cut)
+
     def _is_long(self, texts: Sequence[str]) -> bool:
         return (
             sum(map(len, texts)) > _FIRST * self._max_length

@@ -259,7 +259,13 @@ class Model:
         with self._using():
             return runner.run(taken)
 
-    def run_in_stream(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A | UserInputError]:
+    def run_in_stream(
+        self,
+        job: Job[_I, _A],
+        items: Sequence[_I],
+        *,
+        pause: Callable[[], None] = lambda: None,
+    ) -> list[_A | UserInputError]:
         """Return the answer to each input or the error about it, computed on one core.
 
         A server calls this from as many threads as `streams` says.
@@ -267,9 +273,10 @@ class Model:
         Args:
             job: What to do with the inputs: the result of the model's `job`.
             items: The inputs; all are in memory together.
+            pause: Called between batches. What it raises ends the call.
         """
         with self._using():
-            return self._loaded.scheduler.run_in_stream(job, items)
+            return self._loaded.scheduler.run_in_stream(job, items, pause=pause)
 
     @property
     def streams(self) -> int:

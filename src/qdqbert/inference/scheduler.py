@@ -193,7 +193,13 @@ class Scheduler:
                 for _, future in chunk.batches:
                     future.cancel()
 
-    def run_in_stream(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A | UserInputError]:
+    def run_in_stream(
+        self,
+        job: Job[_I, _A],
+        items: Sequence[_I],
+        *,
+        pause: Callable[[], None] = lambda: None,
+    ) -> list[_A | UserInputError]:
         """Return the answer to each item or its error, computed in this thread on one core.
 
         As many threads as there are streams can call this at once.
@@ -201,12 +207,16 @@ class Scheduler:
         Args:
             job: The task.
             items: The items; all are in memory together. Without any, the graph is loaded only.
+            pause: Called between batches. What it raises ends the call.
         """
         self._has_tokenized = True
         runner = self._runners.many
         chunk = _encode(job, items)
         lengths = [_length(feature) for feature in chunk.features]
-        for indices, length in self._schedule.plan.group(lengths, streams=1, limit=self._limit):
+        groups = self._schedule.plan.group(lengths, streams=1, limit=self._limit)
+        for number, (indices, length) in enumerate(groups):
+            if number:
+                pause()
             features = [chunk.features[index] for index in indices]
             future: Future[Sequence[Any]] = Future()
             future.set_result(self._run_batch(job, runner, features, length))

@@ -13,13 +13,14 @@ from typing import Any, Literal, NamedTuple
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.inference.long_texts import Kept, Side, StartTokenizer
 from qdqbert.json_files import Fields, damaged, read_json
 from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer
 
 _CONFIG = "tokenizer_config.json"
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
+_LARGEST_ID = 2**31 - 1
 # What loses its spaces in decoded texts.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -163,6 +164,25 @@ class FolderTokenizer:
             with raising(self.path):
                 return self._start.encode(texts)
         return [Kept(each.ids, each.type_ids, truncated=False) for each in self.encode_batch(texts)]
+
+    def keep_ids(self, ids: Sequence[int]) -> Kept:
+        """Return what is kept of token ids that this tokenizer made, with special tokens.
+
+        Raises:
+            UserInputError: They are those of another tokenizer.
+        """
+        assert self._start is not None, "the tokenizer of a model has a limit"
+        kept = self._start.keep(ids)
+        largest = max(ids, default=-1)
+        is_known = 0 <= largest <= _LARGEST_ID and self.backend.id_to_token(largest) is not None
+        if kept is None or not is_known or min(ids) < 0:
+            raise UserInputError(
+                f"Token ids must be those of the model's own tokenizer, with its special tokens; "
+                f"got {str(list(ids[:8])).rstrip(']')}{', ...' * (len(ids) > 8)}]. Send texts. "
+                "LangChain's OpenAIEmbeddings does so with `check_embedding_ctx_length=False`.",
+                argument="input",
+            )
+        return kept
 
     def encode_batch(
         self, texts: Texts, *, offsets: bool = False, words: bool = False, special: bool = True

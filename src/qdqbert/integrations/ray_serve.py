@@ -23,8 +23,8 @@ def application(
     threads: int = 1,
     api_key: str | None = None,
     max_body: int = 2_000_000,
-    max_texts: int = 512,
-    max_queued: int = 4096,
+    max_texts: int = 2048,
+    max_queued: int = 16_384,
     deployment: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an application of Ray Serve with the routes of `qdqbert.serve`.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from importlib import metadata
 
 from qdqbert.inference.model import Model
@@ -26,6 +29,8 @@ from qdqbert.serving.service import Models, Served
 from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import text_embeddings_inference_routes
 
+# Time after which a request watches whether its client is still there.
+_WATCH_SECONDS = 0.2
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -59,6 +64,7 @@ def build_app(
                     model, max_queued=limits.max_queued, observe=metrics.observer(name)
                 ),
                 limits=limits,
+                count_truncated=functools.partial(metrics.count_truncated, name),
             )
             for name, model in models.items()
         ]
@@ -127,13 +133,41 @@ class _App:
             return error_response(error, path)
         if body is None:
             return None
-        return await respond(found, scope["method"], path, body)
+        try:
+            async with _ended_with_client(receive):
+                return await respond(found, scope["method"], path, body)
+        except TimeoutError:
+            return None
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
             await send({"type": "lifespan.startup.complete"})
         self._stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+@contextlib.asynccontextmanager
+async def _ended_with_client(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body of the context if the client leaves; it then raises `TimeoutError`."""
+    loop = asyncio.get_running_loop()
+    watching: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(None) as deadline:
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            deadline.reschedule(loop.time())
+
+        # Most requests are answered before that, and save the task.
+        timer = loop.call_later(
+            _WATCH_SECONDS, lambda: watching.append(asyncio.ensure_future(watch()))
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in watching:
+                task.cancel()
 
 
 def _status_routes(

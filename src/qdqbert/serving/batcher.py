@@ -27,6 +27,7 @@ from qdqbert.inference.scheduler import Encoded, Job
 # Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
 # nothing, and the last one of many requests would wait for all of them.
 _CHARACTERS = 4096
+_TOKEN_CHARACTERS = 4
 
 
 class OverloadedError(Exception):
@@ -42,6 +43,10 @@ class OverloadedError(Exception):
         self.retry_after = retry_after
 
 
+class _GoneError(Exception):
+    """All clients of a batch have gone."""
+
+
 class TooLongError(UserInputError):
     """An input is longer than the model's limit, and must not be cut."""
 
@@ -53,10 +58,12 @@ class Answered:
     Attributes:
         answer: The answer of the job.
         tokens: Number of tokens that ran.
+        truncated: Whether a part of the input was cut off.
     """
 
     answer: Any
     tokens: int
+    truncated: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,8 +87,8 @@ class _Counted:
         if item.truncate or not encoded.truncated:
             return encoded
         message = (
-            f"An input is longer than {self.max_length} tokens. Send a shorter one, or set "
-            "`truncate` to true."
+            f"An input is longer than {self.max_length} tokens. Send a shorter one, or leave "
+            "`truncate` out, so that it is cut."
         )
         return Encoded(features=(), error=TooLongError(message, argument="inputs"))
 
@@ -92,7 +99,8 @@ class _Counted:
 
     def answer(self, item: _Input, encoded: Encoded, values: Sequence[Any]) -> Answered:
         tokens = sum(each["input_ids"].size for each in encoded.features)
-        return Answered(answer=self.job.answer(item.value, encoded, values), tokens=tokens)
+        answer = self.job.answer(item.value, encoded, values)
+        return Answered(answer=answer, tokens=tokens, truncated=encoded.truncated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,14 +235,19 @@ class Batcher:
             if taken:
                 self._answer(taken)
 
-    def _take(self) -> list[_Request]:
-        """Remove the oldest request and others that can run with it, in their order."""
+    def _take(self, longest: int | None = None) -> list[_Request]:
+        """Remove the oldest request and others that can run with it, in their order.
+
+        Args:
+            longest: Most characters of a request; `None` for no limit.
+        """
         taken: list[_Request] = []
         kept: list[_Request] = []
         characters = 0
         while self._waiting and characters < _CHARACTERS:
             request = self._waiting.popleft()
-            if taken and request.key != taken[0].key:
+            is_long = longest is not None and request.characters > longest
+            if is_long or (taken and request.key != taken[0].key):
                 kept.append(request)
                 continue
             self._queued -= len(request.items)
@@ -245,16 +258,29 @@ class Batcher:
         self._waiting.extendleft(reversed(kept))
         return taken
 
-    def _answer(self, requests: list[_Request]) -> None:
+    def _answer(self, requests: list[_Request], *, is_within: bool = False) -> None:
         items = [item for request in requests for item in request.items]
         job = _Counted(job=requests[0].job, max_length=self._model.max_length)
+
+        def pause() -> None:
+            """End a batch whose clients have gone, and let short requests pass long ones."""
+            if all(each.future.done() for each in requests):
+                raise _GoneError
+            if not is_within:
+                with self._changed:
+                    taken = self._take(_CHARACTERS)
+                if taken:
+                    self._answer(taken, is_within=True)
+
         try:
-            answers = self._model.run_in_stream(job, items)
+            answers = self._model.run_in_stream(job, items, pause=pause)
+        except _GoneError:
+            return
         except Exception as error:
             if len(requests) > 1:
                 # One of them must not fail the others.
                 for request in requests:
-                    self._answer([request])
+                    self._answer([request], is_within=is_within)
                 return
             _finish([(requests[0], error)])
             return
@@ -270,12 +296,23 @@ def _parts(items: Sequence[Any]) -> Iterator[tuple[list[Any], int]]:
     characters = 0
     for item in items:
         part.append(item)
-        characters += len(str(item))
+        characters += _size(item)
         if characters >= _CHARACTERS:
             yield part, characters
             part, characters = [], 0
     if part:
         yield part, characters
+
+
+def _size(value: Any) -> int:
+    """Return the number of characters of an input; of token ids, about that of their text."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_size(each) for each in value.values())
+    if isinstance(value, Sequence):
+        return sum(_size(each) for each in value)
+    return _TOKEN_CHARACTERS
 
 
 def _finish(results: Sequence[tuple[_Request, list[Any] | Exception]]) -> None:

@@ -18,6 +18,9 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Paths that need no key: load balancers ask them.
 _OPEN_PATHS = ("/health",)
+# Bytes of a body that are read although it is too large.
+_DRAINED = 64_000_000
+_MOST_DIGITS = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,8 @@ class Limits:
     """
 
     max_body: int = 2_000_000
-    max_texts: int = 512
-    max_queued: int = 4096
+    max_texts: int = 2048
+    max_queued: int = 16_384
     body_seconds: float = 30.0
 
     @classmethod
@@ -84,7 +87,12 @@ class BodyReader:
         """
         named = dict(headers)
         self._check_key(path, named.get(b"authorization", b""))
-        return await self._body(named.get(b"content-length"), receive)
+        declared = named.get(b"content-length", b"")
+        size = int(declared[:_MOST_DIGITS]) if declared.isdigit() else 0
+        # A client that asks before it sends its body is answered without it.
+        if size > self._limits.max_body and (size > _DRAINED or b"expect" in named):
+            raise self._too_large(is_read=False)
+        return await self._body(receive)
 
     def _check_key(self, path: str, given: bytes) -> None:
         if self._authorization is None or path in _OPEN_PATHS:
@@ -97,10 +105,12 @@ class BodyReader:
                 {"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, declared: bytes | None, receive: Receive) -> bytes | None:
-        """Return the body; `None` if the client has gone."""
-        if declared is not None and declared.isdigit():
-            self._check_size(int(declared))
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Return the body; `None` if the client has gone.
+
+        One that is too large is read, too: many clients see the response only after they have sent
+        everything.
+        """
         parts: list[bytes] = []
         size = 0
         try:
@@ -109,10 +119,16 @@ class BodyReader:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    self._check_size(size)
-                    if not message.get("more_body", False):
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self._limits.max_body:
+                        parts.clear()
+                    else:
+                        parts.append(part)
+                    is_read = not message.get("more_body", False)
+                    if size > self._limits.max_body and (is_read or size > _DRAINED):
+                        raise self._too_large(is_read=is_read)
+                    if is_read:
                         return b"".join(parts)
         except TimeoutError as error:
             raise BadRequestError(
@@ -122,12 +138,10 @@ class BodyReader:
                 {"Connection": "close"},
             ) from error
 
-    def _check_size(self, size: int) -> None:
-        most = self._limits.max_body
-        if size > most:
-            raise BadRequestError(
-                413,
-                f"The body is larger than {most} bytes. Send fewer texts at a time.",
-                "Validation",
-                {"Connection": "close"},
-            )
+    def _too_large(self, *, is_read: bool) -> BadRequestError:
+        return BadRequestError(
+            413,
+            f"The body is larger than {self._limits.max_body} bytes. Send fewer texts at a time.",
+            "Validation",
+            {} if is_read else {"Connection": "close"},
+        )

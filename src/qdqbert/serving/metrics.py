@@ -29,6 +29,12 @@ class Metrics:
         )
         self.inputs = Counter("qdqbert_inputs", "Inputs.", ("model",), registry=self.registry)
         self.tokens = Counter("qdqbert_tokens", "Tokens.", ("model",), registry=self.registry)
+        self.truncated = Counter(
+            "qdqbert_truncated_inputs",
+            "Inputs that were longer than the model's limit and were cut.",
+            ("model",),
+            registry=self.registry,
+        )
         self.batch_requests = Histogram(
             "qdqbert_batch_requests",
             "Requests that ran together.",
@@ -46,6 +52,10 @@ class Metrics:
             self.tokens.labels(model).inc(tokens)
 
         return observe
+
+    def count_truncated(self, model: str, inputs: int) -> None:
+        """Count inputs that were cut."""
+        self.truncated.labels(model).inc(inputs)
 
     def count(self, route: str, status: int, seconds: float) -> None:
         """Count a request and its time."""

@@ -1,46 +1,61 @@
-"""OpenAI's routes for embeddings."""
+"""OpenAI's routes for embeddings.
+
+Fields that this server does not know, such as `input_type`, are ignored, as they are by other
+servers of this protocol: clients send those of the service that they were written for.
+"""
 
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, StrictInt
 
-from qdqbert.inference.embedding import Embedder
+from qdqbert.inference.embedding import Embedder, TokenIds
+from qdqbert.serving.embeddings import check_width
+from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.responses import Response, json_response
-from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Models
+from qdqbert.serving.routing import NAME, Route
+from qdqbert.serving.service import Models, count_truncated
 
 
 class EmbeddingsBody(BaseModel):
     """Body of `/v1/embeddings`."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    input: str | Annotated[list[str], Field(min_length=1)] = Field(
-        description="A text or several. Arrays of token ids are not supported."
+    input: str | list[str] | list[StrictInt] | list[list[StrictInt]] = Field(
+        description="A text or several; or token ids of the model's own tokenizer, with its "
+        "special tokens."
     )
-    model: str = Field(description="Name of the model.")
-    encoding_format: Literal["float", "base64"] = Field(
-        "float", description="`base64` is that of float32 numbers, least significant byte first."
+    model: str | None = Field(
+        None, description="Name of the model. Any name will do if the server has a single model."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None,
+        description="`float` by default. `base64` is that of float32 numbers, least significant "
+        "byte first.",
     )
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."
     )
-    user: str | None = Field(None, description="Ignored.")
+    truncate: bool | None = Field(
+        None,
+        description="Cut inputs that are too long, as by default. `false` refuses them.",
+    )
+    user: Any = Field(None, description="Ignored.")
 
 
 def openai_routes(models: Models) -> list[Route]:
     """Return the routes of OpenAI's API."""
 
     async def embeddings(body: EmbeddingsBody, model: str | None) -> Response:
-        # Texts that are too long are refused, as OpenAI does.
-        served = models.of_kind(Embedder, body.model)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        options = {"truncate_dim": body.dimensions}
-        found = await served.run("job", options, texts, truncate=False)
+        is_only = len(models.by_name) == 1
+        served = models.of_kind(Embedder, None if is_only else body.model)
+        # The length of vectors stays 1, if it is.
+        options = {"truncate_dim": body.dimensions, "keep_length": True}
+        found = await served.run("job", options, _inputs(body.input), truncate=body.truncate)
+        vectors = [each.answer for each in found]
+        check_width(vectors, body.dimensions)
         tokens = sum(each.tokens for each in found)
         return json_response(
             {
@@ -49,21 +64,23 @@ def openai_routes(models: Models) -> list[Route]:
                     {
                         "object": "embedding",
                         "index": index,
-                        "embedding": _encoded(each.answer, body.encoding_format),
+                        "embedding": _encoded(each, body.encoding_format),
                     }
-                    for index, each in enumerate(found)
+                    for index, each in enumerate(vectors)
                 ],
                 "model": served.name,
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
+            },
+            truncated=count_truncated(found),
         )
 
     async def list_models(body: None, model: str | None) -> Response:
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "qdqbert"}
-            for name in models.by_name
-        ]
-        return json_response({"object": "list", "data": data})
+        return json_response(
+            {"object": "list", "data": [_described(each) for each in models.by_name]}
+        )
+
+    async def show_model(body: None, model: str | None) -> Response:
+        return json_response(_described(models.named(model or "").name))
 
     return [
         Route(
@@ -74,10 +91,30 @@ def openai_routes(models: Models) -> list[Route]:
             body=EmbeddingsBody,
         ),
         Route(path="/v1/models", summary="List the models", tag="OpenAI", run=list_models),
+        Route(path=f"/v1/models/{NAME}", summary="Describe a model", tag="OpenAI", run=show_model),
     ]
 
 
-def _encoded(embedding: np.ndarray, encoding: str) -> np.ndarray | str:
-    if encoding == "float":
+def _inputs(given: str | list[Any]) -> list[str | TokenIds]:
+    """Return the inputs of a request: texts, or token ids.
+
+    Raises:
+        BadRequestError: There is no input.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise BadRequestError(422, "`input` is empty. Send at least one text.", "Validation")
+    if isinstance(given[0], int):
+        return [TokenIds(given)]
+    return [each if isinstance(each, str) else TokenIds(each) for each in given]
+
+
+def _described(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "qdqbert"}
+
+
+def _encoded(embedding: np.ndarray, encoding: str | None) -> np.ndarray | str:
+    if encoding != "base64":
         return embedding
     return base64.b64encode(embedding.astype("<f4").tobytes()).decode()

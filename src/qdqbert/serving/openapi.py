@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from qdqbert.serving.routing import MODEL_PREFIX, Route
+from qdqbert.serving.routing import MODEL_PREFIX, NAME, Route
 
 _MODEL = {
     "name": "model",
@@ -45,10 +45,12 @@ def describe(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
             content = {"application/json": {"schema": schema}}
             operation["requestBody"] = {"required": True, "content": content}
         method = route.methods[0].lower()
+        if route.path.endswith(NAME):
+            operation["parameters"] = [_MODEL]
         paths[route.path] = {method: operation}
         if route.takes_model:
             named = {**operation, "parameters": [_MODEL]}
-            paths[f"{MODEL_PREFIX}{{model}}{route.path}"] = {method: named}
+            paths[f"{MODEL_PREFIX}{NAME}{route.path}"] = {method: named}
     return {
         "openapi": "3.1.0",
         "info": {"title": "qdqbert", "version": version, "description": "Quantized models."},

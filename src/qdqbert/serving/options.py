@@ -38,8 +38,8 @@ class ServerOptions:
     threads: int | None = option(None, at_least=1)
     api_key: str | None = None
     max_body: int = option(2_000_000, at_least=1)
-    max_texts: int = option(512, at_least=1)
-    max_queued: int = option(4096, at_least=1)
+    max_texts: int = option(2048, at_least=1)
+    max_queued: int = option(16_384, at_least=1)
 
     def __post_init__(self) -> None:
         """Check the options.

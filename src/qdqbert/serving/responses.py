@@ -11,6 +11,11 @@ import orjson
 from qdqbert.serving.limits import BadRequestError, Send
 
 OPENAI_PREFIX = "/v1/"
+TRUNCATED = "X-Truncated-Inputs"
+"""Header with the number of inputs that were cut."""
+
+# Characters of a message that are shown. Names that requests make up can have any length.
+_HEAD, _TAIL = 300, 1000
 _OPENAI_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
@@ -42,18 +47,34 @@ class Response:
         await send({"type": "http.response.body", "body": self.body})
 
 
-def json_response(content: Any) -> Response:
-    """Return a response with JSON. Arrays of numpy become lists."""
-    return Response(body=orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
+def json_response(content: Any, *, truncated: int = 0) -> Response:
+    """Return a response with JSON.
+
+    Args:
+        content: The content. Arrays of numpy become lists.
+        truncated: Number of inputs that were cut, which a header says.
+    """
+    return Response(
+        body=orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
+        headers={TRUNCATED: str(truncated)} if truncated else {},
+    )
 
 
 def error_response(error: BadRequestError, path: str) -> Response:
     """Return the response about an error, in the form of the route's protocol."""
-    content: dict[str, Any] = {"error": str(error), "error_type": error.kind}
+    message = shortened(str(error))
+    content: dict[str, Any] = {"error": message, "error_type": error.kind}
     if path.startswith(OPENAI_PREFIX):
         kind = _OPENAI_KINDS.get(error.status, "invalid_request_error")
-        details = {"message": str(error), "type": kind, "param": None, "code": error.kind}
+        details = {"message": message, "type": kind, "param": None, "code": error.kind}
         content = {"error": details}
     return dataclasses.replace(
         json_response(content), status=error.status, headers=dict(error.headers)
     )
+
+
+def shortened(message: str) -> str:
+    """Return a message without its middle, if it is long."""
+    if len(message) <= _HEAD + _TAIL:
+        return message
+    return f"{message[:_HEAD]} ... {message[-_TAIL:]}"

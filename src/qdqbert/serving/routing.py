@@ -14,10 +14,13 @@ from typing import Any
 import pydantic
 
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.responses import Response, error_response
+from qdqbert.serving.responses import Response, error_response, shortened
 
 MODEL_PREFIX = "/models/"
 """The name of a model and the path of a route can follow."""
+
+NAME = "{model}"
+"""Stands for the name of a model at the end of a path."""
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -27,7 +30,7 @@ class Route:
     """A path that the server answers.
 
     Attributes:
-        path: The path.
+        path: The path. It may end with `{model}`, the name of a model.
         summary: What it does, in a few words.
         tag: The protocol that it belongs to.
         run: Returns the response. It gets the body, which is `None` for a GET, and the name of the
@@ -55,12 +58,18 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         """Keep the routes."""
         self._routes = {route.path: route for route in routes}
+        self._prefixes = {
+            route.path.removesuffix(NAME): route for route in routes if route.path.endswith(NAME)
+        }
 
     def find(self, path: str) -> tuple[Route, str | None] | None:
         """Return the route of a path, and the name of the model in it; `None` if there is none."""
         route = self._routes.get(path)
         if route is not None:
             return route, None
+        for prefix, route in self._prefixes.items():
+            if path.startswith(prefix):
+                return route, path.removeprefix(prefix)
         if not path.startswith(MODEL_PREFIX):
             return None
         model, _, rest = path.removeprefix(MODEL_PREFIX).partition("/")
@@ -88,7 +97,7 @@ async def respond(
     except BadRequestError as error:
         return error_response(error, path)
     except Exception:
-        _LOGGER.exception("A request to %s failed.", path)
+        _LOGGER.exception("A request to %s failed.", shortened(path))
         failure = BadRequestError(500, "The request failed in the server.", "Backend")
         return error_response(failure, path)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.model import Model
+from qdqbert.inference.long_texts import Side
+from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Job
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError
 from qdqbert.serving.limits import BadRequestError, Limits
@@ -22,12 +23,14 @@ class Served:
         model: The model.
         batcher: Runs requests on it.
         limits: Limits of the server.
+        count_truncated: Called with the number of inputs of a request that were cut.
     """
 
     name: str
     model: Model
     batcher: Batcher
     limits: Limits
+    count_truncated: Callable[[int], None] = lambda inputs: None
 
     @property
     def described(self) -> dict[str, Any]:
@@ -47,7 +50,8 @@ class Served:
         options: Mapping[str, Any],
         items: Sequence[Any],
         *,
-        truncate: bool = True,
+        truncate: bool | None = None,
+        side: Side | None = None,
     ) -> list[Answered]:
         """Return the answers to the inputs of a request.
 
@@ -55,7 +59,8 @@ class Served:
             method: Name of the model's method that makes the job.
             options: Its arguments.
             items: The inputs.
-            truncate: Whether inputs that are too long are cut.
+            truncate: Whether inputs that are too long are cut, as they are by default.
+            side: The end of an input that is cut off. The model's by default.
 
         Raises:
             BadRequestError: The inputs or options cannot be used, or too many inputs wait.
@@ -67,8 +72,12 @@ class Served:
             )
         try:
             job: Job[Any, Any] = getattr(self.model, method)(**options)
-            key = (method, *sorted((name, repr(value)) for name, value in options.items()))
-            return await self.batcher.run(key, job, items, truncate=truncate)
+            if side is not None and isinstance(job, TextEncoder):
+                job = dataclasses.replace(
+                    job, tokenizer=job.tokenizer.cutting(self.model.max_length, side=side)
+                )
+            key = (method, side, *sorted((name, repr(value)) for name, value in options.items()))
+            found = await self.batcher.run(key, job, items, truncate=truncate is not False)
         except TooLongError as error:
             raise BadRequestError(413, str(error), "Validation") from error
         except UserInputError as error:
@@ -76,6 +85,14 @@ class Served:
         except OverloadedError as error:
             retry = {"Retry-After": str(error.retry_after)}
             raise BadRequestError(429, str(error), "Overloaded", retry) from error
+        if truncated := count_truncated(found):
+            self.count_truncated(truncated)
+        return found
+
+
+def count_truncated(answers: Sequence[Answered]) -> int:
+    """Return the number of inputs that were cut."""
+    return sum(each.truncated for each in answers)
 
 
 class Models:

@@ -23,7 +23,7 @@ from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Models
+from qdqbert.serving.service import Models, count_truncated
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -176,7 +176,10 @@ def _route(route: TaskRoute, models: Models) -> Route:
         inputs = [each if isinstance(each, str) else each.model_dump() for each in items]
         found = await served.run("job", given, inputs)
         answers = [route.each(each.answer, body.parameters) for each in found]
-        return json_response(answers[0] if is_one and not route.wraps_one else answers)
+        return json_response(
+            answers[0] if is_one and not route.wraps_one else answers,
+            truncated=count_truncated(found),
+        )
 
     return Route(
         path=f"/{route.task}",

@@ -1,8 +1,12 @@
-"""The routes of Hugging Face's text-embeddings-inference: `/embed`, `/rerank`, `/predict`."""
+"""The routes of Hugging Face's text-embeddings-inference: `/embed`, `/rerank`, `/predict`.
+
+As there, inputs that are too long are cut unless a request says otherwise, and fields that are not
+known are ignored.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -10,21 +14,25 @@ from pydantic import BaseModel, Field
 from qdqbert.inference.classification import TextClassifier, apply
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
+from qdqbert.serving.embeddings import check_width
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Models
+from qdqbert.serving.service import Models, count_truncated
 
 Texts = Annotated[list[str], Field(min_length=1)]
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
-_TRUNCATE = "Cut inputs that are too long. Otherwise they are refused."
+_TRUNCATE = "Cut inputs that are too long, as by default. `false` refuses them."
+_DIRECTION = "The end of inputs that is cut off. That of the model's tokenizer by default."
+Direction = Literal["Left", "Right", "left", "right"]
 
 
 class EmbedBody(BaseModel):
     """Body of `/embed`."""
 
     inputs: str | Texts = Field(description="A text or several.")
-    normalize: bool = Field(True, description="Scale embeddings to length 1.")
-    truncate: bool = Field(False, description=_TRUNCATE)
+    normalize: bool | None = Field(None, description="Scale embeddings to length 1, as by default.")
+    truncate: bool | None = Field(None, description=_TRUNCATE)
+    truncation_direction: Direction | None = Field(None, description=_DIRECTION)
     prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
     dimensions: int | None = Field(None, ge=1, description="Leading dimensions to keep.")
 
@@ -36,7 +44,8 @@ class RerankBody(BaseModel):
     texts: Texts = Field(description="Texts to sort by how well they answer the query.")
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
     return_text: bool = Field(False, description="Return the texts, too.")
-    truncate: bool = Field(False, description=_TRUNCATE)
+    truncate: bool | None = Field(None, description=_TRUNCATE)
+    truncation_direction: Direction | None = Field(None, description=_DIRECTION)
 
 
 class PredictBody(BaseModel):
@@ -46,7 +55,8 @@ class PredictBody(BaseModel):
         description="A text, a pair of texts, or a list of lists of one text or a pair."
     )
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
-    truncate: bool = Field(False, description=_TRUNCATE)
+    truncate: bool | None = Field(None, description=_TRUNCATE)
+    truncation_direction: Direction | None = Field(None, description=_DIRECTION)
 
 
 def text_embeddings_inference_routes(models: Models) -> list[Route]:
@@ -56,13 +66,15 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
         """Embed texts. The result has a list of numbers for each text."""
         served = models.of_kind(Embedder, model)
         options = {
-            "normalize_embeddings": body.normalize,
+            "normalize_embeddings": body.normalize is not False,
             "prompt_name": body.prompt_name,
             "truncate_dim": body.dimensions,
         }
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        found = await served.run("job", options, texts, truncate=body.truncate)
-        return json_response([each.answer for each in found])
+        found = await served.run("job", options, texts, **_cutting(body))
+        vectors = [each.answer for each in found]
+        check_width(vectors, body.dimensions)
+        return json_response(vectors, truncated=count_truncated(found))
 
     async def rerank(body: RerankBody, model: str | None) -> Response:
         """Sort texts by how well they answer a query, the best one first."""
@@ -70,7 +82,7 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
         # Scores of large logits round to the same number.
         options = {"activation": "none"}
         pairs = [(body.query, text) for text in body.texts]
-        found = await served.run("scoring_job", options, pairs, truncate=body.truncate)
+        found = await served.run("scoring_job", options, pairs, **_cutting(body))
         logits = np.array([each.answer[0] for each in found])
         scores = apply("none" if body.raw_scores else "sigmoid", logits).tolist()
         order = np.argsort(-logits, kind="stable").tolist()
@@ -79,7 +91,8 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
                 {"index": index, "score": scores[index]}
                 | ({"text": body.texts[index]} if body.return_text else {})
                 for index in order
-            ]
+            ],
+            truncated=count_truncated(found),
         )
 
     async def predict(body: PredictBody, model: str | None) -> Response:
@@ -92,9 +105,9 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
         items: list[Any] = [body.inputs] if is_one else list(body.inputs)
         # Jobs take texts and pairs.
         texts = [each[0] if len(each) == 1 else each for each in items]
-        found = await served.run("job", options, texts, truncate=body.truncate)
+        found = await served.run("job", options, texts, **_cutting(body))
         answers = [each.answer for each in found]
-        return json_response(answers[0] if is_one else answers)
+        return json_response(answers[0] if is_one else answers, truncated=count_truncated(found))
 
     named: dict[str, tuple[str, Any, type[BaseModel]]] = {
         "/embed": ("Embed texts", embed, EmbedBody),
@@ -112,3 +125,9 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
         )
         for path, (summary, run, body) in named.items()
     ]
+
+
+def _cutting(body: EmbedBody | RerankBody | PredictBody) -> dict[str, Any]:
+    """Return how inputs that are too long are treated; see `Served.run`."""
+    direction = body.truncation_direction
+    return {"truncate": body.truncate, "side": direction and direction.lower()}

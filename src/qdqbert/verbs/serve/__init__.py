@@ -23,8 +23,8 @@ def serve(
     threads: int | None = None,
     api_key: str | None = None,
     max_body: int = 2_000_000,
-    max_texts: int = 512,
-    max_queued: int = 4096,
+    max_texts: int = 2048,
+    max_queued: int = 16_384,
     shutdown_seconds: int = 30,
     progress: Progress | bool = False,
 ) -> ServeReport:
