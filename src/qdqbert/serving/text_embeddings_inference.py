@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from qdqbert.inference.classification import TextClassifier, apply
@@ -83,17 +84,8 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
         options = {"activation": "none"}
         pairs = [(body.query, text) for text in body.texts]
         found = await served.run("scoring_job", options, pairs, **_cutting(body))
-        logits = np.array([each.answer[0] for each in found])
-        scores = apply("none" if body.raw_scores else "sigmoid", logits).tolist()
-        order = np.argsort(-logits, kind="stable").tolist()
-        return json_response(
-            [
-                {"index": index, "score": scores[index]}
-                | ({"text": body.texts[index]} if body.return_text else {})
-                for index in order
-            ],
-            truncated=count_truncated(found),
-        )
+        ranked = _ranked(body, np.array([each.answer[0] for each in found]))
+        return json_response(ranked, truncated=count_truncated(found))
 
     async def predict(body: PredictBody, model: str | None) -> Response:
         """Classify texts. The result has all classes, the best one first."""
@@ -124,6 +116,16 @@ def text_embeddings_inference_routes(models: Models) -> list[Route]:
             takes_model=True,
         )
         for path, (summary, run, body) in named.items()
+    ]
+
+
+def _ranked(body: RerankBody, logits: NDArray[np.float32]) -> list[dict[str, Any]]:
+    """Return the texts of a request with their scores, the best one first."""
+    scores = apply("none" if body.raw_scores else "sigmoid", logits).tolist()
+    return [
+        {"index": index, "score": scores[index]}
+        | ({"text": body.texts[index]} if body.return_text else {})
+        for index in np.argsort(-logits, kind="stable").tolist()
     ]
 
 
