@@ -122,6 +122,26 @@ def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
         TrainOptions(model="m", output="o", train_data="d", epochs=float("nan"))
 
 
+class Frame:
+    """Has the methods of a DataFrame that count."""
+
+    def to_csv(self, path: str, *, index: bool) -> None: ...
+
+    def to_json(self, path: str) -> None: ...
+
+
+class Rows(Frame):
+    """Has those of a data set of the library `datasets`."""
+
+    features = ()
+
+
+class Saved:
+    """Has the method of models, pipelines and tokenizers that saves them."""
+
+    def save_pretrained(self, folder: str) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -155,7 +175,7 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
         ("calibration_samples", True, "a whole number, got True (bool)"),
         ("percentile", "99", "a number, got '99' (str)"),
         ("model", 3, "a string or a path, got 3 (int)"),
-        ("calibration_data", ["a text"], "a string or a path, got ['a text'] (list)"),
+        ("calibration_data", b"a.csv", "a string or a path, got b'a.csv' (bytes)"),
         ("overwrite", "yes", "True or False, got 'yes' (str)"),
         ("quant_disable_keyword", 1.5, "a string or a path, got 1.5 (float)"),
         ("input_names", ["a"], "a dictionary of names, got ['a'] (list)"),
@@ -165,6 +185,23 @@ def test_a_value_of_another_type_is_reported(name, value, words) -> None:
     with pytest.raises(UserInputError) as caught:
         QuantizeOptions(**{"model": "m", "output": "o", name: value})
     assert str(caught.value) == f"`{name}` must be {words}."
+    assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("calibration_data", ["a text"], "got list. Write the examples to a"),
+        ("eval_data", {"text": ["a"]}, "got dict. Write the examples to a"),
+        ("calibration_data", Frame(), "got Frame. Write it with `frame.to_csv('data.csv', index="),
+        ("calibration_data", Rows(), "got Rows. Write it with `dataset.to_json('data.jsonl')`"),
+        ("model", Saved(), "got Saved. Save it, and its tokenizer, into one folder with `save_pre"),
+    ],
+)
+def test_what_is_in_memory_is_refused_with_how_to_save_it(name, value, words) -> None:
+    with pytest.raises(UserInputError) as caught:
+        QuantizeOptions(**{"model": "m", "output": "o", name: value})
+    assert str(caught.value).startswith(f"`{name}` must be a string or a path, {words}")
     assert caught.value.argument == name
 
 

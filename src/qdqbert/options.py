@@ -383,10 +383,33 @@ def _check_type(option: Declared, value: Any) -> None:
     accepted, words = _KINDS.get(origin or kind, ((object,), ""))
     is_odd_bool = isinstance(value, bool) and kind in (int, float)
     if is_odd_bool or not isinstance(value, accepted):
+        hint = _saving_hint(option, value) if kind is str else ""
+        # The representation of a table or a model is long, and shows what it has.
+        got = type(value).__name__ if hint else f"{value!r:.100} ({type(value).__name__})"
         raise UserInputError(
-            f"`{option.name}` must be {words}, got {value!r:.100} ({type(value).__name__}).",
-            argument=option.name,
+            f"`{option.name}` must be {words}, got {got}.{hint}", argument=option.name
         )
+
+
+def _saving_hint(option: Declared, value: Any) -> str:
+    """Return how to pass data or a model that is in memory; empty if it is none of these."""
+    if hasattr(value, "save_pretrained"):
+        return (
+            " Save it, and its tokenizer, into one folder with `save_pretrained(folder)`, and pass "
+            "the folder."
+        )
+    if not option.name.endswith("data"):
+        return ""
+    if hasattr(value, "to_json") and hasattr(value, "features"):
+        return " Write it with `dataset.to_json('data.jsonl')`, and pass this file."
+    if hasattr(value, "to_csv"):
+        return " Write it with `frame.to_csv('data.csv', index=False)`, and pass this file."
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return (
+            " Write the examples to a .jsonl file, one JSON object such as "
+            '{"text": ..., "label": ...} a line, and pass this file.'
+        )
+    return ""
 
 
 def _check_value(option: Declared, value: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from qdqbert.errors import UserInputError
@@ -26,3 +29,30 @@ def test_sequences_above_the_limit_are_refused() -> None:
     check_sequences((1, 64), "model", 64)
     with pytest.raises(UserInputError, match=r"`sequences` contains 65, .* 'model', 64 tokens"):
         check_sequences((1, 65), "model", 64)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "does not exist"),
+        (b"\xff\xfe\x00t", "UTF-8"),
+        (b"text,label\na,b\n", "'verdict'"),
+    ],
+)
+def test_data_are_checked_before_torch_is_imported(content, words, tmp_path) -> None:
+    data = tmp_path / "data.csv"
+    if content is not None:
+        data.write_bytes(content)
+    code = (
+        "import sys, qdqbert\n"
+        "try:\n"
+        f"    qdqbert.quantize('./m', './o', calibration_data={str(data)!r}, "
+        "label_column='verdict')\n"
+        "except qdqbert.UserInputError as error:\n"
+        "    print(error)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, has_torch = done.stdout.strip().rsplit("\n", 1)
+    assert words in message
+    assert has_torch == "False"

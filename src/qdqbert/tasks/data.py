@@ -22,7 +22,7 @@ from qdqbert.tables.delimited import SEPARATORS, separator_of, with_index_name
 from qdqbert.tasks.columns import LINE, Row, Table, is_header, quoted, resolve_columns
 from qdqbert.tasks.columns import Columns as Columns
 from qdqbert.tasks.folder import folder_rows
-from qdqbert.tasks.hub import hub_rows, is_hub
+from qdqbert.tasks.hub import hub_rows, is_hub, parse_hub
 from qdqbert.tasks.lines import counted, existing_file, kind_of, load_json, read_lines, row_name
 
 _INFER_ALL = Columns()
@@ -164,6 +164,26 @@ def read_dataset(
         MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
     """
     return read_table(open_table(str(path), columns), columns, max_examples=max_examples)
+
+
+def check_readable(path: str, columns: Columns) -> None:
+    """Check that data exist, that they start in UTF-8, and that they have the requested columns.
+
+    Raises:
+        DataFileError: One of these is not so.
+    """
+    if is_hub(path):
+        parse_hub(path)
+        return
+    if Path(path).is_dir():
+        return
+    file = existing_file(path)
+    for _ in itertools.islice(read_lines(file), _HEAD_ROWS):
+        pass
+    if columns.requested and file.suffix.lower() in (*_RECORDS, *_ROWS):
+        table = open_table(path, columns)
+        if table.names:
+            resolve_columns(table, columns)
 
 
 def read_table(table: Table, columns: Columns, *, max_examples: int | None = None) -> Dataset:

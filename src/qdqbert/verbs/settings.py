@@ -8,10 +8,13 @@ from typing import Any
 
 from qdqbert import options
 from qdqbert.choices import CalibratorName
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, naming
 from qdqbert.recipes import PERCENTILE, QuantizerOptions
-from qdqbert.tasks.data import Columns
+from qdqbert.tasks.data import Columns, check_readable
 from qdqbert.tasks.task import TaskOptions
+
+# Options that name data.
+_DATA = ("data", "calibration_data", "train_data", "eval_data")
 
 
 def columns_of(columns: options.ColumnOptions) -> Columns:
@@ -19,6 +22,22 @@ def columns_of(columns: options.ColumnOptions) -> Columns:
     return Columns(
         text=columns.text_column, text_pair=columns.text_pair_column, label=columns.label_column
     )
+
+
+def check_data(given: Any) -> None:
+    """Check the data of a call as far as no model is needed for it, before one is loaded.
+
+    Args:
+        given: Options of the call.
+
+    Raises:
+        UserInputError: A file does not exist or is not UTF-8, or a column does not exist.
+    """
+    for name in _DATA:
+        path = getattr(given, name, None)
+        if path is not None:
+            with naming(name):
+                check_readable(path, columns_of(given))
 
 
 def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int, list[str]]:

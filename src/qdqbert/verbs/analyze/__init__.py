@@ -17,6 +17,7 @@ from qdqbert.choices import (
 from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.analyze.options import AnalyzeOptions
+from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
     from qdqbert.evidence.reports import AnalyzeReport
@@ -147,6 +148,8 @@ def analyze(
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`analyze`")
+    options = AnalyzeOptions(**arguments)
+    check_data(options)
     from qdqbert.verbs.analyze.run import run
 
-    return run(AnalyzeOptions(**arguments), shown)
+    return run(options, shown)

@@ -10,6 +10,7 @@ from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, T
 from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
     from qdqbert.evidence.reports import EvaluateReport
@@ -121,6 +122,8 @@ def evaluate(
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`evaluate`")
+    options = EvaluateOptions(**arguments)
+    check_data(options)
     from qdqbert.verbs.evaluate.run import run
 
-    return run(EvaluateOptions(**arguments), shown)
+    return run(options, shown)

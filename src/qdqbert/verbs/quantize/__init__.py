@@ -19,6 +19,7 @@ from qdqbert.choices import (
 from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
     from qdqbert.evidence.reports import QuantizeReport
@@ -203,6 +204,8 @@ def quantize(
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`quantize`")
+    options = QuantizeOptions(**arguments)
+    check_data(options)
     from qdqbert.verbs.quantize.run import run
 
-    return run(QuantizeOptions(**arguments), shown)
+    return run(options, shown)

@@ -17,6 +17,7 @@ from qdqbert.choices import (
 )
 from qdqbert.extras import require_quantize
 from qdqbert.progress import Progress, progress_of
+from qdqbert.verbs.settings import check_data
 from qdqbert.verbs.train.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -180,6 +181,8 @@ def train(
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`train`")
+    options = TrainOptions(**arguments)
+    check_data(options)
     from qdqbert.verbs.train.run import run
 
-    return run(TrainOptions(**arguments), shown)
+    return run(options, shown)
