@@ -26,7 +26,7 @@ from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
 from qdqbert.engines.native.kernels.forward import build_module
 from qdqbert.engines.native.kernels.linear import emit_linears
-from qdqbert.engines.native.records import CODES, ROUND_TRIP
+from qdqbert.engines.native.records import CODES, NORM, ROUND_TRIP
 
 # The largest weight code for which sums of two adjacent products fit in 16 bits.
 SAFE_CODE = 64
@@ -125,6 +125,18 @@ def bytes_of_row(array: NDArray[Any]) -> int:
 
 def codes_record(multiplier: NDArray[np.float32], zero_point: int) -> NDArray[np.int64]:
     return CODES.make({"multiplier": multiplier, "shift": ROUNDING + zero_point})
+
+
+def norm_record(
+    weight: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    epsilon: float,
+    width: int,
+    *,
+    subtracts_mean: bool = True,
+) -> NDArray[np.int64]:
+    values = {"epsilon": epsilon, "width": width, "subtracts_mean": float(subtracts_mean)}
+    return NORM.make({"weight": weight, "bias": bias, **values})
 
 
 def round_trip_record(

@@ -362,7 +362,7 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
     assert not Path(f"{out}-checkpoints").exists()
     table = run([*train, "--overwrite"])
     assert table.exit_code == 0, table.output
-    assert "float training, 2 steps" in table.stdout
+    assert "float training, 2 steps" in " ".join(table.stdout.split())
     assert "Trained on 8 examples" in table.stdout
 
 

@@ -14,6 +14,8 @@ from qdqbert.evidence.rivals import RIVALS, run_rival
 
 SEED = np.random.default_rng(0)
 WEIGHT = SEED.normal(size=(32, 16)).astype(np.float32)
+# Without neighbors, no sum of two products saturates in ONNX Runtime on CPUs without VNNI.
+WEIGHT[1::2] = 0
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>
 g (float[batch, sequence, 32] x, float[32, 16] weight) => (float[batch, sequence, 16] y)

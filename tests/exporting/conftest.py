@@ -86,6 +86,7 @@ def with_tokenizer(tmp_path_factory, tiny_artifact) -> Callable[[str], Path]:
                 **{f"{name}_token": token for name, token in SPECIAL.items()},
             )
             wrapped.save_pretrained(folder)
+            (folder / "SHA256SUMS").unlink()
         return folder
 
     return make

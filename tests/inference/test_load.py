@@ -149,7 +149,7 @@ def test_a_slow_kernel_is_reported(quantized, monkeypatch, caplog) -> None:
     assert "kernel 'portable', which can be 20 times slower than ONNX Runtime" in caplog.text
     caplog.clear()
     qdqbert.load(folder, engine="native", kernel="portable")
-    assert not caplog.records
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
 def test_the_choice_is_logged_with_its_reason(quantized, caplog) -> None:

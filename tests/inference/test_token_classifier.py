@@ -56,6 +56,8 @@ def both(request, tiny_artifact, tmp_path_factory):
         pair = tuple(shutil.copytree(path, root / path.name) for path in pair)
         for path in pair:
             make_byte_level().save_pretrained(path)
+            # The tokenizer is not that of the folder any more.
+            (path / "SHA256SUMS").unlink(missing_ok=True)
     pipeline = transformers.pipeline("token-classification", model=str(pair[0]))
     pipeline.tokenizer.model_max_length = LENGTH
     with qdqbert.load(pair[1]) as model:

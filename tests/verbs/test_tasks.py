@@ -253,9 +253,8 @@ def test_any_number_of_choices_runs(make, write_file) -> None:
     assert report.fidelity.sqnr_db > 20
 
 
-def test_fill_mask_keeps_output_weights_in_float_and_embeddings_in_int8(make) -> None:
+def test_fill_mask_stores_output_weights_in_the_codes_of_the_embeddings(make) -> None:
     graph = onnx.load(make("fill-mask").directory / "model.onnx").graph
     tables = {each.name: each.data_type for each in graph.initializer if each.dims == [1024, 32]}
-    assert sorted(tables.values()) == [onnx.TensorProto.FLOAT, onnx.TensorProto.INT8]
-    (weight,) = (name for name, kind in tables.items() if kind == onnx.TensorProto.FLOAT)
-    assert weight.endswith("predictions.decoder.weight")
+    # The codes, and 8 more bits of each weight for the output.
+    assert list(tables.values()) == [onnx.TensorProto.INT8] * 2

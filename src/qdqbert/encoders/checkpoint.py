@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
@@ -10,6 +12,11 @@ from qdqbert.encoders.heads import states
 from qdqbert.encoders.model import EncoderModel, Pooling
 from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
+
+# Poolers, and buffers that follow from the config.
+_LEFT_OUT = re.compile(
+    r"(^|\.)(pooler\.|contact_head\.|(.*\.)?(embed_positions\.weight|inv_freq)$)"
+)
 
 
 def read_encoder(
@@ -95,7 +102,8 @@ def _check_unused(parts: Parts) -> None:
     roots = {name.removeprefix(start).partition(".")[0] for name in used}
     for name in weights.unused:
         own = name.removeprefix(start)
-        if name.startswith(start) and own.partition(".")[0] in roots and ".pooler" not in name:
+        is_inner = name.startswith(start) and own.partition(".")[0] in roots
+        if is_inner and not _LEFT_OUT.search(name):
             raise CheckpointError(
                 f"{str(weights.path)!r} has the tensor `{name}` in its encoder, which a model of "
                 "its type does not have: an adapter, more layers, or a part of other code. Merge "

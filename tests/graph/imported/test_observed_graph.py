@@ -212,7 +212,7 @@ def test_masks_and_values_come_in_pairs_and_in_the_order_of_the_texts(graph, tmp
 def test_an_error_of_the_engine_is_raised(graph, tmp_path) -> None:
     observed = ObservedGraph(graph, tmp_path / "observed.onnx", sites=[])
     broken = {**BATCHES[0].inputs, "input_ids": BATCHES[0].inputs["input_ids"] + 10**6}
-    with pytest.raises(Exception, match=r"out of data bounds|indices element"):
+    with pytest.raises(Exception, match="`input_ids` has the value 10000"):
         observed.run([Batch(inputs=broken, indices=(0,))], Seen(), {})
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from native_kernels import norm_record
 from qdqbert.engines.native.kernels.norm import layer_norm
 from qdqbert.engines.native.kernels.product import pack_floats, product
-from qdqbert.engines.native.records import FLOAT_LINEAR, JOB, MODEL, NORM, THREAD
+from qdqbert.engines.native.records import FLOAT_LINEAR, JOB, MODEL, THREAD
 
 # Channels of the tables, with padding and without, and of projected hidden states.
 HIDDEN, WIDTH, PROJECTED = 128, 72, 192
@@ -30,7 +31,7 @@ def test_rows_are_summed_and_normalized(kernels, int8, is_projected) -> None:
     positions, types = padded_rows(20), padded_rows(2)
     weight, bias = padded_rows(2)
     ids, places, kinds = (rng.integers(0, n, TOKENS).astype(np.int32) for n in (30, 20, 2))
-    norm = NORM.make({"weight": weight, "bias": bias, "epsilon": 1e-12, "width": WIDTH})
+    norm = norm_record(weight, bias, 1e-12, WIDTH)
     matrix = rng.standard_normal((PROJECTED, HIDDEN)).astype(np.float32)
     shift = rng.standard_normal(PROJECTED).astype(np.float32)
     panels = pack_floats(matrix, HIDDEN)

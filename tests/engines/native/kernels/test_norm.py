@@ -7,24 +7,34 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from native_kernels import bytes_of_row, check_codes, codes_record, few
+from native_kernels import bytes_of_row, check_codes, codes_record, few, norm_record
 from qdqbert.engines.native.kernels.norm import codes, dynamic_codes, layer_norm
 from qdqbert.engines.native.packed import padded
-from qdqbert.engines.native.records import NORM
 
 
-def normalize(kernels, x, weight, bias, epsilon):
+def normalize(kernels, x, weight, bias, epsilon, *, subtracts_mean=True):
     """Return rows from the kernel, which have padding up to a multiple of 64 channels."""
     rows, width = x.shape
     wide = np.zeros((rows + 1, padded(width)), np.float32)
     wide[:rows, :width] = x
     wide[rows] = 7
     arrays = [np.pad(each, (0, padded(width) - width)) for each in (weight, bias)]
-    record = NORM.make({"weight": arrays[0], "bias": arrays[1], "epsilon": epsilon, "width": width})
+    record = norm_record(*arrays, epsilon, width, subtracts_mean=subtracts_mean)
     kernels("layer_norm", record, wide[:rows], bytes_of_row(wide), rows)
     assert not wide[:rows, width:].any()
     assert (wide[rows] == 7).all()
     return wide[:rows, :width]
+
+
+@few
+@given(rows=st.integers(1, 5), width=st.integers(2, 200), seed=st.integers(0, 2**32))
+def test_rms_norm_does_not_subtract_the_mean(kernels, rows, width, seed) -> None:
+    rng = np.random.default_rng(seed)
+    x = (1 + rng.standard_normal((rows, width))).astype(np.float32)
+    weight, bias = (rng.standard_normal(width).astype(np.float32) for _ in range(2))
+    found = normalize(kernels, x, weight, bias, 1e-5, subtracts_mean=False)
+    expected = layer_norm(x, weight, bias, 1e-5, subtracts_mean=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @few
@@ -148,7 +158,7 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     multiplier = rng.uniform(0.5, 2, 64).astype(np.float32)
     before = x.copy()
     out, parameters = np.zeros((5, 64), np.uint8), np.zeros((5, 2), np.float32)
-    norm = NORM.make({"weight": weight, "bias": bias, "epsilon": 1e-5, "width": width})
+    norm = norm_record(weight, bias, 1e-5, width)
     modern_kernels(
         "quantize_normed",
         norm if is_normed else 0,

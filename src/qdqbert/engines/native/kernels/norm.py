@@ -20,10 +20,12 @@ def layer_norm(
     weight: NDArray[np.float32],
     bias: NDArray[np.float32],
     epsilon: float,
+    *,
+    subtracts_mean: bool = True,
 ) -> NDArray[np.float32]:
-    """Normalize rows `(rows, width)`."""
+    """Normalize rows `(rows, width)`: a LayerNorm, or RMSNorm without their means."""
     wide = x.astype(np.float64)
-    centered = wide - wide.mean(axis=1, keepdims=True)
+    centered = wide - wide.mean(axis=1, keepdims=True) * subtracts_mean
     variance = (centered**2).mean(axis=1, keepdims=True)
     found = centered / np.sqrt(variance + epsilon) * weight + bias
     return np.asarray(found, np.float32)
