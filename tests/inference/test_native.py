@@ -201,11 +201,8 @@ def test_a_damaged_file_is_refused(folder) -> None:
     with pytest.raises(qdqbert.CheckpointError, match="is damaged: it is not the file"):
         qdqbert.load(folder, engine="native")
     (folder / "SHA256SUMS").unlink()
-    with (
-        qdqbert.load(folder, engine="native") as model,
-        pytest.raises(qdqbert.CheckpointError, match="is damaged: it ends too early"),
-    ):
-        model.encode(TEXTS)
+    with pytest.raises(qdqbert.CheckpointError, match="is damaged: it ends too early"):
+        qdqbert.load(folder, engine="native")
 
 
 def test_running_imports_only_numpy_llvmlite_and_tokenizers(quantized) -> None:

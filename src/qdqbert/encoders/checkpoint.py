@@ -14,9 +14,7 @@ from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
 
 # Poolers, and buffers that follow from the config.
-_LEFT_OUT = re.compile(
-    r"(^|\.)(pooler\.|contact_head\.|(.*\.)?(embed_positions\.weight|inv_freq)$)"
-)
+_LEFT_OUT = re.compile(r"(^|\.)(pooler|contact_head)\.|(embed_positions\.weight|inv_freq)$")
 
 
 def read_encoder(
