@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.data import Columns, Example, check_each, digest_examples, read_dataset
+from qdqbert.tasks.data import (
+    Columns,
+    Example,
+    check_each,
+    check_readable,
+    digest_examples,
+    read_dataset,
+)
 
 Write = Callable[[str, str | bytes], Path]
 
@@ -441,3 +448,29 @@ def test_file_that_cannot_be_opened_is_refused(
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataFileError, match=r"a\.txt` cannot be read: Permission denied"):
         read_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "message"),
+    [
+        (None, Columns(), "does not exist"),
+        ("text\nné".encode("cp1252"), Columns(), "must be UTF-8, got byte 0xe9"),
+        ("text,y\na,b\n", Columns(label="z"), "`label_column='z'` must be a column"),
+        ("tweet,y\na,b\n", Columns(label="y"), "'tweet' has the longest texts"),
+    ],
+)
+def test_data_are_checked_without_a_task(write: Write, tmp_path, content, columns, message) -> None:
+    path = str(tmp_path / "missing.csv") if content is None else str(write("a.csv", content))
+    with pytest.raises(DataFileError, match=message):
+        check_readable(path, columns)
+
+
+def test_data_of_every_task_are_readable(write: Write, tmp_path) -> None:
+    for path in (
+        write("a.conll", "the\tO\ncat\tO\n"),
+        write("a.json", "{}"),
+        write("a.csv", "id;tweet\n1;a\n"),
+        tmp_path,
+        "hub:nyu-mll/glue:sst2@train",
+    ):
+        check_readable(str(path), Columns())

@@ -56,3 +56,25 @@ def test_data_are_checked_before_torch_is_imported(content, words, tmp_path) -> 
     message, has_torch = done.stdout.strip().rsplit("\n", 1)
     assert words in message
     assert has_torch == "False"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "quantize('m', 'o', eval_data='no.csv')",
+        "analyze('m', calibration_data='no.csv')",
+        "evaluate('m', 'no.csv')",
+        "train('m', 'o', train_data='no.csv')",
+    ],
+)
+def test_every_command_checks_its_data_first(call) -> None:
+    code = (
+        "import sys, qdqbert\n"
+        f"try: qdqbert.{call}\n"
+        "except qdqbert.QdqBertError as error: print(error.argument)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    argument, has_torch = done.stdout.split()
+    assert argument in ("eval_data", "calibration_data", "data", "train_data")
+    assert has_torch == "False"
