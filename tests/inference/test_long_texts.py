@@ -99,3 +99,19 @@ def test_what_is_tokenized_does_not_grow_with_the_text(checkpoints, monkeypatch)
     cut.encode_start([query, *((query, each) for each in ("a", "b", "a"))])
     # The query once, each document, and what shows the special tokens.
     assert sum(seen) < 2100
+
+
+def test_a_long_query_is_tokenized_once_for_many_batches(checkpoints, monkeypatch) -> None:
+    cut = FolderTokenizer(checkpoints("bert"), max_length=LIMIT)
+    query = "the night " * 1000
+    (first,) = cut.encode_start([(query, "a book")])
+    seen: list[str] = []
+    encode = cut._start._encode
+
+    def note(texts, **options):
+        seen.extend(texts)
+        return encode(texts, **options)
+
+    monkeypatch.setattr(cut._start, "_encode", note)
+    assert list(cut.encode_start([(query, "a book")])[0].ids) == list(first.ids)
+    assert all(len(each) < 128 for each in seen)

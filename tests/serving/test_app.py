@@ -241,6 +241,19 @@ def test_texts_that_must_not_be_cut_are_refused(client, path) -> None:
     assert "`truncate`" in response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [
+        ("/token-classification", "cat " * 25_001),
+        ("/question-answering", {"question": "who?", "context": "cat " * 25_001}),
+    ],
+)
+def test_texts_that_would_be_read_for_too_long_are_refused(client, path, inputs) -> None:
+    response = post(client, path, {"inputs": inputs})
+    assert response.status_code == 413
+    assert "100000 characters" in response.text
+
+
 def test_the_start_of_long_texts_can_be_cut_off(client, models) -> None:
     long = "the cat sat on the book " * 60 + "music in the night"
     for direction in ("Left", "left"):

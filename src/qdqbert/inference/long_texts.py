@@ -40,6 +40,8 @@ _LEAST_LIMIT = 128
 _MARGIN = 128
 # Characters near the end of a part in which the space is searched at which it is cut.
 _NEAR = 1024
+# Long texts whose tokens are kept for the next call.
+_RECENT = 2
 _PROBES = ("a", "A", "0", ".")
 
 
@@ -134,6 +136,7 @@ class StartTokenizer:
         self._max_length = max_length
         self._side: Side = side
         self._known: dict[int, Template | None] = {}
+        self._recent: dict[str, _Part] = {}
 
     def encode(self, items: Sequence[Any]) -> list[Kept]:
         """Return what is kept of texts and of pairs of texts, which are tuples or lists."""
@@ -141,12 +144,16 @@ class StartTokenizer:
         are_long = [self._is_long(each) for each in texts]
         short = [item for item, is_long in zip(items, are_long, strict=True) if not is_long]
         made = iter(self._encode(short, special=True) if short else ())
-        # A query is in many pairs.
-        known: dict[str, _Part] = {}
-        return [
+        # A query is in many pairs, and in several batches of a request.
+        known = dict(self._recent)
+        found = [
             self._long(each, known) if is_long else _kept(next(made))
             for each, is_long in zip(texts, are_long, strict=True)
         ]
+        if any(are_long):
+            longest = sorted(known, key=len)[-_RECENT:]
+            self._recent = {text: known[text] for text in longest}
+        return found
 
     def keep(self, ids: Sequence[int]) -> Kept | None:
         """Return what is kept of the ids of a text; `None` if they lack the special tokens."""

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import tokenizers
@@ -81,7 +81,12 @@ class Model:
 
     Use it in a `with` block, or call `close`, to release the graph and its threads. Processes that
     are forked from this one can use it: each loads its own graph when it needs it.
+
+    Attributes:
+        reads_windows: Whether inputs longer than the limit are read whole, in windows.
     """
+
+    reads_windows: ClassVar[bool] = False
 
     def __init__(self, loaded: Loaded) -> None:
         """Keep what `load` opened."""

@@ -143,6 +143,8 @@ class _Ask:
 class QuestionAnswerer(Model):
     """Answers questions with spans of a context."""
 
+    reads_windows = True
+
     def __call__(
         self,
         inputs: Question | Sequence[Question] | None = None,

@@ -235,6 +235,8 @@ class _Tag:
 class TokenClassifier(Model):
     """Tags the tokens of texts: named entities, parts of speech."""
 
+    reads_windows = True
+
     def __call__(
         self,
         inputs: Any,

@@ -296,7 +296,7 @@ def _parts(items: Sequence[Any]) -> Iterator[tuple[list[Any], int]]:
     characters = 0
     for item in items:
         part.append(item)
-        characters += _size(item)
+        characters += size_of(item)
         if characters >= _CHARACTERS:
             yield part, characters
             part, characters = [], 0
@@ -304,14 +304,14 @@ def _parts(items: Sequence[Any]) -> Iterator[tuple[list[Any], int]]:
         yield part, characters
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
     """Return the number of characters of an input; of token ids, about that of their text."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(_size(each) for each in value.values())
+        return sum(size_of(each) for each in value.values())
     if isinstance(value, Sequence):
-        return sum(_size(each) for each in value)
+        return sum(size_of(each) for each in value)
     return _TOKEN_CHARACTERS
 
 

@@ -31,12 +31,15 @@ class Limits:
         max_body: Largest body of a request in bytes.
         max_texts: Number of inputs in a request.
         max_queued: Number of inputs that may wait for a model.
+        max_read_characters: Longest input of a model that reads whole texts in windows.
         body_seconds: Time that a client has to send a body.
     """
 
     max_body: int = 2_000_000
     max_texts: int = 2048
     max_queued: int = 16_384
+    # 100,000 tokens at most, which take some 40 MB and 10 s on a core.
+    max_read_characters: int = 100_000
     body_seconds: float = 30.0
 
     @classmethod

@@ -10,7 +10,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.long_texts import Side
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Job
-from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError
+from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
 
 
@@ -70,6 +70,7 @@ class Served:
             raise BadRequestError(
                 413, f"A request may have {most} inputs, got {len(items)}.", "Validation"
             )
+        self._check_sizes(items)
         try:
             job: Job[Any, Any] = getattr(self.model, method)(**options)
             if side is not None and isinstance(job, TextEncoder):
@@ -88,6 +89,17 @@ class Served:
         if truncated := count_truncated(found):
             self.count_truncated(truncated)
         return found
+
+    def _check_sizes(self, items: Sequence[Any]) -> None:
+        """Refuse texts that a model would read whole, in more windows than a request may have."""
+        most = self.limits.max_read_characters
+        if self.model.reads_windows and any(size_of(each) > most for each in items):
+            raise BadRequestError(
+                413,
+                f"An input may have {most} characters, because the model reads all of it. Send it "
+                "in parts.",
+                "Validation",
+            )
 
 
 def count_truncated(answers: Sequence[Answered]) -> int:
