@@ -96,13 +96,17 @@ def test_overwrite_starts_an_interrupted_run_again(interrupted, tmp_path) -> Non
     assert not (tmp_path / "out-checkpoints").exists()
 
 
-def test_checkpoints_of_another_run_are_found_before_the_data_is_read(interrupted) -> None:
-    model, options = interrupted.files.checkpoint, {**QUICK, "train_data": "no-such.csv"}
+def test_checkpoints_of_another_run_are_found_before_the_data_is_read(
+    interrupted, write_file
+) -> None:
+    empty = write_file("empty.csv", "text,label\n")
+    model, options = interrupted.files.checkpoint, {**QUICK, "train_data": empty}
     with pytest.raises(UserInputError, match="contains checkpoints of a run that was interrupted"):
         qdqbert.train(model, interrupted.out, **options)
 
 
-def test_resume_without_a_checkpoint_is_refused(classifier, out) -> None:
+def test_resume_without_a_checkpoint_is_refused(classifier, out, write_file) -> None:
+    empty = write_file("empty.csv", "text,label\n")
     with pytest.raises(UserInputError, match=r"There is no checkpoint in .*out-checkpoints"):
-        qdqbert.train(classifier.checkpoint, out, train_data="no-such.csv", resume=True, **QUICK)
+        qdqbert.train(classifier.checkpoint, out, train_data=empty, resume=True, **QUICK)
     assert files_left(out) == []
