@@ -152,6 +152,7 @@ def load_once(folder: str) -> None:
         assert model.encode(TEXTS).shape == (3, 32)
 
 
+@pytest.mark.slow
 def test_processes_can_pack_a_model_at_the_same_time(checkpoints) -> None:
     context = multiprocessing.get_context("spawn")
     processes = [
