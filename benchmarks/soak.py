@@ -7,7 +7,7 @@ same bits in any batch. Texts are random words, of 5 to 512 tokens. At the same 
 
 - four connections ask for a text each, one after the other;
 - one asks for 512 texts at once, and again two seconds after each answer;
-- one sends a text of 1.9 MB each second, which is cut;
+- a text of 1.9 MB is sent each second, and cut;
 - one asks for `/health` every 50 ms.
 
 Every answer is compared with that of `load`, bit by bit. The exit status is 1 if an answer was
@@ -132,11 +132,11 @@ class Soak:
             await asyncio.sleep(2)
 
     async def _longs(self, client: httpx.AsyncClient) -> None:
-        while self._running():
-            due = time.perf_counter() + 1
-            await self._ask(client, [1024])
-            self.long += 1
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        async with asyncio.TaskGroup() as group:
+            while self._running():
+                group.create_task(self._ask(client, [1024]))
+                self.long += 1
+                await asyncio.sleep(1)
 
     async def _healths(self, client: httpx.AsyncClient) -> None:
         while self._running():
