@@ -53,9 +53,8 @@ def states(pooling: Pooling | None, *, normalize: bool) -> tuple[Head, ...]:
     tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
     if pooling is None:
         return (tokens,)
-    steps: tuple[Step, ...] = ("normalize",) if normalize else ()  # type: ignore[assignment]
     outputs = (HeadOutput(name=EMBEDDING),)
-    return tokens, Head(pooling=pooling, steps=steps, outputs=outputs)
+    return tokens, Head(pooling=pooling, steps=("normalize",) if normalize else (), outputs=outputs)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:

@@ -41,7 +41,7 @@ def run_text(model: EncoderModel, ids: Indices, token_types: Indices) -> dict[st
     x = _embed(model.embeddings, ids, token_types)
     for layer in model.layers:
         x = _run_layer(x, layer)
-    x = _norm(x, model.final_norm)
+    x = layer_norm(x, model.final_norm)
     return {name: values for head in model.heads for name, values in _run_head(x, head).items()}
 
 
@@ -55,7 +55,7 @@ def _embed(embeddings: Embeddings, ids: Indices, token_types: Indices) -> Floats
         total = total + _look_up(embeddings.positions, positions)
     if embeddings.token_types is not None:
         total = total + _look_up(embeddings.token_types, token_types)
-    total = _norm(total, embeddings.norm)
+    total = layer_norm(total, embeddings.norm)
     return total if embeddings.projection is None else _linear(total, embeddings.projection)
 
 
@@ -68,7 +68,8 @@ def _linear(x: Floats, layer: Linear) -> Floats:
     return x @ layer.weight.astype(np.float32, copy=False).T + layer.bias
 
 
-def _norm(x: Floats, layer: Norm | None) -> Floats:
+def layer_norm(x: Floats, layer: Norm | None) -> Floats:
+    """Return rows `(..., channels)` normalized; as they are without a LayerNorm."""
     if layer is None:
         return x
     centered = x - x.mean(axis=-1, keepdims=True) if layer.subtracts_mean else x
@@ -78,13 +79,13 @@ def _norm(x: Floats, layer: Norm | None) -> Floats:
 
 
 def _run_layer(x: Floats, layer: Layer) -> Floats:
-    attended = _attend(_norm(x, layer.attention_norm), layer.attention)
-    x = _norm(x + attended, layer.attention_residual.norm)
-    normed = _norm(x, layer.up_norm)
+    attended = _attend(layer_norm(x, layer.attention_norm), layer.attention)
+    x = layer_norm(x + attended, layer.attention_residual.norm)
+    normed = layer_norm(x, layer.up_norm)
     wide = _ACTIVATIONS[layer.activation](_linear(normed, layer.up))
     if layer.gate is not None:
         wide = wide * _linear(normed, layer.gate)
-    return _norm(x + _linear(wide, layer.down), layer.residual.norm)
+    return layer_norm(x + _linear(wide, layer.down), layer.residual.norm)
 
 
 def _attend(x: Floats, attention: Attention) -> Floats:
@@ -138,7 +139,7 @@ def _run_head(states: Floats, head: Head) -> dict[str, Floats]:
         if isinstance(step, Linear):
             x = _linear(x, step)
         elif isinstance(step, Norm):
-            x = _norm(x, step)
+            x = layer_norm(x, step)
         elif step == "normalize":
             x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
         else:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import answer, classify_tokens, read_bert_like
+from qdqbert.encoders.families.bert import (
+    answer,
+    classify_tokens,
+    pooled_heads,
+    read_bert_like,
+    transform,
+)
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.heads import Step, decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
 from qdqbert.encoders.model import Head, Layer
 from qdqbert.encoders.reader import Reader
@@ -58,26 +64,16 @@ def _pooled(parts: Parts) -> tuple[Step, ...]:
     return parts.body.linear("pooler", inputs=parts.hidden), "tanh"
 
 
-def classify(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `AlbertForSequenceClassification`."""
-    return logits("first", *_pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
-
-
-def choose(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `AlbertForMultipleChoice`."""
-    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
-    return scored_choice("first", *_pooled(parts), classifier)
+# The heads of `AlbertForSequenceClassification` and `AlbertForMultipleChoice`.
+classify, choose = pooled_heads(_pooled)
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `AlbertForMaskedLM`."""
     at = parts.root.at("predictions")
-    dense = at.linear("dense", inputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", 1e-12)
-    norm = at.norm("LayerNorm", size=len(dense.bias), epsilon=epsilon)
     activation = parts.config.activation("hidden_act", "gelu_new")
-    scores = decoder(at, "decoder", "bias", parts.encoder.embeddings)
-    return logits("none", dense, activation, norm, scores)
+    steps = transform(parts, at, "dense", "LayerNorm", activation)
+    return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
 
 
 ALBERT = Family(

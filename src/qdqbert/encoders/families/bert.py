@@ -9,7 +9,7 @@ from qdqbert.choices import TaskName
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import Step, answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
-from qdqbert.encoders.model import Embeddings, Head, Layer, Table
+from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Table
 from qdqbert.encoders.reader import Reader
 
 
@@ -96,15 +96,25 @@ def pooled(parts: Parts) -> tuple[Step, ...]:
     return parts.body.linear("pooler.dense", inputs=parts.hidden), "tanh"
 
 
-def classify(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `BertForSequenceClassification`."""
-    return logits("first", *pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
+def pooled_heads(read: Callable[[Parts], tuple[Step, ...]]) -> tuple[ReadHead, ReadHead]:
+    """Return the heads that classify texts and that score choices by the first token.
+
+    Args:
+        read: Reads the steps before the layer `classifier`.
+    """
+
+    def classify(parts: Parts) -> tuple[Head, ...]:
+        return logits("first", *read(parts), parts.root.linear("classifier", inputs=parts.hidden))
+
+    def choose(parts: Parts) -> tuple[Head, ...]:
+        classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
+        return scored_choice("first", *read(parts), classifier)
+
+    return classify, choose
 
 
-def choose(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `BertForMultipleChoice`."""
-    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
-    return scored_choice("first", *pooled(parts), classifier)
+# The heads of `BertForSequenceClassification` and `BertForMultipleChoice`.
+classify, choose = pooled_heads(pooled)
 
 
 def classify_tokens(parts: Parts) -> tuple[Head, ...]:
@@ -120,13 +130,35 @@ def answer(parts: Parts) -> tuple[Head, ...]:
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `BertForMaskedLM`."""
     at = parts.root.at("cls.predictions")
-    dense = at.linear("transform.dense", inputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", 1e-12)
-    norm = at.norm("transform.LayerNorm", size=len(dense.bias), epsilon=epsilon)
     activation = parts.config.activation("hidden_act", "gelu")
-    return logits(
-        "none", dense, activation, norm, decoder(at, "decoder", "bias", parts.encoder.embeddings)
-    )
+    steps = transform(parts, at, "transform.dense", "transform.LayerNorm", activation)
+    return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
+
+
+def transform(
+    parts: Parts,
+    at: Reader,
+    dense: str,
+    norm: str,
+    activation: Activation,
+    *,
+    outputs: int | None = None,
+    epsilon: float = 1e-12,
+) -> tuple[Linear, Activation, Norm]:
+    """Return the steps before the decoder of a masked LM.
+
+    Args:
+        parts: The model.
+        at: Reader of the head.
+        dense: Path of the linear layer.
+        norm: Path of the LayerNorm.
+        activation: The activation function between them.
+        outputs: Number of outputs of the linear layer, if it is known.
+        epsilon: That of the LayerNorm, if the config has none.
+    """
+    layer = at.linear(dense, inputs=parts.hidden, outputs=outputs)
+    added = parts.config.number("layer_norm_eps", epsilon)
+    return layer, activation, at.norm(norm, size=len(layer.bias), epsilon=added)
 
 
 def follow(parts: Parts) -> tuple[Head, ...]:

@@ -8,11 +8,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.families.bert import answer, classify_tokens
+from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, transform
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
-from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
+from qdqbert.encoders.heads import Step, decoder, logits
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
     Attention,
     Embeddings,
@@ -23,17 +23,14 @@ from qdqbert.encoders.model import (
     RelativePositions,
 )
 from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.reference import layer_norm
 
 _EPSILON = 1e-7
-DEBERTA_LAYER = LayerPaths(
+_LAYER = dataclasses.replace(
+    BERT_LAYER,
     query="attention.self.query_proj",
     key="attention.self.key_proj",
     value="attention.self.value_proj",
-    output="attention.output.dense",
-    attention_norm="attention.output.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
-    norm="output.LayerNorm",
 )
 
 
@@ -66,7 +63,7 @@ def read_deberta(reader: Reader) -> Encoder:
                 changed, relative=_relative(at, attention, positions, kinds, limit)
             )
 
-        return read_layer(at, DEBERTA_LAYER, sizes, activation=activation, change=with_positions)
+        return read_layer(at, _LAYER, sizes, activation=activation, change=with_positions)
 
     return Encoder(
         embeddings=read_deberta_embeddings(reader, sizes),
@@ -123,9 +120,7 @@ def _relative_embeddings(reader: Reader, sizes: Sizes) -> Floats:
     if "layer_norm" not in reader.config.text("norm_rel_ebd", "none").lower():
         return table
     norm = at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon)
-    centered = table - table.mean(axis=-1, keepdims=True)
-    deviation = np.sqrt((centered**2).mean(axis=-1, keepdims=True) + norm.epsilon)
-    return np.asarray(centered / deviation * norm.weight + norm.bias, np.float32)
+    return layer_norm(table, norm)
 
 
 def _relative(
@@ -200,15 +195,8 @@ def _pooled(parts: Parts) -> tuple[Step, ...]:
     return dense, parts.config.activation("pooler_hidden_act", "gelu")
 
 
-def classify(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `DebertaV2ForSequenceClassification`."""
-    return logits("first", *_pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
-
-
-def choose(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `DebertaV2ForMultipleChoice`."""
-    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
-    return scored_choice("first", *_pooled(parts), classifier)
+# The heads of `DebertaV2ForSequenceClassification` and `DebertaV2ForMultipleChoice`.
+classify, choose = pooled_heads(_pooled)
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
@@ -216,13 +204,11 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
     if parts.config.flag("legacy", True):
         return fill_mask_as_bert(parts)
     at = parts.root.at("lm_predictions.lm_head")
-    dense = at.linear("dense", inputs=parts.hidden, outputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", _EPSILON)
-    norm = at.norm("LayerNorm", size=parts.hidden, epsilon=epsilon)
     activation = parts.config.activation("hidden_act", "gelu")
-    return logits(
-        "none", dense, activation, norm, decoder(at, "", "bias", parts.encoder.embeddings)
+    steps = transform(
+        parts, at, "dense", "LayerNorm", activation, outputs=parts.hidden, epsilon=_EPSILON
     )
+    return logits("none", *steps, decoder(at, "", "bias", parts.encoder.embeddings))
 
 
 DEBERTA_V2 = Family(

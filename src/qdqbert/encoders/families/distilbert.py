@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import answer, classify_tokens, read_embeddings
+from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, read_embeddings
 from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
-from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.heads import Step, decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
 from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
@@ -52,15 +52,8 @@ def _pooled(parts: Parts) -> tuple[Step, ...]:
     return parts.root.linear("pre_classifier", inputs=parts.hidden), "relu"
 
 
-def classify(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `DistilBertForSequenceClassification`."""
-    return logits("first", *_pooled(parts), parts.root.linear("classifier", inputs=parts.hidden))
-
-
-def choose(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `DistilBertForMultipleChoice`."""
-    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
-    return scored_choice("first", *_pooled(parts), classifier)
+# The heads of `DistilBertForSequenceClassification` and `DistilBertForMultipleChoice`.
+classify, choose = pooled_heads(_pooled)
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from qdqbert.encoders.families.bert import (
     answer,
     classify_tokens,
+    pooled_heads,
     read_bert_like,
+    transform,
 )
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits, scored_choice
+from qdqbert.encoders.heads import Step, decoder, logits
 from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
 
@@ -26,8 +28,7 @@ def classify(parts: Parts) -> tuple[Head, ...]:
     return logits("first", dense, "gelu", at.linear("out_proj", inputs=len(dense.bias)))
 
 
-def choose(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `ElectraForMultipleChoice`."""
+def _summary(parts: Parts) -> tuple[Step, ...]:
     config = parts.config
     if config.text("summary_type", "first") != "first":
         raise config.refuse("summary_type", "only 'first' is supported.")
@@ -36,18 +37,19 @@ def choose(parts: Parts) -> tuple[Head, ...]:
         steps.append(parts.root.linear("sequence_summary.summary", inputs=parts.hidden))
     if config.text("summary_activation", "gelu"):
         steps.append(config.activation("summary_activation", "gelu"))
-    classifier = parts.root.linear("classifier", inputs=parts.hidden, outputs=1)
-    return scored_choice("first", *steps, classifier)
+    return tuple(steps)
+
+
+# The head of `ElectraForMultipleChoice`.
+_, choose = pooled_heads(_summary)
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ElectraForMaskedLM`, the generator."""
     at = parts.root.at("generator_predictions")
-    dense = at.linear("dense", inputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", 1e-12)
-    norm = at.norm("LayerNorm", size=len(dense.bias), epsilon=epsilon)
+    steps = transform(parts, at, "dense", "LayerNorm", "gelu")
     scores = decoder(parts.root, "generator_lm_head", "", parts.encoder.embeddings)
-    return logits("none", dense, "gelu", norm, scores)
+    return logits("none", *steps, scores)
 
 
 ELECTRA = Family(

@@ -11,22 +11,20 @@ from numpy.typing import NDArray
 from qdqbert.encoders.families.bert import read_embeddings
 from qdqbert.encoders.families.roberta import ROBERTA_HEADS
 from qdqbert.encoders.family import Encoder, Family, longest_text
-from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import Attention, Floats
 from qdqbert.encoders.reader import Reader
 
 # transformers does not read `pad_token_id` here.
 _PADDING_ID = 1
 _FARTHEST = 128
-_LAYER = LayerPaths(
+_LAYER = dataclasses.replace(
+    BERT_LAYER,
     query="attention.attn.q",
     key="attention.attn.k",
     value="attention.attn.v",
     output="attention.attn.o",
     attention_norm="attention.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
-    norm="output.LayerNorm",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from qdqbert.encoders.families.bert import classify, classify_tokens
+from qdqbert.encoders.families.bert import classify, classify_tokens, transform
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
@@ -119,12 +119,10 @@ def read_rotated(
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `NomicBertForMaskedLM`."""
     at = parts.root.at("cls.predictions")
-    dense = at.linear("transform.dense", inputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", 1e-12)
-    norm = at.norm("transform.layer_norm", size=parts.hidden, epsilon=epsilon)
     activation = parts.config.activation("hidden_act", "silu")
-    scores = decoder(at, "decoder", "bias", parts.encoder.embeddings)
-    return logits("none", dense, activation, norm, scores)
+    paths = ("transform.dense", "transform.layer_norm")
+    steps = transform(parts, at, *paths, activation, outputs=parts.hidden)
+    return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
 
 
 NOMIC_BERT = Family(

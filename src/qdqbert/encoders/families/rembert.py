@@ -8,6 +8,7 @@ from qdqbert.encoders.families.bert import (
     classify,
     classify_tokens,
     read_bert_like,
+    transform,
 )
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
@@ -28,11 +29,9 @@ def read_rembert(reader: Reader) -> Encoder:
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `RemBertForMaskedLM`, which never shares the table of words."""
     at = parts.root.at("cls.predictions")
-    dense = at.linear("dense", inputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", 1e-12)
-    norm = at.norm("LayerNorm", size=len(dense.bias), epsilon=epsilon)
     activation = parts.config.activation("hidden_act", "gelu")
-    return logits("none", dense, activation, norm, at.linear("decoder", inputs=len(dense.bias)))
+    steps = transform(parts, at, "dense", "LayerNorm", activation)
+    return logits("none", *steps, at.linear("decoder", inputs=len(steps[0].bias)))
 
 
 REMBERT = Family(

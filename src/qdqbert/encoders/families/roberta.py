@@ -10,6 +10,7 @@ from qdqbert.encoders.families.bert import (
     choose,
     classify_tokens,
     read_bert_like,
+    transform,
 )
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead
 from qdqbert.encoders.heads import decoder, logits
@@ -32,12 +33,8 @@ def classify(parts: Parts) -> tuple[Head, ...]:
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `RobertaForMaskedLM`."""
     at = parts.root.at("lm_head")
-    dense = at.linear("dense", inputs=parts.hidden)
-    epsilon = parts.config.number("layer_norm_eps", 1e-12)
-    norm = at.norm("layer_norm", size=len(dense.bias), epsilon=epsilon)
-    return logits(
-        "none", dense, "gelu", norm, decoder(at, "decoder", "bias", parts.encoder.embeddings)
-    )
+    steps = transform(parts, at, "dense", "layer_norm", "gelu")
+    return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
 
 
 ROBERTA_HEADS: Mapping[TaskName, ReadHead] = {
