@@ -20,6 +20,7 @@ LAYERS = (
     "files",
     "cache",
     "json_files",
+    "safetensors_header",
     "tokenizer_files",
     "machine",
     "forks",

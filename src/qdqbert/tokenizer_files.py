@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers
 
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_json
@@ -80,6 +81,13 @@ def set_limits(folder: Path, max_length: int) -> None:
         content = read_json(path)
         names = {"model_max_length", *({"max_length"} & content.keys())}
         write_json(path, {**content, **dict.fromkeys(sorted(names), max_length)})
+
+
+def put_lower_case_first_(tokenizer: tokenizers.Tokenizer) -> None:
+    """Change a tokenizer as `do_lower_case` of sentence-transformers does: to lower case first."""
+    own = tokenizer.normalizer
+    steps = [normalizers.Lowercase(), *([own] if own else [])]
+    tokenizer.normalizer = normalizers.Sequence(steps)
 
 
 @contextlib.contextmanager

@@ -45,10 +45,10 @@ def test_text_from_outside_is_no_markup(capsys) -> None:
 
 def test_doctor_names_the_extra_that_is_missing(capsys) -> None:
     part = Part(
-        name="native",
+        name="openvino",
         version=None,
         purpose="an engine",
-        install="pip install 'qdqbert[native]'",
+        install="pip install 'qdqbert[openvino]'",
         details=(),
     )
     report = DoctorReport(
@@ -64,7 +64,7 @@ def test_doctor_names_the_extra_that_is_missing(capsys) -> None:
         notices=(),
     )
     print_report(report, (), doctor_table, as_json=False)
-    assert "missing: pip install 'qdqbert[native]'" in capsys.readouterr().out
+    assert "missing: pip install 'qdqbert[openvino]'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qdqbert.checkpoint.families import QDQBERT, family_of
 from qdqbert.checkpoint.hub import check_hub_model
-from qdqbert.checkpoint.sentence import MODULES, ReadFile, is_cross_encoder, join
+from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, task_of_architecture
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object
@@ -114,17 +113,14 @@ def _only_an_adapter(name: str) -> CheckpointError:
 
 def _conversion(folder: Path) -> str:
     """Return the code that writes a folder with safetensors, and keeps the head and tokenizer."""
-
-    def read(path: str) -> str | None:
-        file = folder / path
-        return file.read_text(encoding="utf-8") if file.is_file() else None
-
+    read = folder_reader(folder)
     if read(MODULES) is not None:
         kind = "CrossEncoder" if is_cross_encoder(read) else "SentenceTransformer"
         return f"`{kind}(folder).save_pretrained(new_folder)` of sentence-transformers"
     try:
-        architectures = json.loads(read(_CONFIG) or "{}").get("architectures") or ["Model"]
-    except (ValueError, AttributeError):
+        config = parse_object(read(_CONFIG) or "{}", _CONFIG)
+        architectures = config.get("architectures") or ["Model"]
+    except CheckpointError:
         architectures = ["Model"]
     named = str(architectures[0])
     task = task_of_architecture(named)

@@ -25,11 +25,12 @@ from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, check_outputs, head_of, tasks_of
-from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer, put_lower_case_first_
+from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import read_text
+from qdqbert.tokenizer_files import put_lower_case_first_
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
@@ -298,7 +299,7 @@ def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> LoadedTok
             f"Checkpoint {name!r} has no tokenizer; expected tokenizer.json or a vocabulary."
         )
     if lower_case:
-        put_lower_case_first_(tokenizer)
+        put_lower_case_first_(tokenizer.backend_tokenizer)
     return loaded
 
 

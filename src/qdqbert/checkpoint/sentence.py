@@ -109,6 +109,15 @@ class SentenceHead(Layout):
         return dataclasses.replace(self, pooling=pooling, files=files)
 
 
+def folder_reader(folder: Path) -> ReadFile:
+    """Return what reads the text files of a folder."""
+
+    def read(path: str) -> str | None:
+        return read_text(folder / path) if (folder / path).is_file() else None
+
+    return read
+
+
 def is_cross_encoder(read: ReadFile) -> bool:
     """Return whether sentence-transformers saved a checkpoint as a cross-encoder."""
     return bool(_content(read, MODEL_SETTINGS).get("model_type") == "CrossEncoder")
@@ -231,8 +240,7 @@ def choose_prompt(
 
 def read_model_settings(folder: Path) -> ModelSettings:
     """Return the settings of a folder; the defaults if sentence-transformers did not write it."""
-    path = folder / MODEL_SETTINGS
-    return model_settings(read_text(path) if path.is_file() else None)
+    return model_settings(folder_reader(folder)(MODEL_SETTINGS))
 
 
 def model_settings(text: str | None) -> ModelSettings:

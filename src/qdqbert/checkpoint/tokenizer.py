@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 import transformers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.hub import cached_file
 
@@ -101,13 +101,6 @@ def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:
         # Other classes are known to make these inputs.
         names = {"model_input_names": tokenizer.model_input_names}
         write_json(folder / TOKENIZER_CONFIG, {**content, **names, "tokenizer_class": _AS_STORED})
-
-
-def put_lower_case_first_(tokenizer: Any) -> None:
-    """Change a tokenizer as `do_lower_case` of sentence-transformers does: to lower case first."""
-    backend = tokenizer.backend_tokenizer
-    steps = [normalizers.Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
-    backend.normalizer = normalizers.Sequence(steps)
 
 
 def _as_stored(name: str, places: dict[str, Any], own: tokenizers.Tokenizer, built: Any) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
+import functools
 import math
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Floats
 from qdqbert.errors import CheckpointError
+from qdqbert.json_files import Fields
+from qdqbert.safetensors_header import are_sizes, read_header
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_LARGEST_HEADER = 100_000_000
 _FLOATS: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -160,13 +160,9 @@ def _files_of(folder: Path) -> tuple[Path, list[Path]]:
         raise CheckpointError(
             f"{str(folder)!r} has neither {WEIGHTS} nor {INDEX}. Only safetensors are read."
         )
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        # A name from outside must not lead out of the folder.
-        files = [folder / Path(name).name for name in sorted(names)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(index, "it is not an index of tensors") from error
-    return index, files
+    names = set(Fields.of_file(index).texts_by_name("weight_map").values())
+    # A name from outside must not lead out of the folder.
+    return index, [folder / Path(name).name for name in sorted(names)]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
@@ -175,7 +171,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
         data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"Cannot read {str(path)!r}: {error}.") from error
-    header, start = _read_header(path, data)
+    header, start = read_header(data, functools.partial(_damaged, path))
     header.pop("__metadata__", None)
     for name, entry in header.items():
         try:
@@ -186,29 +182,13 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
             raise _damaged(path, f"tensor {name!r:.80} has wrong fields") from error
         if kind not in _FLOATS:
             continue
-        if not all(type(each) is int and 0 <= each < 2**48 for each in sizes):
+        if not are_sizes(sizes):
             raise _damaged(path, f"tensor {name!r:.80} has a wrong shape or wrong offsets")
         count = math.prod(shape)
         if last - first != count * _FLOATS[kind].itemsize or start + last > len(data):
             raise _damaged(path, f"tensor {name!r:.80} has wrong offsets, or the file is cut off")
         raw = data[start + first : start + last]
         yield name, kind, np.asarray(raw).view(_FLOATS[kind]).reshape(shape)
-
-
-def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
-    """Return the header, and where the tensors start."""
-    if len(data) < 8:
-        raise _damaged(path, "it is too short")
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
-    if length > min(_LARGEST_HEADER, len(data) - 8):
-        raise _damaged(path, "its header has a wrong length")
-    try:
-        header = json.loads(data[8 : 8 + length].tobytes())
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, "its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is not an object")
-    return header, 8 + length
 
 
 def _divided(array: NDArray[Any], parts: int) -> list[NDArray[Any]]:

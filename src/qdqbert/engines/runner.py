@@ -65,10 +65,10 @@ def is_installed(engine: str) -> bool:
 
 def install_command(engine: str) -> str:
     """Return the command that installs an engine."""
-    # onnxruntime is a dependency of the package itself; the other engines are extras.
-    return (
-        "pip install onnxruntime" if engine == "onnxruntime" else f"pip install 'qdqbert[{engine}]'"
-    )
+    if engine == "openvino":
+        return "pip install 'qdqbert[openvino]'"
+    # The packages of the other engines are dependencies of this one.
+    return f"pip install {_PACKAGES.get(engine, engine)}"
 
 
 def check_engine(engine: str, *, provider: str | None = None, kernel: str | None = None) -> None:

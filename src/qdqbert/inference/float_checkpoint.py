@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import normalizers
 
-from qdqbert.artifact import QUANTIZATION, QUANTIZATION_FORMAT, Artifact, open_artifact
+from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT, Artifact, open_artifact
 from qdqbert.cache import kept_folder
 from qdqbert.checkpoint.cross_encoder import is_reranker, read_layout
-from qdqbert.checkpoint.sentence import SentenceHead, join
+from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
 from qdqbert.checkpoint.task_names import tasks_of
 from qdqbert.choices import PoolingMode, TaskName
 from qdqbert.encoders.checkpoint import family_of, read_encoder
@@ -38,16 +38,20 @@ from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import FORMAT, save_packed
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.files import write_json
-from qdqbert.json_files import parse_object, read_json, read_text
+from qdqbert.json_files import parse_object, read_json
 from qdqbert.machine import usable_cores
 from qdqbert.resources import heldout_examples
-from qdqbert.tokenizer_files import TOKENIZER, read_tokenizer
+from qdqbert.tokenizer_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    put_lower_case_first_,
+    read_tokenizer,
+)
 
 _LOGGER = logging.getLogger("qdqbert")
 
 _TARGET = "native-dynamic"
 _MODEL = "model.safetensors"
-_CONFIG, _TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 
 _CLOSENESS = "closeness.json"
@@ -126,7 +130,7 @@ class _Source:
 
 def is_float_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint whose weights are safetensors."""
-    has_config = (folder / _CONFIG).is_file() or (folder / "modules.json").is_file()
+    has_config = (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
     return has_config and any(folder.rglob("*.safetensors"))
 
 
@@ -144,19 +148,21 @@ def open_float_checkpoint(folder: Path, *, name: str, check: bool = True) -> Art
     """
     source = _read_source(folder)
     weights = Weights(source.encoder_folder)
-    made = kept_folder(_key(source, weights), lambda new: _write(source, weights, new))
+    # It is packed, compared, both or neither.
+    model = functools.cache(functools.partial(_read_model, source, weights))
+    made = kept_folder(_key(source, weights), lambda new: _write(source, model(), new))
     if check:
-        found = _kept_closeness(source, weights, made)
+        found = _kept_closeness(model, made)
         _LOGGER.info("INT8 of %s compared with float: %s.", name, found)
     return open_artifact(made)
 
 
-def _kept_closeness(source: _Source, weights: Weights, folder: Path) -> Closeness:
+def _kept_closeness(model: Callable[[], EncoderModel], folder: Path) -> Closeness:
     """Return how close INT8 is to float, which is computed once for a folder."""
     path = folder / _CLOSENESS
     with contextlib.suppress(CheckpointError, TypeError):
         return Closeness(**read_json(path))
-    found = _closeness(_read_model(source, weights), folder)
+    found = _closeness(model(), folder)
     # Without it, the next process computes it again.
     with contextlib.suppress(OSError):
         write_json(path, dataclasses.asdict(found))
@@ -192,17 +198,15 @@ def _closeness(model: EncoderModel, folder: Path) -> Closeness:
     return Closeness(
         texts=len(cosines),
         sqnr_db=10 * math.log10(signal / noise),
-        worst_cosine=min(cosines) if model.heads[-1].outputs[-1].name == EMBEDDING else None,
+        worst_cosine=min(cosines) if name == EMBEDDING else None,
     )
 
 
 def _read_source(folder: Path) -> _Source:
-    def read(path: str) -> str | None:
-        return read_text(folder / path) if (folder / path).is_file() else None
-
+    read = folder_reader(folder)
     layout = read_layout(read)
     subfolder = layout.subfolder if layout else ""
-    path = folder / join(subfolder, _CONFIG)
+    path = folder / join(subfolder, CONFIG)
     if any((folder / join(each, "adapter_config.json")).is_file() for each in ("", subfolder)):
         raise CheckpointError(
             f"{str(folder)!r} has an adapter next to the model, which would be left out. Merge it "
@@ -211,7 +215,7 @@ def _read_source(folder: Path) -> _Source:
     config = Config(values=read_json(path), path=str(path))
     tokenizer_config = {
         **parse_object(read(join(subfolder, _SPECIAL_TOKENS)) or "{}", _SPECIAL_TOKENS),
-        **parse_object(read(join(subfolder, _TOKENIZER_CONFIG)) or "{}", _TOKENIZER_CONFIG),
+        **parse_object(read(join(subfolder, TOKENIZER_CONFIG)) or "{}", TOKENIZER_CONFIG),
     }
     return _Source(
         folder=folder,
@@ -243,7 +247,7 @@ def _key(source: _Source, weights: Weights) -> str:
     digest = hashlib.sha256(f"{_VERSION} {_limits_pairs()}".encode())
     settings = [
         source.encoder_folder / name
-        for name in (_CONFIG, TOKENIZER, _TOKENIZER_CONFIG, _SPECIAL_TOKENS)
+        for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG, _SPECIAL_TOKENS)
     ]
     for path in (*weights.files, *settings):
         digest.update(path.name.encode())
@@ -262,9 +266,8 @@ def _limits_pairs() -> bool:
     return not choose_set().is_exact
 
 
-def _write(source: _Source, weights: Weights, folder: Path) -> None:
+def _write(source: _Source, model: EncoderModel, folder: Path) -> None:
     """Write a folder that runs a checkpoint."""
-    model = _read_model(source, weights)
     tokenizer = read_tokenizer(source.encoder_folder / TOKENIZER)
     rows = len(model.embeddings.words.rows)
     if tokenizer.largest_id >= rows:
@@ -274,15 +277,13 @@ def _write(source: _Source, weights: Weights, folder: Path) -> None:
         )
     backend = tokenizer.tokenizer
     if source.layout is not None and source.layout.lower_case:
-        # As sentence-transformers does for `do_lower_case` in its settings.
-        steps = [normalizers.Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
-        backend.normalizer = normalizers.Sequence(steps)
+        put_lower_case_first_(backend)
     backend.save(str(folder / TOKENIZER))
     rounded = round_encoder(model, limits_pairs=_limits_pairs(), threads=usable_cores())
     save_packed(pack_model(rounded), folder / _MODEL)
     length = _max_length(source, model)
-    write_json(folder / _CONFIG, dict(source.config.values))
-    write_json(folder / _TOKENIZER_CONFIG, _tokenizer_settings(source, backend, length))
+    write_json(folder / CONFIG, dict(source.config.values))
+    write_json(folder / TOKENIZER_CONFIG, _tokenizer_settings(source, backend, length))
     for path, text in source.layout.files.items() if source.layout else ():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

@@ -94,8 +94,6 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
 def _package(report: QuantizeReport) -> str:
     """Return what to install: with the extra of the engine that runs the folder fastest."""
     engines = {each.engine for each in report.targets}
-    if "native" in engines:
-        return "'qdqbert[native]'"
     return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
 
 

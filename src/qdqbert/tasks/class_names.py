@@ -2,7 +2,7 @@
 
 A label is the name of a class, as the model's config spells it. If some labels are not, they can be
 numbers: of classes (`0` is 'negative'), or in the names of classes (`1` is '1 star'). All numbers
-of a data set are read in the same way, and the user is told which.
+of a data set are read in the same way, which a notice names.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ the header is padded. The settings are JSON in the header's metadata.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
@@ -19,13 +20,13 @@ from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.packed import Packed
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_parts
+from qdqbert.safetensors_header import are_sizes, read_header
 
 FORMAT = 4
 """Number of the layout of arrays and settings."""
 
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}
 _TYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
-_LARGEST_HEADER = 100_000_000
 _MOST_AXES = 8
 
 
@@ -63,7 +64,7 @@ def load_packed(path: Path) -> Packed:
         data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"Cannot read {str(path)!r}: {error}.") from error
-    header, start = _read_header(path, data)
+    header, start = read_header(data, functools.partial(_damaged, path))
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise _damaged(path, "its metadata is not an object")
@@ -104,30 +105,11 @@ def _entry(
         raise _damaged(path, f"array {name!r} has the dtype {entry['dtype']!r:.40}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     for numbers in (shape, offsets):
-        # Python has no limit of integers, but numpy has.
-        if not isinstance(numbers, list) or not all(
-            type(each) is int and 0 <= each < 2**48 for each in numbers
-        ):
+        if not are_sizes(numbers):
             raise _damaged(path, f"array {name!r} has a wrong shape or wrong offsets")
     if not 1 <= len(shape) <= _MOST_AXES or len(offsets) != 2:
         raise _damaged(path, f"array {name!r} has a wrong shape or wrong offsets")
     return name, kind, tuple(shape), offsets[0], offsets[1]
-
-
-def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
-    """Return the header and where the arrays start."""
-    if len(data) < 8:
-        raise _damaged(path, "it is too short")
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
-    if not 2 <= length <= min(_LARGEST_HEADER, len(data) - 8):
-        raise _damaged(path, "its header has a wrong length")
-    try:
-        header = json.loads(data[8 : 8 + length].tobytes())
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, "its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is not an object")
-    return header, 8 + length
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:

@@ -20,13 +20,14 @@ from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
-from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer, put_lower_case_first_
+from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import SENTENCE_EMBEDDING
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
+from qdqbert.tokenizer_files import put_lower_case_first_
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")
 _CLASSIFIERS = ("reranking", "text-classification", "token-classification")
@@ -161,7 +162,7 @@ def load_tokenizer_and_config(
     if task in _WITH_LAYOUT and SENTENCE_EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
     if layout and layout.lower_case:
-        put_lower_case_first_(loaded)
+        put_lower_case_first_(loaded.backend_tokenizer)
     stored_length = layout.max_length if layout else None
     lengths = (_max_length(loaded, config), runner.max_length, stored_length)
     if config is None:
