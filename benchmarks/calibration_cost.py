@@ -81,7 +81,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.recipes import PERCENTILE
     from qdqbert.targets import TARGETS
     from qdqbert.targets.target import make_plan
-    from qdqbert.tasks import TASKS
+    from qdqbert.tasks.registry import TASKS
     from qdqbert.tasks.task import TaskOptions
     from qdqbert.verbs.inference import encode_examples
 

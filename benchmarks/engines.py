@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.engines.native.compiler import Library, compile_object
+from qdqbert.engines.native.compiler import Library, compile_module
 from qdqbert.engines.native.instruction_sets import InstructionSet, choose_set
 from qdqbert.engines.native.ir import PTR, Module
 from qdqbert.engines.native.kernels.dot import amx_name, dot_name, emit_dots
@@ -335,7 +335,7 @@ def tile_rate(isa: InstructionSet) -> float:
             f.call(name, *operands, f.weights if isa.amx else f.start)
         if isa.amx:
             f.call("amx_end")
-    run = Library(compile_object(module, isa), isa).function(module.functions["repeat"])
+    run = Library(compile_module(module, isa), isa).function("repeat")
     arrays = (
         zeros((rows, depth), np.uint8),
         zeros(columns * depth, np.int8),

@@ -22,8 +22,8 @@ from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.graph.export import GraphBody
 from qdqbert.models.loading import load_model
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import (
     EncodedExamples,

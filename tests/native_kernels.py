@@ -56,8 +56,7 @@ class Kernels:
 
     def __init__(self, module: Module, name: str) -> None:
         self.isa = INSTRUCTION_SETS[name]
-        self._module = module
-        self._library = Library(compiled(module, self.isa), self.isa)
+        self._library = Library(compiled(module.text(), lambda: module, self.isa), self.isa)
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Call a function. Arrays are passed as the address of their first element."""
@@ -76,7 +75,7 @@ class Kernels:
             self._call("amx_end")
 
     def _call(self, name: str, *arguments: Any, last: Iterable[tuple[int, ...]] = ((),)) -> None:
-        function = self._library.function(self._module.functions[name])
+        function = self._library.function(name)
         address = _address if MIRROR is None else _guarded_address
         called = [[address(each) for each in (*arguments, *end)] for end in last]
         if MIRROR is not None:

@@ -12,7 +12,7 @@ from qdqbert.targets import TARGETS
 from qdqbert.targets.files import WRITERS
 from qdqbert.targets.lowering import CHECKS, REWRITES
 from qdqbert.targets.target import CheckName, FileName, RewriteName
-from qdqbert.tasks import TASKS
+from qdqbert.tasks.registry import TASKS
 
 
 def test_choices_are_the_keys_of_the_tables() -> None:

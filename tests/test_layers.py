@@ -87,7 +87,7 @@ LIGHT = (
     "qdqbert.tables.inputs",
     "qdqbert.tables.outputs",
     "qdqbert.targets",
-    "qdqbert.tasks",
+    "qdqbert.tasks.registry",
     "qdqbert.tasks.columns",
     "qdqbert.tasks.data",
     "qdqbert.tasks.task",

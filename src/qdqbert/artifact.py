@@ -31,9 +31,9 @@ from typing import Any
 
 from qdqbert.artifact_settings import check_config, check_quantization, check_task_options
 from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.engines.runner import RUNS_NO_ONNX
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.json_files import Fields, damaged, read_json, shown
-from qdqbert.targets import TARGETS
 from qdqbert.tasks.task import TaskOptions
 
 MODEL = "model.onnx"
@@ -195,8 +195,7 @@ class Artifact:
 
 def _targets_of(engine: EngineName) -> str:
     """Return the targets that an engine runs, and that are named after it or for any engine."""
-    runs_any = engine in TARGETS["portable"].engines
-    return f"{engine!r} or 'portable'" if runs_any else repr(engine)
+    return repr(engine) if engine in RUNS_NO_ONNX else f"{engine!r} or 'portable'"
 
 
 def is_artifact(path: Path) -> bool:

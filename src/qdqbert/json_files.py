@@ -72,7 +72,7 @@ def parse_json(text: str, name: str | Path, *, unique: bool = True) -> Any:
     """
     try:
         content = json.loads(text, object_pairs_hook=_unique if unique else None)
-        if "\\ud" in text.lower():
+        if "\\ud" in text or "\\uD" in text:
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError as error:
         raise damaged(name, "it is nested too deeply") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,8 +151,10 @@ def _ids(content: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield tokens and their ids."""
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        yield from vocabulary.items()
+    if isinstance(vocabulary, dict) and vocabulary:
+        # The smallest and the largest one say enough of many.
+        ids = [each for each in vocabulary.items() if type(each[1]) is int]
+        yield from (pick(ids, key=operator.itemgetter(1)) for pick in (min, max) if ids)
     elif isinstance(vocabulary, list) and vocabulary:
         # Unigram has a list, with the score of each token.
         yield vocabulary[-1], len(vocabulary) - 1

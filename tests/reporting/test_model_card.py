@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from qdqbert.reporting.model_card import Origin, model_card
-from qdqbert.tasks import TASKS
+from qdqbert.tasks.registry import TASKS
 
 LOCAL = Origin(
     hub_id=None, card={}, model_type="bert", is_sentence_transformer=False, eval_data=None

@@ -6,9 +6,9 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, TaskOptions
 
 OPTIONS = TaskOptions()

@@ -8,10 +8,11 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, make_batches
 from qdqbert.errors import CheckpointError, DataFileError
-from qdqbert.tasks import TASKS, fill_mask
+from qdqbert.tasks import fill_mask
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, TaskOptions
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")

@@ -8,10 +8,10 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, TaskOptions
 
 OPTIONS = TaskOptions()

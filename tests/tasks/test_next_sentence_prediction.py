@@ -5,9 +5,9 @@ import pytest
 
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, TaskOptions
 
 OPTIONS = TaskOptions()

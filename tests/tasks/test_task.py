@@ -1,7 +1,7 @@
 """Names of tasks."""
 
 from qdqbert.choices import TASK_NAMES
-from qdqbert.tasks import TASKS
+from qdqbert.tasks.registry import TASKS
 
 
 def test_every_task_name_has_a_task() -> None:

@@ -8,8 +8,8 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Dataset, Example
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, TaskOptions
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
 

@@ -6,8 +6,8 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, Example
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, TaskOptions
 from qdqbert.tasks.text_generation import TEXT_GENERATION as TASK
 

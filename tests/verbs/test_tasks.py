@@ -22,8 +22,8 @@ from torch.nn import functional
 
 import qdqbert
 from qdqbert.errors import UserInputError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import TaskOptions
 from task_files import DOC_STRIDE, HEADS, TAGS, sentence
 

@@ -17,8 +17,8 @@ from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, TextEncoder, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
-from qdqbert.tasks.feature_extraction import sentence_vectors
 from qdqbert.tasks.lines import counted
+from qdqbert.tasks.pooling import sentence_vectors
 
 Embedding = NDArray[np.float32]
 

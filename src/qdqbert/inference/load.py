@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,26 +16,17 @@ from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.inference.batches import BatchPlan
-from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.download import (
     download_graph,
     download_settings,
     download_weights,
     is_hub_name,
 )
-from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
-from qdqbert.inference.fill_mask import MaskFiller
 from qdqbert.inference.float_checkpoint import is_float_checkpoint, open_float_checkpoint
 from qdqbert.inference.model import Loaded, Model
-from qdqbert.inference.multiple_choice import ChoiceSelector
-from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
-from qdqbert.inference.question_answering import QuestionAnswerer
-from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Schedule, Scheduler
-from qdqbert.inference.text_generation import TextGenerator
-from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import usable_cores
 from qdqbert.tokenizer_files import TOKENIZER
@@ -49,16 +41,17 @@ _SCHEDULES: dict[str, Schedule] = {
         plan=BatchPlan(tokens=1024, multiple=1), window=2048, single_tokens=512, is_invariant=True
     ),
 }
-_MODELS: dict[str, type[Model]] = {
-    "feature-extraction": Embedder,
-    "fill-mask": MaskFiller,
-    "multiple-choice": ChoiceSelector,
-    "next-sentence-prediction": NextSentencePredictor,
-    "question-answering": QuestionAnswerer,
-    "reranking": Reranker,
-    "text-classification": TextClassifier,
-    "text-generation": TextGenerator,
-    "token-classification": TokenClassifier,
+# Class of the model of each task, and its module, which is imported when it is needed.
+_MODELS: dict[str, tuple[str, str]] = {
+    "feature-extraction": ("embedding", "Embedder"),
+    "fill-mask": ("fill_mask", "MaskFiller"),
+    "multiple-choice": ("multiple_choice", "ChoiceSelector"),
+    "next-sentence-prediction": ("next_sentence_prediction", "NextSentencePredictor"),
+    "question-answering": ("question_answering", "QuestionAnswerer"),
+    "reranking": ("reranking", "Reranker"),
+    "text-classification": ("classification", "TextClassifier"),
+    "text-generation": ("text_generation", "TextGenerator"),
+    "token-classification": ("token_classification", "TokenClassifier"),
 }
 
 
@@ -203,14 +196,16 @@ def _runners(
 
 
 def _model_class(artifact: Artifact, loaded: Loaded) -> type[Model]:
-    if artifact.task == "text-classification" and len(loaded.id2label) == 1:
-        return Reranker
-    if artifact.task not in _MODELS:
+    is_reranker = artifact.task == "text-classification" and len(loaded.id2label) == 1
+    task = "reranking" if is_reranker else artifact.task
+    if task not in _MODELS:
         raise UserInputError(
             f"{str(artifact.directory)!r} was quantized for task {artifact.task!r}, which `load` "
             f"does not run. It runs: {', '.join(_MODELS)}."
         )
-    return _MODELS[artifact.task]
+    module, name = _MODELS[task]
+    found: type[Model] = getattr(importlib.import_module(f"qdqbert.inference.{module}"), name)
+    return found
 
 
 def _check_ids(tokenizer: FolderTokenizer, engine: EngineName, model: Path) -> None:

@@ -194,7 +194,7 @@ def _fidelity_rows(fidelity: Fidelity, task: str) -> list[Row]:
 def changed_predictions(fidelity: Fidelity, task: str) -> str:
     """Return the name of a row, with the number of decisions and what they are about."""
     # Imports torch, which takes longer than printing the help.
-    from qdqbert.tasks import TASKS
+    from qdqbert.tasks.registry import TASKS
 
     return f"changed predictions, {counted(fidelity.decisions or 0, TASKS[task].decided)}"
 

@@ -12,6 +12,7 @@ from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import score_answers
+from qdqbert.tasks.pooling import sentence_vectors
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import (
     Answer,
@@ -56,26 +57,6 @@ def _encode(
         encoded=encoded,
         notices=truncation_notice(encoded.truncated, len(texts), max_length),
     )
-
-
-def sentence_vectors(
-    outputs: Mapping[str, NDArray[np.float32]], attention_mask: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Return the sentence embeddings or, for a plain encoder, the mean of the token states.
-
-    Args:
-        outputs: Outputs of the graph by name.
-        attention_mask: 1 for tokens, 0 for padding. Shape `(batch, tokens)`.
-
-    Returns:
-        Shape `(batch, hidden)`.
-    """
-    if "sentence_embedding" in outputs:
-        return outputs["sentence_embedding"]
-    mask = attention_mask[..., None].astype(np.float32)
-    sums = (outputs["last_hidden_state"] * mask).sum(axis=1)
-    means: NDArray[np.float32] = sums / mask.sum(axis=1)
-    return means
 
 
 def _predictions(

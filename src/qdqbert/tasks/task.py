@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch, Encoded
-from qdqbert.tasks.data import Columns, Dataset
+if TYPE_CHECKING:
+    from qdqbert.encoding import Batch, Encoded
+    from qdqbert.tasks.data import Columns, Dataset
 
 Prediction = NDArray[np.float32]
 """What a model outputs for one feature: `(values,)`, or `(positions, values)` without padding."""

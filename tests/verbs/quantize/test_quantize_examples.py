@@ -8,8 +8,8 @@ import pytest
 
 from qdqbert import resources
 from qdqbert.errors import UserInputError
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import Columns, fingerprint
+from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.examples import choose_examples
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

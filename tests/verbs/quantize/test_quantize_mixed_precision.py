@@ -14,7 +14,7 @@ from qdqbert.options import LimitOptions
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
-from qdqbert.tasks import TASKS
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.mixed_precision import Trials

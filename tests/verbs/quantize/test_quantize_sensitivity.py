@@ -13,7 +13,7 @@ from qdqbert.recipes import build_recipe
 from qdqbert.spec import TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
-from qdqbert.tasks import TASKS
+from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.sensitivity import layer_sensitivity

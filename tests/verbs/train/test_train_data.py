@@ -13,8 +13,8 @@ import transformers
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.errors import CheckpointError, DataFileError, UserInputError
 from qdqbert.progress import Silent
-from qdqbert.tasks import TASKS
 from qdqbert.tasks.data import fingerprint
+from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.train.data import (
     TrainingData,
     calibration_sample,

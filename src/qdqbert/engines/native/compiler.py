@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.ir import I64, PTR, Function, Module
+from qdqbert.engines.native.ir import Module
 
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 
+# Types of arguments, by LLVM's names.
+_KINDS: Mapping[str, Any] = {"ptr": ctypes.c_void_p, "i64": ctypes.c_int64}
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A module as machine code.
+
+    Attributes:
+        code: The object file.
+        arguments: LLVM's types of the arguments of each function, by its name.
+    """
+
+    code: bytes
+    arguments: Mapping[str, list[str]]
 
 
 def process_triple() -> str:
@@ -22,11 +38,17 @@ def process_triple() -> str:
     return str(llvm.get_process_triple())
 
 
-def compile_object(module: Module, isa: InstructionSet) -> bytes:
-    """Return a module as the bytes of an object file."""
+def compile_module(module: Module, isa: InstructionSet) -> Compiled:
+    """Return a module as machine code."""
     machine = _machine(isa)
     parsed = _optimized(module, machine)
-    return bytes(machine.emit_object(parsed))
+    return Compiled(
+        code=bytes(machine.emit_object(parsed)),
+        arguments={
+            name: [str(each) for each in function.arguments.values()]
+            for name, function in module.functions.items()
+        },
+    )
 
 
 def assembly(module: Module, isa: InstructionSet) -> str:
@@ -38,29 +60,29 @@ def assembly(module: Module, isa: InstructionSet) -> str:
 class Library:
     """Compiled functions, ready to be called."""
 
-    def __init__(self, code: bytes, isa: InstructionSet) -> None:
-        """Load an object file.
+    def __init__(self, compiled: Compiled, isa: InstructionSet) -> None:
+        """Load machine code.
 
         Args:
-            code: The object file.
-            isa: The instruction set that it was compiled for.
+            compiled: The functions.
+            isa: The instruction set that they were compiled for.
         """
         machine = _machine(isa)
         empty = llvm.parse_assembly("")
         empty.triple = machine.triple
         self._engine = llvm.create_mcjit_compiler(empty, machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(compiled.code))
         self._engine.finalize_object()
+        self._arguments = compiled.arguments
 
-    def function(self, function: Function) -> Callable[..., None]:
+    def function(self, name: str) -> Callable[..., None]:
         """Return a function; calling it releases Python's global lock.
 
         Pointers are passed as integers.
         """
-        kinds = {PTR: ctypes.c_void_p, I64: ctypes.c_int64}
-        types = [kinds[each] for each in function.arguments.values()]
+        types = [_KINDS[each] for each in self._arguments[name]]
         prototype: Any = ctypes.CFUNCTYPE(None, *types)
-        found = prototype(self._engine.get_function_address(function.name))
+        found = prototype(self._engine.get_function_address(name))
         # A thread may still be in the function when everything else is gone.
         found.owner = self
         called: Callable[..., None] = found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.cache import compiled
+from qdqbert.engines.native.cache import compiled, own_code
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.features import Features
@@ -100,10 +101,11 @@ class Program:
         # Rows of the tables of relative positions with padding.
         relative = self.settings["relative"]
         self.relative_columns = 0 if relative is None else padded(relative["rows"], PANEL)
-        module = build_module(isa, self.features)
-        self._library = Library(compiled(module, isa), isa)
+        source = f"{own_code()}\n{self.features}"
+        kernels = compiled(source, functools.partial(build_module, isa, self.features), isa)
+        self._library = Library(kernels, isa)
         self.functions: dict[str, Callable[..., None]] = {
-            name: self._library.function(module.functions[name]) for name in _CALLED
+            name: self._library.function(name) for name in _CALLED
         }
         self.vocabulary = len(self._arrays["words"])
         self.type_count = len(self._arrays["token_types"])

@@ -18,7 +18,7 @@ from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
-from qdqbert.tasks import TASKS, task_for
+from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.inference import TorchRunner

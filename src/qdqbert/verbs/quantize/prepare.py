@@ -21,7 +21,7 @@ from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
 from qdqbert.targets.files import check_model, limits_models
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
-from qdqbert.tasks import task_for
+from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
 from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples

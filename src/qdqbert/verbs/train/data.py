@@ -20,11 +20,11 @@ from qdqbert.checkpoint.task_names import tasks_of
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
-from qdqbert.tasks import TASKS, task_for
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
+from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Features, Labels, Task, TaskOptions
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
