@@ -1,4 +1,4 @@
-"""The cache of this package: kernels and packed models, which are made again if they are lost.
+"""The cache of this package: kernels, packed models and digests, which are made again if lost.
 
 It is the folder `QDQBERT_CACHE`, or `qdqbert` in the user's cache.
 """
@@ -8,18 +8,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import hashlib
+import json
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from qdqbert.files import write_bytes
+
 _LOGGER = logging.getLogger("qdqbert")
 
-_MODELS = "models"
+_MODELS, _DIGESTS = "models", "digests"
 _LIMIT_BYTES = 20 * 10**9
 """Size of all packed models. Beyond it, those that were not used for longest are removed."""
+
+# Smaller files are read in no time.
+_LARGE_BYTES = 10**6
+# A file that was just written can change again without another time.
+_SETTLED_SECONDS = 2
 
 # Linux keeps this folder in memory.
 _MEMORY = Path("/dev/shm")
@@ -67,6 +77,36 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
         return _temporary(fill)
     _trim(folder)
     return folder
+
+
+def file_digest(path: Path) -> bytes:
+    """Return the SHA-256 of a file. That of a large one is kept until the file changes.
+
+    A file has changed if its size, inode, or time of the last change of content or attributes has.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    found = path.stat()
+    if found.st_size < _LARGE_BYTES:
+        return hashlib.sha256(path.read_bytes()).digest()
+    own = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
+    kept = cache_folder() / _DIGESTS / own
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    state = [found.st_size, found.st_dev, found.st_ino, *times]
+    # A file of another form is as good as none.
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        entry = json.loads(kept.read_bytes())
+        if entry["state"] == state:
+            return bytes.fromhex(entry["sha256"])
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if time.time_ns() - max(times) > _SETTLED_SECONDS * 10**9:
+        content = json.dumps({"state": state, "sha256": digest.hex()})
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_bytes(kept, content.encode())
+    return digest
 
 
 def size_bytes() -> int:

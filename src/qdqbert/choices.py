@@ -50,6 +50,8 @@ CalibratorName = Literal["max", "percentile", "mse", "entropy"]
 CALIBRATOR_NAMES: tuple[CalibratorName, ...] = get_args(CalibratorName)
 
 Embeddings = Literal["int8", "float"]
+# What `load` makes of a float checkpoint.
+Precision = Literal["int8", "float"]
 Granularity = Literal["layer", "linear", "site"]
 
 TaskName = Literal[

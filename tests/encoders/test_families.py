@@ -15,8 +15,9 @@ from qdqbert.checkpoint.task_names import AUTO_CLASSES
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
-from qdqbert.encoders.reference import run_text
 from qdqbert.encoders.weights import Weights
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.graph.writer import write_graph
 
 # Odd sizes, so that no axis can be taken for another.
 SIZES = {
@@ -160,23 +161,16 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})
     outputs = encoder_reference.run_encoder(found, inputs)
+    compare(outputs, {name: expected[name].numpy() for name in outputs}, inputs)
+    write_graph(found, tmp_path / "model.onnx")
+    compare(OnnxRuntimeRunner(tmp_path / "model.onnx").run(inputs), outputs, inputs)
+
+
+def compare(outputs: dict[str, Any], expected: dict[str, Any], inputs: dict[str, Any]) -> None:
     mask = inputs["attention_mask"]
     for name, output in outputs.items():
-        wanted = expected[name].numpy().astype(np.float64)
+        wanted = expected[name].astype(np.float64)
         assert output.shape == wanted.shape
         if output.shape[: mask.ndim] == mask.shape:
             output, wanted = output[mask == 1], wanted[mask == 1]
         np.testing.assert_allclose(output, wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_float_reference_computes_what_float64_does(variant: str, tmp_path: Path) -> None:
-    model = save_model(variant, "feature-extraction", tmp_path)
-    found = read(tmp_path, "feature-extraction", pooling="mean", normalize=True)
-    inputs = random_inputs(found, "feature-extraction", model.config.pad_token_id)
-    ids = inputs["input_ids"][0]
-    types = inputs.get("token_type_ids", np.zeros_like(inputs["input_ids"]))[0]
-    wanted = encoder_reference.run_text(found, ids, types)
-    for name, values in run_text(found, ids, types).items():
-        scale = np.abs(wanted[name]).max()
-        np.testing.assert_allclose(values, wanted[name], atol=1e-4 * scale, err_msg=name)

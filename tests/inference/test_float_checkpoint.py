@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -99,7 +100,7 @@ def test_half_precision_and_shards_give_what_float32_does(checkpoints, tmp_path)
 def test_the_second_load_uses_the_cache(checkpoints, monkeypatch) -> None:
     with qdqbert.load(checkpoints("sentence")) as model:
         first = model.encode(TEXTS)
-    monkeypatch.setattr("qdqbert.inference.float_checkpoint.pack_model", None)
+    monkeypatch.setattr("qdqbert.inference.float_checkpoint.folder.pack_model", None)
     with qdqbert.load(checkpoints("sentence")) as model:
         np.testing.assert_array_equal(model.encode(TEXTS), first)
 
@@ -180,14 +181,60 @@ def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_
     assert len(list(cache.models_folder().iterdir())) == 1
 
 
-def test_neither_torch_nor_transformers_nor_onnx_is_imported(checkpoints) -> None:
+@pytest.mark.parametrize(("check", "imported"), [(False, "[]"), (True, "['onnx']")])
+def test_only_the_comparison_with_float_imports_onnx(check, imported, checkpoints) -> None:
     code = (
         "import sys, qdqbert\n"
-        f"qdqbert.load({str(checkpoints('sentence'))!r}).encode(['a dog'])\n"
+        f"qdqbert.load({str(checkpoints('sentence'))!r}, check={check}).encode(['a dog'])\n"
         "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == imported
+
+
+@pytest.mark.parametrize("options", [{"precision": "float"}, {"target": "float"}])
+def test_float_gives_what_sentence_transformers_does(options, checkpoints) -> None:
+    folder = checkpoints("sentence")
+    with qdqbert.load(folder, **options) as model:
+        found = model.encode(TEXTS)
+        assert (model.engine, model.target) == ("onnxruntime", "float")
+    reference = sentence_transformers.SentenceTransformer(str(folder))
+    np.testing.assert_allclose(found, reference.encode(TEXTS), atol=1e-5)
+    with qdqbert.load(folder) as model:
+        assert model.engine == "native"
+
+
+def test_float_contradicts_targets_in_int8(checkpoints) -> None:
+    with pytest.raises(UserInputError, match="Pass one of them") as caught:
+        qdqbert.load(checkpoints("sentence"), precision="float", target="native-dynamic")
+    assert caught.value.argument == "precision"
+
+
+def test_a_full_disk_leaves_out_the_comparison(checkpoints, monkeypatch, caplog) -> None:
+    def refuse(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("qdqbert.inference.float_checkpoint.comparison.write_graph", refuse)
+    with qdqbert.load(checkpoints("sentence")) as model:
+        assert model.encode(TEXTS).shape == (3, 32)
+    assert "was not compared with float" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(2_000_000))
+    first = cache.file_digest(path)
+    assert first == hashlib.sha256(bytes(2_000_000)).digest()
+    # What was just written can change again without another time.
+    assert not (cache.cache_folder() / "digests").exists()
+    monkeypatch.setattr("qdqbert.cache._SETTLED_SECONDS", -1)
+    assert cache.file_digest(path) == first
+    monkeypatch.setattr("hashlib.file_digest", None)
+    assert cache.file_digest(path) == first
+    monkeypatch.undo()
+    path.write_bytes(b"1" * 2_000_000)
+    assert cache.file_digest(path) == hashlib.sha256(b"1" * 2_000_000).digest()
 
 
 def test_another_engine_needs_quantize(checkpoints) -> None:

@@ -151,6 +151,15 @@ class Weights:
         return found
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint's tensors, which are not read.
+
+    Raises:
+        CheckpointError: There is neither one file nor an index of several.
+    """
+    return _files_of(folder)[1]
+
+
 def _files_of(folder: Path) -> tuple[Path, list[Path]]:
     """Return the path for messages, and the files of a checkpoint."""
     single, index = folder / WEIGHTS, folder / INDEX

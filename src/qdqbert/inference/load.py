@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
-from qdqbert.choices import EngineName, KernelName, ProviderName, TargetName
+from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, TargetName
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.runner import Runner, open_runner
@@ -64,6 +64,7 @@ def load(
     threads: int | None = None,
     target: TargetName | None = None,
     batch_invariant: bool = False,
+    precision: Precision = "int8",
     check: bool = True,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
@@ -91,6 +92,8 @@ def load(
             depend on other inputs. It is slower, most for short inputs. The report of `quantize`
             says how much results depend on the batch without it. Those of the native engine never
             do, so that it changes nothing there.
+        precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
+            ONNX Runtime, to compare with. "float" is the same as the target "float".
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are.
 
@@ -112,8 +115,16 @@ def load(
     """
     if threads is not None and threads < 1:
         raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
+    if precision == "float":
+        if target not in (None, "float"):
+            raise UserInputError(
+                f"`precision='float'` runs no INT8, as `target={target!r}` does. Pass one of them.",
+                argument="precision",
+            )
+        target = "float"
     is_on_hub = is_hub_name(path)
-    artifact = _open(path, is_on_hub=is_on_hub, check=check)
+    precision = "float" if target == "float" else "int8"
+    artifact = _open(path, is_on_hub=is_on_hub, precision=precision, check=check)
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():
@@ -150,7 +161,7 @@ def load(
     return _model_class(artifact, loaded)(loaded)
 
 
-def _open(path: str | Path, *, is_on_hub: bool, check: bool) -> Artifact:
+def _open(path: str | Path, *, is_on_hub: bool, precision: Precision, check: bool) -> Artifact:
     """Return the folder that runs a model."""
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):
@@ -158,7 +169,7 @@ def _open(path: str | Path, *, is_on_hub: bool, check: bool) -> Artifact:
     if is_on_hub:
         download_weights(str(path), folder)
     if is_float_checkpoint(folder):
-        return open_float_checkpoint(folder, name=str(path), check=check)
+        return open_float_checkpoint(folder, name=str(path), precision=precision, check=check)
     if is_on_hub:
         raise CheckpointError(
             f"The hub's model {str(path)!r} is neither a quantized model nor a float checkpoint: "

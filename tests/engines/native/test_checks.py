@@ -15,8 +15,9 @@ from native_models import DISENTANGLED, MODERN, Shape, random_model
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
-from qdqbert.engines.native.packed import Packed, pack_model
+from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.program import Program
+from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import CheckpointError
 
 _ONES = np.ones(24, np.float32)

@@ -14,7 +14,8 @@ import numpy as np
 from qdqbert.encoders.model import Pooling
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.packed import Packed, padded
+from qdqbert.engines.native.memory import padded
+from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import LARGEST_FLOAT, Fields
 

@@ -128,3 +128,8 @@ def unsigned_codes(f: Function, x: Value, multiplier: Value, shift: Value) -> Va
     # 255 in the same form, so that the lowest 8 bits are the code.
     shifted = f.fma(x, multiplier, shift).maximum(ROUNDING).minimum(ROUNDING + 255)
     return shifted.bits(vector(I32, x.type.lanes))
+
+
+def shift_of(zero_point: int) -> float:
+    """Return the field `shift` of a `CODES` record."""
+    return ROUNDING + zero_point

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.memory import zeros
-from qdqbert.engines.native.packed import padded
+from qdqbert.engines.native.memory import padded, zeros
 from qdqbert.engines.native.program import Program
 
 Rows = NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""Arrays that start at a cache line, which vector and tile loads need to be fast."""
+"""Arrays that start at a cache line, as vector and tile loads need, and sizes with padding."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from numpy.typing import DTypeLike, NDArray
 
 LINE = 64
 """Bytes of a cache line."""
+
+_WIDTH = 64
+"""Channels are padded to a multiple of this: the depth of AMX's tiles."""
+
+
+def padded(count: int, multiple: int = _WIDTH) -> int:
+    """Return a number, rounded up to a multiple."""
+    return -(-count // multiple) * multiple
 
 
 def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

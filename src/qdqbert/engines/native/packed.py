@@ -24,33 +24,14 @@ from qdqbert.encoders.model import (
     Table,
 )
 from qdqbert.engines.native.computed import check_model, same_codes
-from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.product import pack_floats
+from qdqbert.engines.native.memory import padded
 from qdqbert.engines.native.shared_table import joined, rest_of
+from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import GraphError
 
 Array = NDArray[Any]
-_WIDTH = 64
-"""Channels are padded to a multiple of this: the depth of AMX's tiles."""
-
-
-def padded(count: int, multiple: int = _WIDTH) -> int:
-    """Return a number, rounded up to a multiple."""
-    return -(-count // multiple) * multiple
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Packed:
-    """A model as named arrays and settings, as it is stored.
-
-    Attributes:
-        arrays: Arrays by name.
-        settings: Everything else: numbers, names, lists of them.
-    """
-
-    arrays: dict[str, Array]
-    settings: dict[str, Any]
 
 
 def pack_model(model: EncoderModel) -> Packed:
@@ -395,8 +376,3 @@ def _placed(values: Floats, places: NDArray[np.intp], count: int) -> Floats:
     found = np.zeros(count, np.float32)
     found[places] = values
     return found
-
-
-def shift_of(zero_point: int) -> float:
-    """Return the field `shift` of a `CODES` record."""
-    return ROUNDING + zero_point

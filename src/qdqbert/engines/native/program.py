@@ -14,7 +14,7 @@ from qdqbert.engines.native.cache import compiled, own_code
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.functions import ACTIVATIONS
+from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.kernels.attention import rows_together
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
@@ -26,8 +26,7 @@ from qdqbert.engines.native.kernels.forward import (
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.product import pack_table
 from qdqbert.engines.native.kernels.split import DEPTH
-from qdqbert.engines.native.memory import aligned, zeros
-from qdqbert.engines.native.packed import Packed, padded, shift_of
+from qdqbert.engines.native.memory import aligned, padded, zeros
 from qdqbert.engines.native.records import (
     CODES,
     FLOAT_LINEAR,
@@ -40,6 +39,7 @@ from qdqbert.engines.native.records import (
     THREAD,
 )
 from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
+from qdqbert.engines.native.storage import Packed
 
 Array = NDArray[Any]
 

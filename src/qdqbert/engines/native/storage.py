@@ -6,6 +6,7 @@ the header is padded. The settings are JSON in the header's metadata.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -17,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.memory import LINE
-from qdqbert.engines.native.packed import Packed
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_parts
 from qdqbert.safetensors_header import are_sizes, read_header
@@ -28,6 +28,19 @@ FORMAT = 4
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}
 _TYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
 _MOST_AXES = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A model as named arrays and settings, as it is stored.
+
+    Attributes:
+        arrays: Arrays by name.
+        settings: Everything else: numbers, names, lists of them.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    settings: dict[str, Any]
 
 
 def save_packed(packed: Packed, path: Path) -> None:

@@ -16,7 +16,7 @@ from native_kernels import bytes_of_row, check_codes, codes_record, few, forget_
 from qdqbert.engines.native.kernels.attention import attention, rows_together
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.split import DEPTH
-from qdqbert.engines.native.packed import padded
+from qdqbert.engines.native.memory import padded
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 LIMIT = 80

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few, norm_record
 from qdqbert.engines.native.kernels.norm import codes, dynamic_codes, layer_norm
-from qdqbert.engines.native.packed import padded
+from qdqbert.engines.native.memory import padded
 
 
 def normalize(kernels, x, weight, bias, epsilon, *, subtracts_mean=True):

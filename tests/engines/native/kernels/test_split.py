@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from native_kernels import bytes_of_row, few
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.split import DEPTH
-from qdqbert.engines.native.packed import padded
+from qdqbert.engines.native.memory import padded
 
 # What the two bfloat16 of a number leave, and the product that is left out.
 _TOLERANCE = 2.0**-15

@@ -1,0 +1,90 @@
+"""Run a float checkpoint at once: it becomes a folder of the cache, as `quantize` writes them.
+
+In INT8, weights are rounded and packed for the native engine, target `native-dynamic`. This takes
+no data: the scale of each activation is computed while the model runs. In float, ONNX Runtime runs
+the checkpoint as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+from qdqbert.artifact import CONFIG, Artifact, open_artifact
+from qdqbert.cache import kept_folder
+from qdqbert.choices import Precision
+from qdqbert.encoders.weights import Weights
+from qdqbert.engines.native.storage import FORMAT
+from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
+from qdqbert.inference.float_checkpoint.source import (
+    FloatCheckpoint,
+    key_of,
+    limits_pairs,
+    read_checkpoint,
+)
+
+_LOGGER = logging.getLogger("qdqbert")
+
+# Numbers of what is written, from the same checkpoint and settings.
+_VERSIONS = {"int8": f"2.{FORMAT}", "float": "float 1"}
+
+
+def is_float_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint whose weights are safetensors."""
+    has_config = (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
+    return has_config and any(folder.rglob("*.safetensors"))
+
+
+def open_float_checkpoint(
+    folder: Path, *, name: str, precision: Precision = "int8", check: bool = True
+) -> Artifact:
+    """Return the folder of the cache that runs a checkpoint, which is made if it is not there.
+
+    Args:
+        folder: A folder that transformers or sentence-transformers saved.
+        name: What the user calls it, for the log.
+        precision: Whether it runs in INT8 on the native engine, or in float on ONNX Runtime.
+        check: Whether to say in the log how close INT8 is to float.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, or of a kind that is not supported.
+        UserInputError: The family has no head for the checkpoint's task.
+    """
+    checkpoint = read_checkpoint(folder)
+
+    def write(new: Path) -> None:
+        # What reads families and writes models is needed once for a checkpoint.
+        from qdqbert.inference.float_checkpoint.folder import read_model, write_folder
+
+        model = read_model(checkpoint, Weights(checkpoint.encoder_folder))
+        write_folder(checkpoint, model, new, precision=precision)
+
+    settings = _VERSIONS[precision]
+    if precision == "int8":
+        settings += f" {limits_pairs()}"
+    made = kept_folder(key_of(checkpoint, settings), write)
+    artifact = open_artifact(made)
+    if check and precision == "int8":
+        _log_closeness(checkpoint, artifact, name)
+    return artifact
+
+
+def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -> None:
+    found = kept_closeness(artifact.directory)
+    if found is None:
+        # It loads onnx and ONNX Runtime.
+        from qdqbert.inference.float_checkpoint.comparison import measure_closeness
+
+        try:
+            found = measure_closeness(checkpoint, artifact.model_for("native", "native-dynamic"))
+        except OSError as error:
+            _LOGGER.warning(
+                "INT8 of %s was not compared with float, whose graph cannot be written to %s: %s.",
+                name,
+                tempfile.gettempdir(),
+                error.strerror,
+            )
+            return
+        keep_closeness(found, artifact.directory)
+    _LOGGER.info("INT8 of %s compared with float: %s.", name, found)

@@ -1,0 +1,47 @@
+"""How close INT8 is to float, as the cache keeps it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from qdqbert.errors import CheckpointError
+from qdqbert.files import write_json
+from qdqbert.json_files import read_json
+
+_FILE = "closeness.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Closeness:
+    """How close INT8 is to float on built-in texts.
+
+    Attributes:
+        texts: Number of texts.
+        sqnr_db: Signal-to-quantization-noise ratio of the output, dB.
+        worst_cosine: Lowest cosine of an embedding to that of the float model; `None` for other
+            outputs.
+    """
+
+    texts: int
+    sqnr_db: float
+    worst_cosine: float | None
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        cosine = "" if self.worst_cosine is None else f", worst cosine {self.worst_cosine:.4f}"
+        return f"{self.sqnr_db:.1f} dB of {self.texts} built-in texts{cosine}"
+
+
+def kept_closeness(folder: Path) -> Closeness | None:
+    """Return how close the model of a folder is to float, if it was measured."""
+    with contextlib.suppress(CheckpointError, TypeError):
+        return Closeness(**read_json(folder / _FILE))
+    return None
+
+
+def keep_closeness(closeness: Closeness, folder: Path) -> None:
+    """Write how close the model of a folder is to float. Without it, it is measured again."""
+    with contextlib.suppress(OSError):
+        write_json(folder / _FILE, dataclasses.asdict(closeness))

@@ -1,0 +1,80 @@
+"""Compare INT8 with float on built-in texts."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.encoders.weights import Weights
+from qdqbert.engines.native.runner import NativeRunner
+from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.engines.runner import Runner
+from qdqbert.graph.writer import write_graph
+from qdqbert.inference.float_checkpoint.closeness import Closeness
+from qdqbert.inference.float_checkpoint.folder import read_model
+from qdqbert.inference.float_checkpoint.source import FloatCheckpoint
+from qdqbert.machine import usable_cores
+from qdqbert.resources import heldout_examples
+from qdqbert.tokenizer_files import TOKENIZER, read_tokenizer
+
+# Texts that are compared, and their longest length in tokens.
+_TEXTS, _LONGEST_TEXT = 16, 128
+
+
+def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
+    """Compare the last output of INT8 on the native engine with that of float on ONNX Runtime.
+
+    Args:
+        checkpoint: The checkpoint.
+        packed: The packed model, next to its tokenizer.
+
+    Raises:
+        OSError: The float graph, a temporary file, cannot be written.
+    """
+    tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
+    with tempfile.TemporaryDirectory(prefix="qdqbert-") as scratch:
+        graph = Path(scratch) / "model.onnx"
+        model = read_model(checkpoint, Weights(checkpoint.encoder_folder))
+        write_graph(model, graph)
+        tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
+        shape = (1, 1, -1) if model.has_choices else (1, -1)
+        # ONNX Runtime has the weights twice, so that they are not kept here as well.
+        del model
+        float_runner = OnnxRuntimeRunner(graph, threads=usable_cores(), low_memory=True)
+        return _compare(
+            NativeRunner(packed, threads=usable_cores()), float_runner, tokenizer, shape
+        )
+
+
+def _compare(
+    runner: Runner, float_runner: Runner, tokenizer: tokenizers.Tokenizer, shape: tuple[int, ...]
+) -> Closeness:
+    name = runner.output_names[-1]
+    signal = noise = 0.0
+    cosines = []
+    for example in heldout_examples()[:_TEXTS]:
+        encoding = tokenizer.encode(example.text)
+        arrays = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
+        inputs = {
+            each: np.array(arrays[each], np.int64).reshape(shape) for each in runner.input_names
+        }
+        wanted = float_runner.run(inputs)[name].astype(np.float64)
+        found = runner.run(inputs)[name].astype(np.float64)
+        signal += float((wanted**2).sum())
+        noise += float(((found - wanted) ** 2).sum())
+        lengths = np.linalg.norm(wanted) * np.linalg.norm(found)
+        cosines.append(float((wanted * found).sum() / lengths))
+    return Closeness(
+        texts=len(cosines),
+        sqnr_db=10 * math.log10(signal / noise),
+        worst_cosine=min(cosines) if name == EMBEDDING else None,
+    )

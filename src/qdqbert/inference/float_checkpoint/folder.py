@@ -1,0 +1,186 @@
+"""Write the folder that runs a float checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
+from qdqbert.choices import PoolingMode, Precision, TargetName
+from qdqbert.encoders.checkpoint import family_of, read_encoder
+from qdqbert.encoders.model import EncoderModel, Pooling
+from qdqbert.encoders.rounding import round_encoder
+from qdqbert.encoders.weights import Weights
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.storage import save_packed
+from qdqbert.errors import CheckpointError
+from qdqbert.files import write_json
+from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
+from qdqbert.machine import usable_cores
+from qdqbert.targets import TARGETS
+from qdqbert.targets.target import Target
+from qdqbert.tokenizer_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    put_lower_case_first_,
+    read_tokenizer,
+)
+
+_POOLINGS: Mapping[PoolingMode, Pooling] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+# Tokenizers that make no token types, although tokenizer.json may have some.
+_WITHOUT_TYPES = ("Camembert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Esm")
+# Tokens that classes of tokenizers have without saying so, by their roles.
+_USUAL_TOKENS = {
+    "cls_token": ("[CLS]", "<s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+    "pad_token": ("[PAD]", "<pad>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
+# transformers' value of `model_max_length` for no limit is far above.
+_NO_LIMIT = 10**9
+
+
+def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
+    """Read the model of a checkpoint.
+
+    Raises:
+        CheckpointError: A part is missing, or of a kind that is not supported.
+        UserInputError: The family has no head for the checkpoint's task.
+    """
+    family_of(checkpoint.config)
+    if not (checkpoint.encoder_folder / TOKENIZER).is_file():
+        raise CheckpointError(
+            f"{str(checkpoint.encoder_folder)!r} has no {TOKENIZER}. Write it with transformers: "
+            "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
+        )
+    head = checkpoint.head
+    pooling: PoolingMode = "mean" if head is None else head.pooling
+    return read_encoder(
+        weights,
+        checkpoint.config,
+        checkpoint.task,
+        pooling=_POOLINGS[pooling],
+        normalize=head is not None and head.normalize,
+        reads_token_types=_reads_token_types(checkpoint.tokenizer_config),
+    )
+
+
+def write_folder(
+    checkpoint: FloatCheckpoint, model: EncoderModel, folder: Path, *, precision: Precision
+) -> None:
+    """Write what runs a checkpoint, in the form of the folders of `quantize`.
+
+    Args:
+        checkpoint: The checkpoint.
+        model: Its model in float.
+        folder: An empty folder.
+        precision: Whether linear layers are int8, for the native engine, or all is float, for ONNX
+            Runtime.
+
+    Raises:
+        CheckpointError: The tokenizer is missing or damaged, or is that of another model.
+        GraphError: The native engine does not compute a part of the model.
+    """
+    tokenizer = read_tokenizer(checkpoint.encoder_folder / TOKENIZER)
+    rows = len(model.embeddings.words.rows)
+    if tokenizer.largest_id >= rows:
+        raise CheckpointError(
+            f"The tokenizer of {str(checkpoint.folder)!r} has ids up to {tokenizer.largest_id}, "
+            f"but the model has {rows} embeddings. Use the tokenizer that it was trained with."
+        )
+    backend = tokenizer.tokenizer
+    if checkpoint.layout is not None and checkpoint.layout.lower_case:
+        put_lower_case_first_(backend)
+    backend.save(str(folder / TOKENIZER))
+    target = TARGETS[_TARGETS[precision]]
+    _WRITERS[precision](model, folder / target.file)
+    length = _max_length(checkpoint, model)
+    write_json(folder / CONFIG, dict(checkpoint.config.values))
+    write_json(folder / TOKENIZER_CONFIG, _tokenizer_settings(checkpoint, backend, length))
+    for path, text in checkpoint.layout.files.items() if checkpoint.layout else ():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target))
+
+
+def _write_rounded(model: EncoderModel, path: Path) -> None:
+    rounded = round_encoder(model, limits_pairs=limits_pairs(), threads=usable_cores())
+    save_packed(pack_model(rounded), path)
+
+
+def _write_float(model: EncoderModel, path: Path) -> None:
+    # It loads onnx, which INT8 does not need.
+    from qdqbert.graph.writer import write_graph
+
+    write_graph(model, path)
+
+
+_TARGETS: Mapping[Precision, TargetName] = {"int8": "native-dynamic", "float": "float"}
+_WRITERS: Mapping[Precision, Callable[[EncoderModel, Path], None]] = {
+    "int8": _write_rounded,
+    "float": _write_float,
+}
+
+
+def _reads_token_types(settings: Mapping[str, Any]) -> bool:
+    names = settings.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    return kind.removesuffix("Tokenizer") not in _WITHOUT_TYPES
+
+
+def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel) -> int:
+    given = [checkpoint.tokenizer_config.get("model_max_length")]
+    given.append(checkpoint.layout.max_length if checkpoint.layout else None)
+    numbers = [each for each in given if isinstance(each, int | float)]
+    limits = [int(each) for each in numbers if 0 < each < _NO_LIMIT]
+    return min(model.limit, *limits) if limits else model.limit
+
+
+def _tokenizer_settings(checkpoint: FloatCheckpoint, backend: Any, length: int) -> dict[str, Any]:
+    usual = {
+        role: next((each for each in tokens if backend.token_to_id(each) is not None), None)
+        for role, tokens in _USUAL_TOKENS.items()
+    }
+    found = {role: token for role, token in usual.items() if token is not None}
+    return {**found, **checkpoint.tokenizer_config, "model_max_length": length}
+
+
+def _description(
+    checkpoint: FloatCheckpoint, model: EncoderModel, length: int, target: Target
+) -> dict[str, Any]:
+    """Return the content of quantization.json."""
+    return {
+        "format": QUANTIZATION_FORMAT,
+        "checkpoint": {
+            "name": str(checkpoint.folder),
+            "task": checkpoint.task,
+            "model_type": checkpoint.config.values.get("model_type"),
+            "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),
+        },
+        "max_length": length,
+        "inputs": list(model.input_names),
+        "outputs": [output.name for head in model.heads for output in head.outputs],
+        "task_options": {},
+        "calibration": {},
+        "targets": {
+            target.name: {
+                "model": target.file,
+                # Others compute floats in bfloat16 on some CPUs.
+                "engines": [target.engines[0]],
+                "is_proxy": False,
+                "recipe": {"name": target.recipe, "rules": [], "smoothing": None},
+                "rewrites": [],
+                "sites": {},
+            }
+        },
+    }

@@ -1,0 +1,125 @@
+"""The settings of a float checkpoint, and its name in the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import CONFIG
+from qdqbert.cache import file_digest
+from qdqbert.checkpoint.cross_encoder import is_reranker, read_layout
+from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
+from qdqbert.checkpoint.task_names import tasks_of
+from qdqbert.choices import TaskName
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.weights import weight_files
+from qdqbert.engines.native.instruction_sets import choose_set
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.json_files import parse_object, read_json
+from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
+
+SPECIAL_TOKENS = "special_tokens_map.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FloatCheckpoint:
+    """A checkpoint, apart from its weights.
+
+    Attributes:
+        folder: Its folder.
+        config: The encoder's config.
+        encoder_folder: Folder of the encoder in it.
+        layout: The files of sentence-transformers, if there are some.
+        task: The task of its head.
+        tokenizer_config: Settings of its tokenizer.
+    """
+
+    folder: Path
+    config: Config
+    encoder_folder: Path
+    layout: Any
+    task: TaskName
+    tokenizer_config: Mapping[str, Any]
+
+    @property
+    def head(self) -> SentenceHead | None:
+        """Pooling and normalization of an embedder, if they are known."""
+        return self.layout if isinstance(self.layout, SentenceHead) else None
+
+
+def read_checkpoint(folder: Path) -> FloatCheckpoint:
+    """Read the settings of a folder that transformers or sentence-transformers saved.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or there is an adapter.
+        UserInputError: The task of its architecture is not known.
+    """
+    read = folder_reader(folder)
+    layout = read_layout(read)
+    subfolder = layout.subfolder if layout else ""
+    path = folder / join(subfolder, CONFIG)
+    if any((folder / join(each, "adapter_config.json")).is_file() for each in ("", subfolder)):
+        raise CheckpointError(
+            f"{str(folder)!r} has an adapter next to the model, which would be left out. Merge it "
+            "with PEFT's `merge_and_unload()`, and save the whole model."
+        )
+    config = Config(values=read_json(path), path=str(path))
+    tokenizer_config = {
+        **parse_object(read(join(subfolder, SPECIAL_TOKENS)) or "{}", SPECIAL_TOKENS),
+        **parse_object(read(join(subfolder, TOKENIZER_CONFIG)) or "{}", TOKENIZER_CONFIG),
+    }
+    return FloatCheckpoint(
+        folder=folder,
+        config=config,
+        encoder_folder=folder / subfolder,
+        layout=layout,
+        task=_task(config, layout),
+        tokenizer_config=tokenizer_config,
+    )
+
+
+def _task(config: Config, layout: Any) -> TaskName:
+    if isinstance(layout, SentenceHead):
+        return "feature-extraction"
+    named = config.values.get("architectures") or []
+    task = tasks_of(types.SimpleNamespace(architectures=named))[0]
+    if task is None:
+        raise UserInputError(
+            f"The task of architecture `{named[0]}` in {config.path} is not known, so the "
+            "checkpoint cannot be run as it is. `quantize` takes the task as an option.",
+        )
+    if task == "text-classification" and is_reranker(config.values, layout):
+        return "reranking"
+    return task
+
+
+def limits_pairs() -> bool:
+    """Return whether this CPU runs weights much faster whose pairs are limited; see rounding."""
+    return not choose_set().is_exact
+
+
+def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
+    """Return the name of a folder in the cache that is made of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        settings: What else the content of the folder depends on.
+    """
+    digest = hashlib.sha256(settings.encode())
+    names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
+    for path in (
+        *weight_files(checkpoint.encoder_folder),
+        *(checkpoint.encoder_folder / name for name in names),
+    ):
+        digest.update(path.name.encode())
+        if path.is_file():
+            digest.update(file_digest(path))
+    for name, text in sorted(checkpoint.layout.files.items() if checkpoint.layout else ()):
+        digest.update(f"{name}\n{text}".encode())
+    head = checkpoint.head
+    digest.update(repr((checkpoint.task, head and (head.pooling, head.normalize))).encode())
+    return digest.hexdigest()[:32]
