@@ -169,6 +169,24 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
         np.testing.assert_allclose(output, wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["DPRContextEncoder", "DPRQuestionEncoder"])
+@pytest.mark.parametrize("width", [0, 24], ids=["first token", "projected"])
+def test_embeddings_of_dpr_are_those_of_transformers(name: str, width: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.DPRConfig(**SIZES, projection_dim=width)
+    model = getattr(transformers, name)(config).eval()
+    model.save_pretrained(tmp_path)
+    # The user's choice counts for other families only.
+    found = read(tmp_path, "feature-extraction", pooling="mean")
+    inputs = random_inputs(found, "feature-extraction", config.pad_token_id)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+    wanted = expected.pooler_output.numpy()
+    vectors = encoder_reference.run_encoder(found, inputs)["sentence_embedding"]
+    assert vectors.shape == (4, width or 40)
+    np.testing.assert_allclose(vectors, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_float_reference_computes_what_float64_does(variant: str, tmp_path: Path) -> None:
     model = save_model(variant, "feature-extraction", tmp_path)

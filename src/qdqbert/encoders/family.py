@@ -82,12 +82,15 @@ class Family:
         conversion: Names of the tensors in older files, and today's.
         encoder: Reads the encoder.
         heads: Reads the head of each task.
+        embedding: Reads token states and their embedding, if the family's encoders end with a way
+            of their own to make it; `None` if it is the user's choice.
     """
 
     model_type: str
     prefix: str
     encoder: Callable[[Reader], Encoder]
     heads: Mapping[TaskName, ReadHead]
+    embedding: ReadHead | None = None
     first: str = "embeddings.word_embeddings.weight"
     code: tuple[str, ...] = ()
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from qdqbert.encoders.model import (
     Activation,
     Embeddings,
@@ -43,18 +45,20 @@ def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
     return logits(pooling, *steps, column=0)
 
 
-def states(pooling: Pooling | None, *, normalize: bool) -> tuple[Head, ...]:
+def states(pooling: Pooling | None, *steps: Step, normalize: bool = False) -> tuple[Head, ...]:
     """Return the heads of an embedder: token states and, if pooling is known, their embedding.
 
     Args:
         pooling: How token states become one vector; `None` leaves the embedding out.
+        steps: What is computed from the vector.
         normalize: Whether the embedding is scaled to length 1.
     """
     tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
     if pooling is None:
         return (tokens,)
     outputs = (HeadOutput(name=EMBEDDING),)
-    return tokens, Head(pooling=pooling, steps=("normalize",) if normalize else (), outputs=outputs)
+    last: tuple[Literal["normalize"], ...] = ("normalize",) if normalize else ()
+    return tokens, Head(pooling=pooling, steps=(*steps, *last), outputs=outputs)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:
