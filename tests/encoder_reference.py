@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,8 +180,16 @@ def run_layer(x: Array, layer: Layer, *, per_tensor: bool = False) -> Array:
 
 
 def run_head(states: Array, head: Head) -> dict[str, Array]:
-    x = POOLINGS[head.pooling](states)
-    for step in head.steps:
+    x = run_steps(states, head.steps[: head.token_steps])
+    x = run_steps(POOLINGS[head.pooling](x), head.steps[head.token_steps :])
+    return {
+        output.name: x if output.column is None else x[..., output.column]
+        for output in head.outputs
+    }
+
+
+def run_steps(x: Array, steps: Sequence[Any]) -> Array:
+    for step in steps:
         if isinstance(step, Linear):
             x = linear(x, step)
         elif isinstance(step, Norm):
@@ -190,10 +198,7 @@ def run_head(states: Array, head: Head) -> dict[str, Array]:
             x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
         else:
             x = ACTIVATIONS[step](x)
-    return {
-        output.name: x if output.column is None else x[..., output.column]
-        for output in head.outputs
-    }
+    return x
 
 
 def run_text(

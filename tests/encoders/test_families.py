@@ -89,6 +89,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 250.0,
         },
     ),
+    "eurobert, late pooling": ("eurobert", {"classifier_pooling": "late"}),
     "gte": ("gte", {}),
     "gte, no token types": ("gte", {"type_vocab_size": 0, "rope_theta": 500.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1}),

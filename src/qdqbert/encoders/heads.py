@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from qdqbert.encoders.model import (
-    Activation,
     Embeddings,
     Head,
     HeadOutput,
     Linear,
-    Norm,
     Pooling,
+    Step,
 )
 from qdqbert.encoders.reader import Reader
 
 EMBEDDING = "sentence_embedding"
 """Name of the pooled output of embedders."""
 
-Step = Linear | Norm | Activation
 
-
-def logits(pooling: Pooling, *steps: Step, column: int | None = None) -> tuple[Head, ...]:
+def logits(
+    pooling: Pooling, *steps: Step, column: int | None = None, token_steps: int = 0
+) -> tuple[Head, ...]:
     """Return the head of a model with the output `logits`.
 
     Args:
         pooling: Which token states it reads.
         steps: What it computes from them.
         column: The only column of the result that is the output; `None` for all.
+        token_steps: How many of the steps each token takes before pooling.
     """
     outputs = (HeadOutput(name="logits", column=column),)
-    return (Head(pooling=pooling, steps=steps, outputs=outputs),)
+    return (Head(pooling=pooling, steps=steps, outputs=outputs, token_steps=token_steps),)
 
 
 def answer_spans(*steps: Step) -> tuple[Head, ...]:
@@ -57,7 +55,7 @@ def states(pooling: Pooling | None, *steps: Step, normalize: bool = False) -> tu
     if pooling is None:
         return (tokens,)
     outputs = (HeadOutput(name=EMBEDDING),)
-    last: tuple[Literal["normalize"], ...] = ("normalize",) if normalize else ()
+    last: tuple[Step, ...] = ("normalize",) if normalize else ()
     return tokens, Head(pooling=pooling, steps=(*steps, *last), outputs=outputs)
 
 

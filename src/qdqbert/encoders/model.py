@@ -261,20 +261,25 @@ class HeadOutput:
     column: int | None = None
 
 
+Step = Linear | Norm | Activation | Literal["normalize"]
+"""A step of a head. `"normalize"` divides each row by its Euclidean length, at least 1e-12."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """What follows the last hidden states: pooling, then steps on each row.
+    """What follows the last hidden states: pooling, and steps on each row.
 
     Attributes:
         pooling: Which rows the steps read: every token's, or one per text.
-        steps: In order: linear layers, activation functions, LayerNorms, and `"normalize"`, which
-            divides each row by its Euclidean length (at least 1e-12).
+        steps: What is computed, in order.
         outputs: The outputs that the result is.
+        token_steps: How many of the steps each token takes before pooling.
     """
 
     pooling: Pooling
-    steps: tuple[Linear | Norm | Activation | Literal["normalize"], ...]
+    steps: tuple[Step, ...]
     outputs: tuple[HeadOutput, ...]
+    token_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

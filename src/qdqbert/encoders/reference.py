@@ -6,7 +6,7 @@ It is what INT8 is compared with where no other engine has the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from qdqbert.encoders.model import (
     Norm,
     Pooling,
     Rotary,
+    Step,
     Table,
 )
 
@@ -134,8 +135,17 @@ def _rotated(x: Floats, rotary: Rotary) -> Floats:
 
 
 def _run_head(states: Floats, head: Head) -> dict[str, Floats]:
-    x = _POOLINGS[head.pooling](states)
-    for step in head.steps:
+    pool = _POOLINGS[head.pooling]
+    x = _run_steps(states, head.steps[: head.token_steps])
+    x = _run_steps(pool(x), head.steps[head.token_steps :])
+    return {
+        output.name: x if output.column is None else x[..., output.column]
+        for output in head.outputs
+    }
+
+
+def _run_steps(x: Floats, steps: Sequence[Step]) -> Floats:
+    for step in steps:
         if isinstance(step, Linear):
             x = _linear(x, step)
         elif isinstance(step, Norm):
@@ -144,10 +154,7 @@ def _run_head(states: Floats, head: Head) -> dict[str, Floats]:
             x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
         else:
             x = _ACTIVATIONS[step](x)
-    return {
-        output.name: x if output.column is None else x[..., output.column]
-        for output in head.outputs
-    }
+    return x
 
 
 def _gelu(x: Floats) -> Floats:

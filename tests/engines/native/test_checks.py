@@ -169,6 +169,7 @@ def test_every_setting_is_needed(packed) -> None:
         (("layers", 0, "norm", "epsilon"), -1.0, "norm.epsilon' is -1.0"),
         (("layers", 0, "norm", "epsilon"), 1e300, "norm.epsilon'"),
         (("heads_of_model", 0, "pooling"), "last", "pooling' is 'last'"),
+        (("heads_of_model", 0, "token_steps"), 5, "token_steps' is 5 .* from 0 to 4"),
         (("heads_of_model", 0, "steps", 0, "width"), 25, "steps.2.width' is 24"),
         (("heads_of_model", 0, "steps", 0, "kind"), "conv", "kind' is 'conv'"),
         (("heads_of_model", 0, "steps", 1, "name"), "exp", "name' is 'exp'"),

@@ -220,12 +220,18 @@ def test_heads_compute_what_numpy_does_in_any_company(tmp_path, pooling) -> None
             steps=head_steps(41, shape.hidden),
             outputs=(HeadOutput(name="start", column=0), HeadOutput(name="both")),
         ),
+        Head(
+            pooling=pooling,
+            steps=head_steps(41, shape.hidden),
+            outputs=(HeadOutput(name="late"),),
+            token_steps=3,
+        ),
         Head(pooling=pooling, steps=("normalize",), outputs=(HeadOutput(name="pooled"),)),
     )
     path = tmp_path / "model.safetensors"
     model = save_with(path, shape, heads)
     runner = NativeRunner(path, threads=2)
-    assert runner.output_names == ("start", "both", "pooled")
+    assert runner.output_names == ("start", "both", "late", "pooled")
     inputs = random_batch(LENGTHS)
     found, expected = runner.run(inputs), run_encoder(model, inputs)
     for name in runner.output_names:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, transform
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits
+from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
     Attention,
@@ -21,6 +21,7 @@ from qdqbert.encoders.model import (
     Layer,
     Linear,
     RelativePositions,
+    Step,
 )
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.reference import layer_norm

@@ -10,8 +10,8 @@ from qdqbert.encoders.families.bert import (
     transform,
 )
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits
-from qdqbert.encoders.model import Head
+from qdqbert.encoders.heads import decoder, logits
+from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.reader import Reader
 
 

@@ -256,7 +256,9 @@ def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
     for index, head in enumerate(settings.children("heads_of_model")):
         width = settings.integer("hidden")
         head.choice("pooling", get_args(Pooling))
-        for number, step in enumerate(head.children("steps")):
+        steps = head.children("steps")
+        head.integer("token_steps", 0, len(steps))
+        for number, step in enumerate(steps):
             name = f"heads.{index}.{number}"
             kind = step.choice("kind", ("linear", "norm", "function"))
             if kind == "function":

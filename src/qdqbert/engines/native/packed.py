@@ -343,7 +343,12 @@ class _Packer:
             else:
                 steps.append({"kind": "function", "name": step})
         outputs = [{"name": each.name, "column": each.column} for each in head.outputs]
-        return {"pooling": head.pooling, "steps": steps, "outputs": outputs}
+        return {
+            "pooling": head.pooling,
+            "token_steps": head.token_steps,
+            "steps": steps,
+            "outputs": outputs,
+        }
 
     def _shares_words(self, weight: Floats) -> bool:
         """Return whether weights are those of the table of words, and add the rest of its codes."""
