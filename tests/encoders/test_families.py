@@ -17,6 +17,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.reference import run_text
 from qdqbert.encoders.weights import Weights
+from qdqbert.errors import CheckpointError
 
 # Odd sizes, so that no axis can be taken for another.
 SIZES = {
@@ -105,8 +106,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-prelayernorm": ("roberta-prelayernorm", {}),
     "roberta, third token is padding": ("roberta", {"pad_token_id": 3, "type_vocab_size": 1}),
     "roberta, first token is padding": ("roberta", {"pad_token_id": 0}),
-    "roformer": ("roformer", {"embedding_size": 24}),
-    "roformer, wide embeddings": ("roformer", {"embedding_size": 40, "hidden_act": "relu"}),
+    "roformer": ("roformer", {"embedding_size": 24, "summary_type": "first"}),
+    "roformer, wide embeddings": (
+        "roformer",
+        {
+            "embedding_size": 40,
+            "hidden_act": "relu",
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "summary_activation": "tanh",
+        },
+    ),
     "xlm-roberta-xl": ("xlm-roberta-xl", {"type_vocab_size": 1}),
     "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1}),
 }
@@ -168,6 +178,14 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
         if output.shape[: mask.ndim] == mask.shape:
             output, wanted = output[mask == 1], wanted[mask == 1]
         np.testing.assert_allclose(output, wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
+
+
+def test_a_choice_by_the_last_state_is_refused(tmp_path: Path) -> None:
+    save_model("roformer", "multiple-choice", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    del config["summary_type"]
+    with pytest.raises(CheckpointError, match=r"summary_type=None.* expected 'first'"):
+        read_encoder(Weights(tmp_path), Config(values=config), "multiple-choice")
 
 
 @pytest.mark.parametrize("name", ["DPRContextEncoder", "DPRQuestionEncoder"])
