@@ -102,6 +102,9 @@ def look_up(table: Table, rows: Any) -> Array:
 
 def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
     total = look_up(embeddings.words, ids)
+    if embeddings.dropped_id is not None:
+        others = max(int((ids != embeddings.dropped_id).sum()), 1)
+        total = total * (len(ids) / others)
     if embeddings.positions is not None:
         positions = np.arange(len(ids))
         if embeddings.padding_id is not None:

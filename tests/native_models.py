@@ -58,6 +58,7 @@ class Shape:
     position_bias: bool = False
     causal: bool = False
     padding_id: int | None = None
+    dropped_id: int | None = None
     norms_first: bool = False
     gated: bool = False
     rotary: bool = False
@@ -209,6 +210,7 @@ class _Maker:
             norm=self.norm(shape.narrow or shape.hidden),
             projection=self.linear(shape.hidden, shape.narrow) if shape.narrow else None,
             padding_id=shape.padding_id,
+            dropped_id=shape.dropped_id,
         )
         types = ("token_type_ids",) if shape.has_types else ()
         return EncoderModel(

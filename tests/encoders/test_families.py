@@ -79,6 +79,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"position_embedding_type": "rotary", "emb_layer_norm_before": False, "mask_token_id": 4},
     ),
     "esm, learned positions": ("esm", {"emb_layer_norm_before": True, "mask_token_id": 4}),
+    "esm, dropped masks": (
+        "esm",
+        {
+            "position_embedding_type": "rotary",
+            "emb_layer_norm_before": False,
+            "mask_token_id": 7,
+            "token_dropout": True,
+        },
+    ),
     "eurobert": ("eurobert", {"classifier_pooling": "bos"}),
     "eurobert, shared keys": (
         "eurobert",
@@ -151,6 +160,9 @@ def random_inputs(model: Any, task: str, padding_id: int) -> dict[str, Any]:
     shape = (2, 3, 21) if task == "multiple-choice" else (4, 21)
     inputs = encoder_reference.random_inputs(shape, seed=3)
     inputs["input_ids"] = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], padding_id)
+    if (dropped := model.embeddings.dropped_id) is not None:
+        # In some texts, and never in their padding.
+        inputs["input_ids"][::2, 1:12:3] = dropped
     if "token_type_ids" not in model.input_names:
         del inputs["token_type_ids"]
     return inputs

@@ -27,6 +27,7 @@ RUN = (
     "deberta-v2, as v3",
     "electra, narrow embeddings",
     "esm",
+    "esm, dropped masks",
     "eurobert, shared keys",
     "gte",
     "jina_embeddings_v3",

@@ -238,6 +238,8 @@ class Embeddings:
             hidden states (ELECTRA).
         padding_id: Id of the padding token, if positions are counted over other tokens only
             (RoBERTa); `None` if every token counts.
+        dropped_id: Id of a token that counts as dropped (ESM): rows of words are multiplied by the
+            number of tokens of the text over that of its other tokens; `None` if there is none.
     """
 
     words: Table
@@ -246,6 +248,7 @@ class Embeddings:
     norm: Norm | None
     projection: Linear | None = None
     padding_id: int | None = None
+    dropped_id: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

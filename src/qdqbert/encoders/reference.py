@@ -48,6 +48,9 @@ def run_text(model: EncoderModel, ids: Indices, token_types: Indices) -> dict[st
 
 def _embed(embeddings: Embeddings, ids: Indices, token_types: Indices) -> Floats:
     total = _look_up(embeddings.words, ids)
+    if embeddings.dropped_id is not None:
+        others = max(int((ids != embeddings.dropped_id).sum()), 1)
+        total = total * (len(ids) / np.float32(others))
     if embeddings.positions is not None:
         positions = np.arange(len(ids))
         if embeddings.padding_id is not None:

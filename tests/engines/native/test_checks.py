@@ -152,6 +152,7 @@ def test_every_setting_is_needed(packed) -> None:
         (("input_names",), "input_ids", "a list of different names"),
         (("input_names",), ["input_ids", "input_ids"], "a list of different names"),
         (("padding_id",), "0", "setting 'padding_id'"),
+        (("dropped_id",), -1, "setting 'dropped_id' is -1"),
         (("embeddings",), [], r"setting 'embeddings' is \[\]"),
         (("embeddings", "width"), 41, r"embeddings.width' is 41 .* from 40 to 40"),
         (("embeddings", "projection"), 1, r"embeddings.projection' is 1"),

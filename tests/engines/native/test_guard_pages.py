@@ -28,7 +28,9 @@ HERE = Path(__file__).parent
 SIDES = ("start", "end")
 
 SHAPES = {
-    "bert": Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24),
+    "bert": Shape(
+        hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24, dropped_id=9
+    ),
     "modern": MODERN,
     "disentangled": DISENTANGLED,
     "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),

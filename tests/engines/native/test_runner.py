@@ -71,6 +71,8 @@ PARTS = {
     "relative keys": Shape(layers=1, relative_keys=True, heads=2, head=64, dynamic=True),
     "relative queries in a window": Shape(layers=1, relative_queries=True, window=11, seed=1),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
+    "dropped token": Shape(layers=1, dropped_id=9, norms_first=True),
+    "dropped token and float words": Shape(layers=1, dropped_id=9, words_are_int8=False, seed=4),
     "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
     "rounded queries and states": Shape(
         layers=1, rounds=("query_codes", "residual_codes"), rotary=True, norms_first=True

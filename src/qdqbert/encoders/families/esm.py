@@ -56,9 +56,12 @@ def read_esm(reader: Reader) -> Encoder:
 
 def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddings:
     config, at = reader.config, reader.at("embeddings")
-    words = at.table("word_embeddings", width=sizes.hidden)
+    words, dropped_id = _words(reader, sizes.hidden), None
     if config.flag("token_dropout", False):
-        words = Table(rows=words.rows * np.float32(1 - _MASKED), scale=None)
+        dropped_id = config.integer("mask_token_id")
+        rows = words.rows * np.float32(1 - _MASKED)
+        rows[dropped_id : dropped_id + 1] = 0
+        words = Table(rows=rows, scale=None)
     padding_id = config.integer("pad_token_id")
     positions = None
     if has_positions:
@@ -71,16 +74,20 @@ def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddi
         token_types=None,
         norm=at.norm("layer_norm", size=sizes.hidden, epsilon=sizes.epsilon) if has_norm else None,
         padding_id=padding_id if has_positions else None,
+        dropped_id=dropped_id,
     )
 
 
+def _words(reader: Reader, hidden: int) -> Table:
+    return reader.at("embeddings").table("word_embeddings", width=hidden)
+
+
 def fill(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `EsmForMaskedLM`."""
-    if parts.config.flag("token_dropout", False):
-        raise parts.config.refuse(
-            "token_dropout", "embeddings that depend on the number of masks are not supported."
-        )
-    return fill_mask(parts)
+    """Return the head of `EsmForMaskedLM`, whose decoder has the table of words as it is stored."""
+    words = _words(parts.body, parts.hidden)
+    embeddings = dataclasses.replace(parts.encoder.embeddings, words=words)
+    encoder = dataclasses.replace(parts.encoder, embeddings=embeddings)
+    return fill_mask(dataclasses.replace(parts, encoder=encoder))
 
 
 ESM = Family(

@@ -68,7 +68,7 @@ def _wrong(reason: str) -> CheckpointError:
 
 def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     """Check the settings of a model, and yield the arrays that it needs."""
-    hidden, inner = padded(settings.integer("hidden")), padded(settings.integer("inner"))
+    hidden = padded(settings.integer("hidden"))
     heads, size = settings.integer("heads"), settings.integer("head_size", multiple=PANEL)
     if (width := padded(heads * size)) > _LARGEST:
         raise _wrong(f"{heads} heads of {size} channels are too many")
@@ -77,7 +77,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     settings.number("score_scale")
     settings.truth("causal")
     settings.truth("dynamic")
-    norms_first, gated = settings.truth("norms_first"), settings.truth("gated")
+    norms_first = settings.truth("norms_first")
     settings.truth("fits_16_bits")
     settings.truth("has_choices")
     names = settings.names("input_names")
@@ -86,6 +86,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     has_padding = settings.get("padding_id") is not None
     if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
+    if settings.get("dropped_id") is not None:
+        settings.integer("dropped_id", 0, 2**31 - 1)
     words = _shape_of(packed, "words")
     yield from _embeddings(settings, limit + has_padding, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
@@ -100,20 +102,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     for index, layer in enumerate(layers):
         name = f"layers.{index}"
         layer.truth("shares_codes")
-        narrow = padded(settings.integer("hidden"), PANEL)
-        for part, depth, columns in (
-            *((part, hidden, width) for part in ("query", "key", "value")),
-            ("output", width, narrow),
-            ("up", hidden, 2 * inner if gated else padded(settings.integer("inner"), PANEL)),
-            ("down", inner, narrow),
-        ):
-            yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
-        wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
-        for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
-            is_optional = norms_first and part == "attention_input_norm"
-            if not is_optional and (layer.get(part) is not None) != (part in wanted):
-                raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
-            yield from _optional_norm(layer, part, f"{name}.{part}", settings.integer("hidden"))
+        yield from _linears(settings, layer, name)
+        yield from _layer_norms(layer, name, settings.integer("hidden"), norms_first=norms_first)
         for part, channels in _rounded(width, hidden).items():
             yield from _rounding(layer, part, f"{name}.{part}", channels)
         for part, rows in tables.items():
@@ -176,6 +166,32 @@ def _relative(
     if rows.size and (rows.min() < 0 or rows.max() >= count or (rows[1:] < rows[:-1]).any()):
         raise _wrong(f"array {name!r} is not in order from 0 to {count - 1}")
     return {f"relative_{part}": padded(count, PANEL) for part in parts}
+
+
+def _linears(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
+    """Check the linear layers of a layer."""
+    inner = settings.integer("inner")
+    hidden = padded(settings.integer("hidden"))
+    narrow = padded(settings.integer("hidden"), PANEL)
+    width = padded(settings.integer("heads") * settings.integer("head_size"))
+    up = 2 * padded(inner) if settings.truth("gated") else padded(inner, PANEL)
+    for part, depth, columns in (
+        *((part, hidden, width) for part in ("query", "key", "value")),
+        ("output", width, narrow),
+        ("up", hidden, up),
+        ("down", padded(inner), narrow),
+    ):
+        yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
+
+
+def _layer_norms(layer: Fields, name: str, hidden: int, *, norms_first: bool) -> Iterator[Expected]:
+    """Check the LayerNorms of a layer, which are all after residual adds or all before parts."""
+    wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
+    for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
+        is_optional = norms_first and part == "attention_input_norm"
+        if not is_optional and (layer.get(part) is not None) != (part in wanted):
+            raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
+        yield from _optional_norm(layer, part, f"{name}.{part}", hidden)
 
 
 def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[Expected]:

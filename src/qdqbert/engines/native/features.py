@@ -19,6 +19,7 @@ class Features:
         relative_keys: Whether queries are multiplied by a table of relative positions.
         relative_queries: Whether keys are multiplied by a table of relative positions.
         positions: Whether there is a table of positions.
+        drops_words: Whether rows of words are multiplied by a factor of each token.
         rounds_attention: Whether inputs of attention's products are fake-quantized.
         rounds_adds: Whether inputs of residual adds are fake-quantized.
     """
@@ -32,6 +33,7 @@ class Features:
     relative_keys: bool = False
     relative_queries: bool = False
     positions: bool = True
+    drops_words: bool = False
     rounds_attention: bool = False
     rounds_adds: bool = False
 

@@ -106,6 +106,7 @@ class _Packer:
             "input_names": list(model.input_names),
             "has_choices": model.has_choices,
             "padding_id": model.embeddings.padding_id,
+            "dropped_id": model.embeddings.dropped_id,
             "embeddings": self._embeddings(),
             "layers": layers,
             "rotations": len(self._rotations),

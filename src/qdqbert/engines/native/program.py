@@ -39,6 +39,7 @@ from qdqbert.engines.native.records import (
     THREAD,
 )
 from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
+from qdqbert.engines.native.texts import Texts
 
 Array = NDArray[Any]
 
@@ -309,6 +310,7 @@ def _features(settings: Mapping[str, Any]) -> Features:
         relative_keys=relative["keys"],
         relative_queries=relative["queries"],
         positions=settings["embeddings"]["has_positions"],
+        drops_words=settings["dropped_id"] is not None,
         rounds_attention=_rounds(settings, ("query", "key", "value", "probability")),
         rounds_adds=_rounds(settings, ("attention_local", "attention_states", "local", "states")),
     )
@@ -317,23 +319,6 @@ def _features(settings: Mapping[str, Any]) -> Features:
 def _rounds(settings: Mapping[str, Any], parts: Sequence[str]) -> bool:
     """Return whether a layer fake-quantizes one of some parts."""
     return any(layer[f"{part}_rounding"] for layer in settings["layers"] for part in parts)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Texts packed one after another, without padding.
-
-    Attributes:
-        ids: `(tokens,)` int32.
-        positions: `(tokens,)` int32, the place of each token in its text.
-        token_types: `(tokens,)` int32.
-        starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
-    """
-
-    ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    token_types: NDArray[np.int32]
-    starts: NDArray[np.int64]
 
 
 class Scratch:

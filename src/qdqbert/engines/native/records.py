@@ -143,6 +143,7 @@ JOB = Record(
     ids=PTR,  # int32 per token
     positions=PTR,  # int32 per token
     token_types=PTR,  # int32 per token
+    word_factors=PTR,  # float32 per token, if rows of words have such factors
     starts=PTR,  # i64 per text and the end: index of its first token
     texts=I64,  # number of texts
     x=PTR,  # float32 (tokens, hidden)

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from qdqbert.engines.index_limits import check_ids
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
-from qdqbert.engines.native.program import Job, Program, Scratch, Texts
+from qdqbert.engines.native.program import Job, Program, Scratch
 from qdqbert.engines.native.schedule import divide
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.team import Team
+from qdqbert.engines.native.texts import Texts
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.machine import usable_cores
@@ -184,10 +185,16 @@ class NativeRunner:
             chosen = inputs["token_type_ids"][kept]
             check_ids({"token_type_ids": chosen}, {"token_type_ids": self._program.type_count})
             types = chosen.astype(np.int32)
+        factors = np.zeros(0, np.float32)
+        if settings["dropped_id"] is not None:
+            others = (kept & (ids != settings["dropped_id"])).sum(axis=1)
+            # A text of dropped tokens alone has no words.
+            factors = np.repeat(lengths / np.maximum(others, 1), lengths).astype(np.float32)
         return Texts(
             ids=ids[kept].astype(np.int32),
             positions=places[kept].astype(np.int32),
             token_types=types,
+            word_factors=factors,
             starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         )
 
