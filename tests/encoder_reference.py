@@ -129,8 +129,12 @@ def rotate(x: Array, rotary: Rotary) -> Array:
 
 def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
     query, key, value = (
-        split_heads(linear(x, layer, per_tensor=per_tensor), attention.heads)
-        for layer in (attention.query, attention.key, attention.value)
+        split_heads(optional_norm(linear(x, layer, per_tensor=per_tensor), own), attention.heads)
+        for layer, own in (
+            (attention.query, attention.query_norm),
+            (attention.key, attention.key_norm),
+            (attention.value, None),
+        )
     )
     if attention.rotary is not None:
         query, key = (rotate(each, attention.rotary) for each in (query, key))
@@ -163,7 +167,8 @@ def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
 
 def add(local: Array, states: Array, residual: Residual) -> Array:
     total = round_trip(local, residual.local_codes) + round_trip(states, residual.residual_codes)
-    return optional_norm(total, residual.norm)
+    total = optional_norm(total, residual.norm)
+    return total if residual.again is None else norm(total + states, residual.again)
 
 
 def optional_norm(x: Array, layer: Norm | None) -> Array:

@@ -62,6 +62,10 @@ class Shape:
     norms_first: bool = False
     gated: bool = False
     rotary: bool = False
+    # Whether states are added again after the attention.
+    adds_twice: bool = False
+    # Whether queries and keys are normalized over the channels of all heads.
+    normalizes_heads: bool = False
     # Tokens on each side that the last layer attends to.
     window: int | None = None
     # Which of queries and keys are multiplied by relative positions.
@@ -134,6 +138,13 @@ class _Maker:
             epsilon=1e-12,
         )
 
+    def norm_of_heads(self) -> Norm | None:
+        if not self.shape.normalizes_heads:
+            return None
+        norm = self.norm(self.shape.heads * self.shape.head)
+        # Large enough to count.
+        return dataclasses.replace(norm, subtracts_mean=False, epsilon=0.3)
+
     def table(self, rows: int, *, int8: bool = False) -> Table:
         values = self.floats(rows, self.shape.narrow or self.shape.hidden)
         if not int8:
@@ -180,6 +191,8 @@ class _Maker:
             position_bias=bias,
             window=shape.window if is_last else None,
             relative=self.relative(),
+            query_norm=self.norm_of_heads(),
+            key_norm=self.norm_of_heads(),
             rotary=self.rotation(30.0 if is_last else 100.0) if shape.rotary else None,
         )
         before, after = (
@@ -190,7 +203,9 @@ class _Maker:
             # As in ModernBERT, the first attention reads the normalized embeddings.
             attention_norm=before[0] if is_last else None,
             attention=attention,
-            attention_residual=Residual(norm=after[0]),
+            attention_residual=Residual(
+                norm=after[0], again=self.norm(hidden) if shape.adds_twice else None
+            ),
             up_norm=before[1],
             up=self.linear(shape.inner, hidden),
             gate=self.linear(shape.inner, hidden) if shape.gated else None,

@@ -146,6 +146,9 @@ class Attention:
             the two matmuls, where the recipe has it.
         position_bias: `(heads, 2 * limit - 1)`, added to the score of query `i` and key `j` at
             `[:, j - i + limit - 1]`; `None` if the family has none.
+        query_norm, key_norm: RMSNorm of the outputs of `query` and `key`, over the channels of all
+            heads together, before they are rotated; `None` if the family has none. A LayerNorm is
+            an RMSNorm of a layer whose outputs have the mean 0 (`encoders.layers.centered`).
     """
 
     query: Linear
@@ -163,20 +166,25 @@ class Attention:
     probability_codes: RoundTrip | None = None
     value_codes: RoundTrip | None = None
     position_bias: Floats | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Residual:
-    """`norm(local + residual)`, with fake quantization of both where the recipe has it.
+    """`norm(local + states)`, with fake quantization of both where the recipe has it.
 
     Attributes:
         norm: LayerNorm of the sum; `None` in layers that normalize first.
         local_codes, residual_codes: Fake quantization of what is added, and of the states.
+        again: LayerNorm after the states are added a second time,
+            `again(norm(local + states) + states)`; `None` if they are added once.
     """
 
     norm: Norm | None
     local_codes: RoundTrip | None = None
     residual_codes: RoundTrip | None = None
+    again: Norm | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

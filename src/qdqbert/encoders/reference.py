@@ -23,6 +23,7 @@ from qdqbert.encoders.model import (
     Linear,
     Norm,
     Pooling,
+    Residual,
     Rotary,
     Step,
     Table,
@@ -84,18 +85,27 @@ def layer_norm(x: Floats, layer: Norm | None) -> Floats:
 
 def _run_layer(x: Floats, layer: Layer) -> Floats:
     attended = _attend(layer_norm(x, layer.attention_norm), layer.attention)
-    x = layer_norm(x + attended, layer.attention_residual.norm)
+    x = _add(attended, x, layer.attention_residual)
     normed = layer_norm(x, layer.up_norm)
     wide = _ACTIVATIONS[layer.activation](_linear(normed, layer.up))
     if layer.gate is not None:
         wide = wide * _linear(normed, layer.gate)
-    return layer_norm(x + _linear(wide, layer.down), layer.residual.norm)
+    return _add(_linear(wide, layer.down), x, layer.residual)
+
+
+def _add(local: Floats, states: Floats, residual: Residual) -> Floats:
+    total = layer_norm(states + local, residual.norm)
+    return total if residual.again is None else layer_norm(total + states, residual.again)
 
 
 def _attend(x: Floats, attention: Attention) -> Floats:
     query, key, value = (
-        _linear(x, layer).reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
-        for layer in (attention.query, attention.key, attention.value)
+        layer_norm(_linear(x, layer), norm).reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
+        for layer, norm in (
+            (attention.query, attention.query_norm),
+            (attention.key, attention.key_norm),
+            (attention.value, None),
+        )
     )
     if attention.rotary is not None:
         query, key = (_rotated(each, attention.rotary) for each in (query, key))

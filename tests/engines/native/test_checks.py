@@ -81,6 +81,7 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         Shape(shared_codes=False, words_are_int8=False, narrow=24),
         MODERN,
         DISENTANGLED,
+        Shape(normalizes_heads=True, adds_twice=True, hidden=40, heads=5, head=8),
         Shape(has_positions=False, has_types=False, hidden=312, inner=100, layers=1, head=26),
     ],
 )
@@ -167,6 +168,9 @@ def test_every_setting_is_needed(packed) -> None:
         (("layers", 0, "shares_codes"), 1, "shares_codes' is 1"),
         (("layers", 0, "up", "zero_point"), 256, "up.zero_point' is 256"),
         (("layers", 0, "down", "depth"), 64, "down.depth' is 64"),
+        (("normalizes_heads",), True, "'layers.0.query_norm' does not fit"),
+        (("adds_twice",), True, "'layers.0.attention_again' does not fit"),
+        (("layers", 0, "key_norm"), {}, "'layers.0.key_norm' does not fit"),
         (("layers", 0, "norm", "epsilon"), -1.0, "norm.epsilon' is -1.0"),
         (("layers", 0, "norm", "epsilon"), 1e300, "norm.epsilon'"),
         (("heads_of_model", 0, "pooling"), "last", "pooling' is 'last'"),

@@ -71,6 +71,13 @@ PARTS = {
     "relative keys": Shape(layers=1, relative_keys=True, heads=2, head=64, dynamic=True),
     "relative queries in a window": Shape(layers=1, relative_queries=True, window=11, seed=1),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
+    "second add": Shape(hidden=40, heads=5, head=8, layers=1, adds_twice=True, dynamic=True),
+    "norms of heads": Shape(
+        hidden=40, heads=5, head=8, layers=1, normalizes_heads=True, position_bias=True
+    ),
+    "norms of heads that are rotated": Shape(
+        layers=1, heads=3, head=20, normalizes_heads=True, rotary=True, dynamic=True
+    ),
     "dropped token": Shape(layers=1, dropped_id=9, norms_first=True),
     "dropped token and float words": Shape(layers=1, dropped_id=9, words_are_int8=False, seed=4),
     "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
@@ -83,6 +90,8 @@ PARTS = {
 }
 ROUNDING = Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED, window=9)
 # Two layers whose hidden states are no multiple of the kernels' vectors.
+NORMALIZED = Shape(hidden=40, heads=5, head=8, inner=72, normalizes_heads=True, adds_twice=True)
+TWICE = Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True)
 DEEP = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True)
 
 
@@ -147,6 +156,9 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
         (DEEP, 2, False),
         (DEEP, 2, True),
         (DEEP, 3, False),
+        (NORMALIZED, 2, False),
+        (TWICE, 3, False),
+        (NORMALIZED, 3, True),
         (MODERN, 2, False),
         (MODERN, 3, True),
         (DISENTANGLED, 2, False),

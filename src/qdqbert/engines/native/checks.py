@@ -68,16 +68,17 @@ def _wrong(reason: str) -> CheckpointError:
 
 def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     """Check the settings of a model, and yield the arrays that it needs."""
-    hidden = padded(settings.integer("hidden"))
     heads, size = settings.integer("heads"), settings.integer("head_size", multiple=PANEL)
-    if (width := padded(heads * size)) > _LARGEST:
+    if padded(heads * size) > _LARGEST:
         raise _wrong(f"{heads} heads of {size} channels are too many")
     limit = settings.integer("limit")
     settings.choice("activation", tuple(ACTIVATIONS))
     settings.number("score_scale")
     settings.truth("causal")
     settings.truth("dynamic")
-    norms_first = settings.truth("norms_first")
+    settings.truth("norms_first")
+    settings.truth("adds_twice")
+    settings.truth("normalizes_heads")
     settings.truth("fits_16_bits")
     settings.truth("has_choices")
     names = settings.names("input_names")
@@ -101,15 +102,9 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
         raise _wrong("it has no layers")
     for index, layer in enumerate(layers):
         name = f"layers.{index}"
-        layer.truth("shares_codes")
-        yield from _linears(settings, layer, name)
-        yield from _layer_norms(layer, name, settings.integer("hidden"), norms_first=norms_first)
-        for part, channels in _rounded(width, hidden).items():
-            yield from _rounding(layer, part, f"{name}.{part}", channels)
+        yield from _layer(settings, layer, name)
         for part, rows in tables.items():
             yield f"{name}.{part}", np.float32, (heads, rows // PANEL, size, PANEL)
-        if layer.get("window") is not None:
-            layer.integer("window", 0)
         # Either all layers are rotated or none.
         if rotations or layer.get("rotation") is not None:
             layer.integer("rotation", 0, rotations - 1)
@@ -166,6 +161,32 @@ def _relative(
     if rows.size and (rows.min() < 0 or rows.max() >= count or (rows[1:] < rows[:-1]).any()):
         raise _wrong(f"array {name!r} is not in order from 0 to {count - 1}")
     return {f"relative_{part}": padded(count, PANEL) for part in parts}
+
+
+def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
+    """Check a layer, apart from its tables of positions."""
+    hidden = settings.integer("hidden")
+    columns = settings.integer("heads") * settings.integer("head_size")
+    layer.truth("shares_codes")
+    if layer.get("window") is not None:
+        layer.integer("window", 0)
+    yield from _linears(settings, layer, name)
+    norms_first = settings.truth("norms_first")
+    yield from _layer_norms(layer, name, hidden, norms_first=norms_first)
+    adds_twice = settings.truth("adds_twice")
+    if adds_twice and norms_first:
+        raise _wrong("setting 'adds_twice' does not fit norms_first=True")
+    normalizes_heads = settings.truth("normalizes_heads")
+    for part, is_there, channels in (
+        ("attention_again", adds_twice, hidden),
+        ("query_norm", normalizes_heads, columns),
+        ("key_norm", normalizes_heads, columns),
+    ):
+        if (layer.get(part) is not None) != is_there:
+            raise _wrong(f"setting '{name}.{part}' does not fit those of the model")
+        yield from _optional_norm(layer, part, f"{name}.{part}", channels)
+    for part, channels in _rounded(padded(columns), padded(hidden)).items():
+        yield from _rounding(layer, part, f"{name}.{part}", channels)
 
 
 def _linears(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:

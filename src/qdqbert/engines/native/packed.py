@@ -93,6 +93,8 @@ class _Packer:
             "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
             "activation": model.layers[0].activation,
             "norms_first": model.layers[0].residual.norm is None,
+            "adds_twice": model.layers[0].attention_residual.again is not None,
+            "normalizes_heads": attention.query_norm is not None,
             "gated": model.layers[0].gate is not None,
             "final_norm": self._optional_norm("final_norm", model.final_norm),
             "hidden": self._hidden,
@@ -169,8 +171,16 @@ class _Packer:
                 for part, norm in (
                     ("attention_input_norm", layer.attention_norm),
                     ("attention_norm", layer.attention_residual.norm),
+                    ("attention_again", layer.attention_residual.again),
                     ("up_input_norm", layer.up_norm),
                     ("norm", layer.residual.norm),
+                )
+            },
+            **{
+                part: self._norm_of_heads(f"{name}.{part}", norm)
+                for part, norm in (
+                    ("query_norm", attention.query_norm),
+                    ("key_norm", attention.key_norm),
                 )
             },
             "up": self._up(f"{name}.up", layer),
@@ -328,6 +338,24 @@ class _Packer:
             "width": len(norm.weight),
             "subtracts_mean": norm.subtracts_mean,
         }
+
+    def _norm_of_heads(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
+        """Add an RMSNorm over the channels of all heads, with those of their padding."""
+        if norm is None:
+            return None
+        count = self._heads * self._size
+        # The mean square is that of all channels, of which those of padding are 0.
+        share = len(norm.weight) / count
+        weight = norm.weight * np.float32(math.sqrt(share))
+        return self._norm(
+            name,
+            dataclasses.replace(
+                norm,
+                weight=_placed(weight, self._spread_in_halves, count),
+                bias=_placed(norm.bias, self._spread_in_halves, count),
+                epsilon=norm.epsilon * share,
+            ),
+        )
 
     def _optional_norm(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
         return None if norm is None else self._norm(name, norm)

@@ -129,7 +129,9 @@ class Program:
                     "heads": settings["heads"],
                     "head_size": settings["head_size"],
                     "width": self.width,
-                    "group": min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
+                    "group": settings["heads"]
+                    if self.features.normalizes_heads
+                    else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
                     "inner": self.inner,
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
@@ -182,8 +184,11 @@ class Program:
                     for part in (
                         "attention_input_norm",
                         "attention_norm",
+                        "attention_again",
                         "up_input_norm",
                         "norm",
+                        "query_norm",
+                        "key_norm",
                     )
                 },
                 "up_codes": self._codes(f"{name}.up", layer["up"]),
@@ -305,6 +310,8 @@ def _features(settings: Mapping[str, Any]) -> Features:
         dynamic=settings["dynamic"],
         norms_first=settings["norms_first"],
         gated=settings["gated"],
+        adds_twice=settings["adds_twice"],
+        normalizes_heads=settings["normalizes_heads"],
         rotary=settings["rotations"] > 0,
         windowed=any(layer["window"] is not None for layer in settings["layers"]),
         relative_keys=relative["keys"],
@@ -342,6 +349,9 @@ class Scratch:
             "codes": zeros((3 * code_rows, bytes_of_codes(program.hidden)), np.uint8),
             "inner": zeros(
                 (BLOCK + SPARE_ROWS, bytes_of_codes(max(program.inner, program.width))), np.uint8
+            ),
+            "kept": zeros(
+                (BLOCK if program.features.adds_twice else 0, program.hidden), np.float32
             ),
             "row_scales": zeros((3 * code_rows, 2), np.float32),
             "inner_float": zeros(

@@ -100,6 +100,9 @@ LAYER = Record(
     down_codes=PTR,  # CODES
     down=PTR,  # LINEAR
     norm=PTR,  # NORM; null if layers normalize first
+    attention_again=PTR,  # NORM after states are added a second time; null if they are not
+    query_norm=PTR,  # NORM over heads * head_size channels; null if there is none
+    key_norm=PTR,  # the same for keys
     position_bias=PTR,  # float32 (heads, 2 * limit - 1), times log2(e); null if there is none
     window=I64,  # tokens on each side that a token attends to; `limit` for all
     relative_keys=PTR,  # float32, panels of a table for each head; null if there is none
@@ -178,6 +181,7 @@ THREAD = Record(
     embedded=PTR,  # float32 (block, embedding_width)
     # u8 (3 * code_rows, hidden) with a line between rows: of query, key and value if they differ
     codes=PTR,
+    kept=PTR,  # float32 (block, hidden), if states are added twice
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
     row_scales=PTR,  # float32 (3 * code_rows, 2): see `ROW_SCALE`
     normed=PTR,  # float32 (hidden,), if layers normalize first

@@ -145,7 +145,9 @@ class NativeRunner:
 
     def _forward(self, stream: Stream, texts: Texts) -> None:
         heads = self._program.settings["heads"]
-        shares = divide(texts.starts, heads, stream.team.threads)
+        # Without all heads, a thread cannot normalize over them.
+        has_columns = not self._program.features.normalizes_heads
+        shares = divide(texts.starts, heads, stream.team.threads, has_columns=has_columns)
         stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
         used = stream.scratch[: len(shares.rows)]
         for thread, scratch in enumerate(used):
