@@ -66,6 +66,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEBERTA, "norm_rel_ebd": "none", "type_vocab_size": 2, "position_biased_input": True},
     ),
     "deberta-v2, queries only": ("deberta-v2", {**DEBERTA, "pos_att_type": ["p2c"]}),
+    "deberta-v2, narrow embeddings": (
+        "deberta-v2",
+        {**DEBERTA, "embedding_size": 24, "type_vocab_size": 2, "position_biased_input": True},
+    ),
+    "deberta, narrow embeddings": ("deberta", {**DEBERTA, "embedding_size": 24}),
     "distilbert": (
         "distilbert",
         {"dim": 40, "n_heads": 5, "hidden_dim": 56, "n_layers": 3},
@@ -190,6 +195,24 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
         if output.shape[: mask.ndim] == mask.shape:
             output, wanted = output[mask == 1], wanted[mask == 1]
         np.testing.assert_allclose(output, wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
+
+
+def test_a_decoder_of_another_width_than_the_embeddings_is_refused(tmp_path: Path) -> None:
+    save_model("deberta-v2, narrow embeddings", "fill-mask", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    with pytest.raises(CheckpointError, match=r"embedding_size=24.* this head needs 40"):
+        read_encoder(Weights(tmp_path), Config(values={**config, "legacy": False}), "fill-mask")
+
+
+def test_a_convolution_is_refused(tmp_path: Path) -> None:
+    save_model("deberta-v2, as v3", "feature-extraction", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    with pytest.raises(CheckpointError, match=r"conv_kernel_size=3.* convolution"):
+        read_encoder(
+            Weights(tmp_path),
+            Config(values={**config, "conv_kernel_size": 3}),
+            "feature-extraction",
+        )
 
 
 def test_a_choice_by_the_last_state_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Embeddings, Head, Layer, Norm
+from qdqbert.encoders.model import Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion, Weights
 
@@ -54,6 +54,13 @@ class Parts:
     def hidden(self) -> int:
         """Channels of the hidden states."""
         return len(self.encoder.layers[-1].down.bias)
+
+
+def with_words(parts: Parts, words: Table) -> Parts:
+    """Return parts with another table of words, for decoders that have it as it is stored."""
+    embeddings = dataclasses.replace(parts.encoder.embeddings, words=words)
+    encoder = dataclasses.replace(parts.encoder, embeddings=embeddings)
+    return dataclasses.replace(parts, encoder=encoder)
 
 
 def longest_text(embeddings: Embeddings) -> int:

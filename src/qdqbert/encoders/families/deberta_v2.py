@@ -8,9 +8,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, transform
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
-from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.family import Encoder, Family, Parts, with_words
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
@@ -22,6 +23,7 @@ from qdqbert.encoders.model import (
     Linear,
     RelativePositions,
     Step,
+    Table,
 )
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.reference import layer_norm
@@ -39,8 +41,6 @@ def read_deberta(reader: Reader) -> Encoder:
     """Read a model, whose scores also have products of tokens with relative positions."""
     config = reader.config
     sizes = Sizes.of(reader, default=_EPSILON)
-    if config.integer("embedding_size", sizes.hidden) != sizes.hidden:
-        raise config.refuse("embedding_size", "a projection before the LayerNorm is not supported.")
     if config.integer("conv_kernel_size", 0):
         raise config.refuse("conv_kernel_size", "a convolution is not supported.")
     if config.integer("attention_head_size", sizes.head) != sizes.head:
@@ -85,17 +85,34 @@ def product_kinds(reader: Reader) -> tuple[str, ...]:
 
 
 def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
-    """Read embeddings that need not have positions and token types."""
+    """Read embeddings that need not have positions and token types.
+
+    The sum of narrow ones is projected before its LayerNorm, so each table can be projected.
+    """
     at = reader.at("embeddings")
-    config, width = reader.config, sizes.hidden
-    has_positions = config.flag("position_biased_input", True)
-    has_types = config.integer("type_vocab_size", 0) > 0
+    config, width = reader.config, _width(reader.config, sizes.hidden)
+    projection = None
+    if width != sizes.hidden:
+        projection = at.tensor("embed_proj.weight", (sizes.hidden, width))
+
+    def table(name: str) -> Table:
+        found = at.table(name, width=width)
+        return found if projection is None else Table(rows=found.rows @ projection.T, scale=None)
+
     return Embeddings(
-        words=at.table("word_embeddings", width=width),
-        positions=at.table("position_embeddings", width=width) if has_positions else None,
-        token_types=at.table("token_type_embeddings", width=width) if has_types else None,
-        norm=at.norm("LayerNorm", size=width, epsilon=sizes.epsilon),
+        words=table("word_embeddings"),
+        positions=table("position_embeddings")
+        if config.flag("position_biased_input", True)
+        else None,
+        token_types=table("token_type_embeddings")
+        if config.integer("type_vocab_size", 0) > 0
+        else None,
+        norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
     )
+
+
+def _width(config: Config, hidden: int) -> int:
+    return config.integer("embedding_size", hidden)
 
 
 def _span(reader: Reader) -> int:
@@ -202,8 +219,12 @@ classify, choose = pooled_heads(_pooled)
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `DebertaV2ForMaskedLM`, of which there are two forms."""
+    width = _width(parts.config, parts.hidden)
     if parts.config.flag("legacy", True):
-        return fill_mask_as_bert(parts)
+        words = parts.body.table("embeddings.word_embeddings", width=width)
+        return fill_mask_as_bert(with_words(parts, words))
+    if width != parts.hidden:
+        raise parts.config.refuse("embedding_size", f"this head needs {parts.hidden}.")
     at = parts.root.at("lm_predictions.lm_head")
     activation = parts.config.activation("hidden_act", "gelu")
     steps = transform(

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbert.encoders.families.bert import classify_tokens
 from qdqbert.encoders.families.roberta import classify, fill_mask
-from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
+from qdqbert.encoders.family import Encoder, Family, Parts, longest_text, with_words
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import Attention, Embeddings, Head, Table
 from qdqbert.encoders.reader import Reader
@@ -84,10 +84,7 @@ def _words(reader: Reader, hidden: int) -> Table:
 
 def fill(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `EsmForMaskedLM`, whose decoder has the table of words as it is stored."""
-    words = _words(parts.body, parts.hidden)
-    embeddings = dataclasses.replace(parts.encoder.embeddings, words=words)
-    encoder = dataclasses.replace(parts.encoder, embeddings=embeddings)
-    return fill_mask(dataclasses.replace(parts, encoder=encoder))
+    return fill_mask(with_words(parts, _words(parts.body, parts.hidden)))
 
 
 ESM = Family(
