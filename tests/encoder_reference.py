@@ -13,6 +13,7 @@ import torch
 from qdqbert.encoders.model import (
     Attention,
     Codes,
+    Convolution,
     Embeddings,
     EncoderModel,
     Head,
@@ -187,6 +188,18 @@ def run_layer(x: Array, layer: Layer, *, per_tensor: bool = False) -> Array:
     return add(linear(wide, layer.down, per_tensor=per_tensor), x, layer.residual)
 
 
+def convolve(x: Array, embedded: Array, convolution: Convolution) -> Array:
+    hidden = x.shape[1]
+    weight = convolution.linear.weight.reshape(hidden, -1, hidden).astype(np.float64)
+    added = np.zeros_like(x) + convolution.linear.bias
+    for i in range(len(x)):
+        for tap in range(weight.shape[1]):
+            j = i + tap - weight.shape[1] // 2
+            if 0 <= j < len(x):
+                added[i] += weight[:, tap] @ embedded[j]
+    return norm(x + ACTIVATIONS[convolution.activation](added), convolution.norm)
+
+
 def run_head(states: Array, head: Head) -> dict[str, Array]:
     x = run_steps(states, head.steps[: head.token_steps])
     x = run_steps(POOLINGS[head.pooling](x), head.steps[head.token_steps :])
@@ -220,9 +233,11 @@ def run_text(
         token_types: Token types, `(tokens,)`.
         per_tensor: Whether dynamic codes have one scale for all rows, as in ONNX.
     """
-    x = embed(model.embeddings, ids, token_types)
-    for layer in model.layers:
+    x = embedded = embed(model.embeddings, ids, token_types)
+    for index, layer in enumerate(model.layers):
         x = run_layer(x, layer, per_tensor=per_tensor)
+        if index == 0 and model.convolution is not None:
+            x = convolve(x, embedded, model.convolution)
     x = optional_norm(x, model.final_norm)
     return {name: y for head in model.heads for name, y in run_head(x, head).items()}
 

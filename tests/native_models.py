@@ -16,6 +16,7 @@ from qdqbert.encoders.model import (
     Activation,
     Attention,
     Codes,
+    Convolution,
     Embeddings,
     EncoderModel,
     Head,
@@ -62,6 +63,8 @@ class Shape:
     norms_first: bool = False
     gated: bool = False
     rotary: bool = False
+    # Tokens of a convolution after the first layer.
+    convolution: int | None = None
     # Whether states are added again after the attention.
     adds_twice: bool = False
     # Whether queries and keys are normalized over the channels of all heads.
@@ -144,6 +147,14 @@ class _Maker:
         norm = self.norm(self.shape.heads * self.shape.head)
         # Large enough to count.
         return dataclasses.replace(norm, subtracts_mean=False, epsilon=0.3)
+
+    def convolution(self) -> Convolution:
+        hidden = self.shape.hidden
+        return Convolution(
+            linear=self.linear(hidden, hidden * (self.shape.convolution or 0), 2.0),
+            activation="tanh",
+            norm=self.norm(hidden),
+        )
 
     def table(self, rows: int, *, int8: bool = False) -> Table:
         values = self.floats(rows, self.shape.narrow or self.shape.hidden)
@@ -235,6 +246,7 @@ class _Maker:
             heads=(HIDDEN_STATES,),
             limit=shape.limit,
             input_names=("input_ids", "attention_mask", *types),
+            convolution=self.convolution() if shape.convolution else None,
         )
 
 
@@ -350,8 +362,11 @@ def _random_encoder(shape: Shape) -> EncoderModel:
         for length in (shape.limit, min(shape.limit, 17), min(shape.limit, 30), 5):
             ids, types = rng.integers(0, VOCABULARY, length), rng.integers(0, 2, length)
             x = encoder_reference.embed(model.embeddings, ids, types)
-            for layer in model.layers:
+            embedded = x
+            for index, layer in enumerate(model.layers):
                 x = encoder_reference.run_layer(x, layer)
+                if index == 0 and model.convolution is not None:
+                    x = encoder_reference.convolve(x, embedded, model.convolution)
     layers = tuple(
         _with_rounding(_with_codes(layer, inputs, shape), shape) for layer in model.layers
     )

@@ -66,6 +66,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEBERTA, "norm_rel_ebd": "none", "type_vocab_size": 2, "position_biased_input": True},
     ),
     "deberta-v2, queries only": ("deberta-v2", {**DEBERTA, "pos_att_type": ["p2c"]}),
+    "deberta-v2, convolution": ("deberta-v2", {**DEBERTA, "conv_kernel_size": 3}),
+    "deberta-v2, convolution in groups": (
+        "deberta-v2",
+        {**DEBERTA, "conv_kernel_size": 5, "conv_groups": 4, "conv_act": "gelu"},
+    ),
     "deberta-v2, narrow embeddings": (
         "deberta-v2",
         {**DEBERTA, "embedding_size": 24, "type_vocab_size": 2, "position_biased_input": True},
@@ -204,13 +209,13 @@ def test_a_decoder_of_another_width_than_the_embeddings_is_refused(tmp_path: Pat
         read_encoder(Weights(tmp_path), Config(values={**config, "legacy": False}), "fill-mask")
 
 
-def test_a_convolution_is_refused(tmp_path: Path) -> None:
-    save_model("deberta-v2, as v3", "feature-extraction", tmp_path)
+def test_a_convolution_of_an_even_number_of_tokens_is_refused(tmp_path: Path) -> None:
+    save_model("deberta-v2, convolution", "feature-extraction", tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
-    with pytest.raises(CheckpointError, match=r"conv_kernel_size=3.* convolution"):
+    with pytest.raises(CheckpointError, match=r"conv_kernel_size=2.* expected an odd number"):
         read_encoder(
             Weights(tmp_path),
-            Config(values={**config, "conv_kernel_size": 3}),
+            Config(values={**config, "conv_kernel_size": 2}),
             "feature-extraction",
         )
 

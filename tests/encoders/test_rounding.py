@@ -25,6 +25,7 @@ RUN = (
     "albert, two groups",
     "deberta",
     "deberta-v2, as v3",
+    "deberta-v2, convolution",
     "electra, narrow embeddings",
     "esm",
     "esm, dropped masks",

@@ -67,6 +67,7 @@ def read_encoder(
         input_names=_input_names(parts, reads_token_types),
         final_norm=parts.encoder.final_norm,
         has_choices=task == "multiple-choice",
+        convolution=parts.encoder.convolution,
     )
 
 

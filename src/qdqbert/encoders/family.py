@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Embeddings, Head, Layer, Norm, Table
+from qdqbert.encoders.model import Convolution, Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion, Weights
 
@@ -22,6 +22,7 @@ class Encoder:
         limit: Longest text in tokens.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
         has_token_types: Whether it has a table of token types with more than one row.
+        convolution: What is added to the states after the first layer; `None` if nothing is.
     """
 
     embeddings: Embeddings
@@ -29,6 +30,7 @@ class Encoder:
     limit: int
     final_norm: Norm | None = None
     has_token_types: bool = False
+    convolution: Convolution | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

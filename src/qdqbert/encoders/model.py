@@ -219,6 +219,24 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """A convolution of the embeddings over the tokens of a text, added to states.
+
+    `norm(states + activation(linear(near)))`, where `near` has the embeddings of an odd number of
+    tokens one after another, with the own one in the middle, and zeros outside of the text.
+
+    Attributes:
+        linear: `(hidden, tokens * hidden)`, in float.
+        activation: Its activation function.
+        norm: LayerNorm of the sum.
+    """
+
+    linear: Linear
+    activation: Activation
+    norm: Norm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
     """An embedding table.
 
@@ -305,6 +323,7 @@ class EncoderModel:
         limit: Longest text in tokens.
         input_names: Names of the inputs, in the order of the graph.
         has_choices: Whether inputs are `(batch, choices, seq)`, and outputs `(batch, choices)`.
+        convolution: What is added to the states after the first layer; `None` if nothing is.
     """
 
     embeddings: Embeddings
@@ -314,3 +333,4 @@ class EncoderModel:
     input_names: tuple[str, ...]
     final_norm: Norm | None = None
     has_choices: bool = False
+    convolution: Convolution | None = None

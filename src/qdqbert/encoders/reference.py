@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qdqbert.encoders.model import (
     Activation,
     Attention,
+    Convolution,
     Embeddings,
     EncoderModel,
     Floats,
@@ -40,9 +41,11 @@ def run_text(model: EncoderModel, ids: Indices, token_types: Indices) -> dict[st
         ids: Token ids, `(tokens,)`.
         token_types: Token types, `(tokens,)`.
     """
-    x = _embed(model.embeddings, ids, token_types)
-    for layer in model.layers:
+    x = embedded = _embed(model.embeddings, ids, token_types)
+    for index, layer in enumerate(model.layers):
         x = _run_layer(x, layer)
+        if index == 0 and model.convolution is not None:
+            x = _convolve(x, embedded, model.convolution)
     x = layer_norm(x, model.final_norm)
     return {name: values for head in model.heads for name, values in _run_head(x, head).items()}
 
@@ -96,6 +99,14 @@ def _run_layer(x: Floats, layer: Layer) -> Floats:
 def _add(local: Floats, states: Floats, residual: Residual) -> Floats:
     total = layer_norm(states + local, residual.norm)
     return total if residual.again is None else layer_norm(total + states, residual.again)
+
+
+def _convolve(x: Floats, embedded: Floats, convolution: Convolution) -> Floats:
+    count = convolution.linear.weight.shape[1] // embedded.shape[1]
+    wide = np.pad(embedded, [(count // 2, count // 2), (0, 0)])
+    near = np.concatenate([wide[each : each + len(x)] for each in range(count)], axis=1)
+    added = _ACTIVATIONS[convolution.activation](_linear(near, convolution.linear))
+    return layer_norm(x + added, convolution.norm)
 
 
 def _attend(x: Floats, attention: Attention) -> Floats:

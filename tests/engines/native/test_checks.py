@@ -81,6 +81,7 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         Shape(shared_codes=False, words_are_int8=False, narrow=24),
         MODERN,
         DISENTANGLED,
+        Shape(convolution=3, words_are_int8=False, hidden=40, heads=5, head=8),
         Shape(normalizes_heads=True, adds_twice=True, hidden=40, heads=5, head=8),
         Shape(has_positions=False, has_types=False, hidden=312, inner=100, layers=1, head=26),
     ],
@@ -232,6 +233,21 @@ def test_a_wrong_setting_of_relative_positions_is_named(disentangled, path, valu
     settings = changed(disentangled.settings, path, value)
     with pytest.raises(CheckpointError, match=message):
         check_packed(Packed(arrays=disentangled.arrays, settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("tokens", 4, "convolution.tokens' is 4 and has to be an odd number"),
+        ("tokens", 5, "convolution.linear.depth' is 192"),
+        ("activation", "exp", "convolution.activation' is 'exp'"),
+    ],
+)
+def test_a_wrong_setting_of_a_convolution_is_named(path, value, message) -> None:
+    found = pack_model(random_model(Shape(hidden=40, heads=5, head=8, convolution=3)))
+    settings = changed(found.settings, ("convolution", path), value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=found.arrays, settings=settings))
 
 
 @pytest.mark.parametrize("value", [-1, 10_000, 5])

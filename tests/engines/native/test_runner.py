@@ -71,6 +71,7 @@ PARTS = {
     "relative keys": Shape(layers=1, relative_keys=True, heads=2, head=64, dynamic=True),
     "relative queries in a window": Shape(layers=1, relative_queries=True, window=11, seed=1),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
+    "convolution": Shape(hidden=40, heads=5, head=8, layers=1, convolution=5, dynamic=True),
     "second add": Shape(hidden=40, heads=5, head=8, layers=1, adds_twice=True, dynamic=True),
     "norms of heads": Shape(
         hidden=40, heads=5, head=8, layers=1, normalizes_heads=True, position_bias=True
@@ -91,6 +92,7 @@ PARTS = {
 ROUNDING = Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED, window=9)
 # Two layers whose hidden states are no multiple of the kernels' vectors.
 NORMALIZED = Shape(hidden=40, heads=5, head=8, inner=72, normalizes_heads=True, adds_twice=True)
+CONVOLVED = Shape(hidden=40, heads=5, head=8, inner=72, convolution=3)
 TWICE = Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True)
 DEEP = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True)
 
@@ -158,6 +160,7 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
         (DEEP, 3, False),
         (NORMALIZED, 2, False),
         (TWICE, 3, False),
+        (CONVOLVED, 2, False),
         (NORMALIZED, 3, True),
         (MODERN, 2, False),
         (MODERN, 3, True),

@@ -16,6 +16,7 @@ from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
     Attention,
+    Convolution,
     Embeddings,
     Floats,
     Head,
@@ -41,8 +42,6 @@ def read_deberta(reader: Reader) -> Encoder:
     """Read a model, whose scores also have products of tokens with relative positions."""
     config = reader.config
     sizes = Sizes.of(reader, default=_EPSILON)
-    if config.integer("conv_kernel_size", 0):
-        raise config.refuse("conv_kernel_size", "a convolution is not supported.")
     if config.integer("attention_head_size", sizes.head) != sizes.head:
         raise config.refuse("attention_head_size", f"expected {sizes.head}.")
     limit = config.integer("max_position_embeddings", 512)
@@ -71,6 +70,34 @@ def read_deberta(reader: Reader) -> Encoder:
         layers=tuple(layer(each) for each in range(config.integer("num_hidden_layers"))),
         limit=limit,
         has_token_types=config.integer("type_vocab_size", 0) > 1,
+        convolution=_convolution(reader, sizes),
+    )
+
+
+def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
+    config, at, hidden = reader.config, reader.at("encoder.conv"), sizes.hidden
+    count, groups = config.integer("conv_kernel_size", 0), config.integer("conv_groups", 1)
+    if not count:
+        return None
+    if count % 2 == 0:
+        raise config.refuse("conv_kernel_size", "expected an odd number.")
+    if groups == 0 or hidden % groups:
+        raise config.refuse("conv_groups", f"`hidden_size={hidden}` is not a multiple of it.")
+    own = hidden // groups
+    stored = at.tensor("conv.weight", (hidden, own, count)).transpose(0, 2, 1)
+    weight = np.zeros((hidden, count, hidden), np.float32)
+    for start in range(0, hidden, own):
+        # The outputs of a group read its own channels.
+        weight[start : start + own, :, start : start + own] = stored[start : start + own]
+    return Convolution(
+        linear=Linear(
+            weight=weight.reshape(hidden, -1),
+            weight_scale=None,
+            bias=at.tensor("conv.bias", (hidden,)),
+            codes=None,
+        ),
+        activation=config.activation("conv_act", "tanh"),
+        norm=at.norm("LayerNorm", size=hidden, epsilon=sizes.epsilon),
     )
 
 

@@ -22,6 +22,8 @@ from qdqbert.json_files import LARGEST_FLOAT, Fields
 _LARGEST = 65_536
 # Arrays of scales, and of their inverses. Only those of padding are zero.
 _SCALES = ("word_scale", ".factor", ".multiplier", ".step")
+# A convolution is over a few tokens.
+_MOST_TOKENS = 63
 # A head may have one output for each word of a vocabulary.
 _MOST_WORDS = 2**31 - 1
 _INPUTS = ("input_ids", "attention_mask")
@@ -91,6 +93,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
         settings.integer("dropped_id", 0, 2**31 - 1)
     words = _shape_of(packed, "words")
     yield from _embeddings(settings, limit + has_padding, words)
+    yield from _convolution(settings, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
     rotations = settings.integer("rotations", 0)
     for index in range(rotations):
@@ -139,6 +142,23 @@ def _embeddings(settings: Fields, positions: int, words: tuple[int, int]) -> Ite
     yield "positions", np.float32, (positions if embeddings.truth("has_positions") else 1, width)
     yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, width)
     yield from _optional_norm(embeddings, "norm", "embedding_norm", own)
+
+
+def _convolution(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
+    """Check the convolution after the first layer, if there is one."""
+    if settings.get("convolution") is None:
+        return
+    found, hidden = settings.child("convolution"), settings.integer("hidden")
+    tokens = found.integer("tokens", high=_MOST_TOKENS)
+    if tokens % 2 == 0:
+        raise found.refuse("tokens", tokens, "an odd number")
+    found.choice("activation", tuple(ACTIVATIONS))
+    linear = found.child("linear")
+    linear.equal("width", hidden)
+    is_int8 = settings.child("embeddings").truth("int8")
+    depth = tokens * padded(hidden)
+    yield from _float_linear(linear, "convolution", depth, words, is_int8=is_int8)
+    yield from _norm(found.child("norm"), "convolution_norm", hidden)
 
 
 def _relative(

@@ -110,6 +110,7 @@ class _Packer:
             "padding_id": model.embeddings.padding_id,
             "dropped_id": model.embeddings.dropped_id,
             "embeddings": self._embeddings(),
+            "convolution": self._convolution(),
             "layers": layers,
             "rotations": len(self._rotations),
             "relative": self._relative(),
@@ -139,6 +140,21 @@ class _Packer:
             "int8": tables.words.scale is not None,
             "has_positions": tables.positions is not None,
             "has_types": tables.token_types is not None,
+        }
+
+    def _convolution(self) -> dict[str, Any] | None:
+        """Add the convolution, with channels of the states as they are padded."""
+        if (found := self._model.convolution) is None:
+            return None
+        by_token = found.linear.weight.reshape(self._hidden, -1, self._hidden)
+        wide = _wide(by_token, padded(self._hidden)).reshape(self._hidden, -1)
+        return {
+            "tokens": by_token.shape[1],
+            "activation": found.activation,
+            "linear": self._float_linear(
+                "convolution", dataclasses.replace(found.linear, weight=wide)
+            ),
+            "norm": self._norm("convolution_norm", found.norm),
         }
 
     def _layer(self, name: str, layer: Layer) -> dict[str, Any]:

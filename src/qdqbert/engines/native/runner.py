@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.index_limits import check_ids
+from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.program import Job, Program, Scratch
@@ -83,6 +84,8 @@ class NativeRunner:
         """
         self._program = Program(load_packed(model), choose_set(kernel))
         self._heads = Heads(self._program)
+        has_convolution = self._program.settings["convolution"] is not None
+        self._convolution = Convolution(self._program) if has_convolution else None
         self.kernel = self._program.isa.name
         self.input_names = tuple(self._program.settings["input_names"])
         self.output_names = self._heads.output_names
@@ -145,8 +148,8 @@ class NativeRunner:
 
     def _forward(self, stream: Stream, texts: Texts) -> None:
         heads = self._program.settings["heads"]
-        # Without all heads, a thread cannot normalize over them.
-        has_columns = not self._program.features.normalizes_heads
+        # Without all heads, a thread cannot normalize over them, and columns are of whole models.
+        has_columns = not (self._program.features.normalizes_heads or self._convolution)
         shares = divide(texts.starts, heads, stream.team.threads, has_columns=has_columns)
         stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
         used = stream.scratch[: len(shares.rows)]
@@ -156,7 +159,15 @@ class NativeRunner:
         if shares.by_columns:
             jobs[1:] = [stream.job.record_for(each) for each in used[1:]]
         records = [each.record for each in used]
-        stream.team.run(jobs, records, by_columns=shares.by_columns)
+        if (convolution := self._convolution) is None:
+            stream.team.run(jobs, records, by_columns=shares.by_columns)
+            return
+        embeds, first, rest = convolution.parts
+        stream.team.run(jobs, records, model=embeds)
+        embedded = stream.job.states.copy()
+        stream.team.run(jobs, records, model=first)
+        convolution.add_(stream.job.states, embedded, texts.starts)
+        stream.team.run(jobs, records, model=rest)
 
     def _texts(self, inputs: Mapping[str, NDArray[Any]], kept: NDArray[np.bool_]) -> Texts:
         """Return inputs without padding."""
