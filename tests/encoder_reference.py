@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from qdqbert.encoders.model import (
     Attention,
     Codes,
+    Convolution,
     Embeddings,
     EncoderModel,
     Head,
@@ -102,6 +103,9 @@ def look_up(table: Table, rows: Any) -> Array:
 
 def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
     total = look_up(embeddings.words, ids)
+    if embeddings.dropped_id is not None:
+        others = max(int((ids != embeddings.dropped_id).sum()), 1)
+        total = total * (len(ids) / others)
     if embeddings.positions is not None:
         positions = np.arange(len(ids))
         if embeddings.padding_id is not None:
@@ -126,8 +130,12 @@ def rotate(x: Array, rotary: Rotary) -> Array:
 
 def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
     query, key, value = (
-        split_heads(linear(x, layer, per_tensor=per_tensor), attention.heads)
-        for layer in (attention.query, attention.key, attention.value)
+        split_heads(optional_norm(linear(x, layer, per_tensor=per_tensor), own), attention.heads)
+        for layer, own in (
+            (attention.query, attention.query_norm),
+            (attention.key, attention.key_norm),
+            (attention.value, None),
+        )
     )
     if attention.rotary is not None:
         query, key = (rotate(each, attention.rotary) for each in (query, key))
@@ -160,7 +168,8 @@ def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
 
 def add(local: Array, states: Array, residual: Residual) -> Array:
     total = round_trip(local, residual.local_codes) + round_trip(states, residual.residual_codes)
-    return optional_norm(total, residual.norm)
+    total = optional_norm(total, residual.norm)
+    return total if residual.again is None else norm(total + states, residual.again)
 
 
 def optional_norm(x: Array, layer: Norm | None) -> Array:
@@ -179,9 +188,29 @@ def run_layer(x: Array, layer: Layer, *, per_tensor: bool = False) -> Array:
     return add(linear(wide, layer.down, per_tensor=per_tensor), x, layer.residual)
 
 
+def convolve(x: Array, embedded: Array, convolution: Convolution) -> Array:
+    hidden = x.shape[1]
+    weight = convolution.linear.weight.reshape(hidden, -1, hidden).astype(np.float64)
+    added = np.zeros_like(x) + convolution.linear.bias
+    for i in range(len(x)):
+        for tap in range(weight.shape[1]):
+            j = i + tap - weight.shape[1] // 2
+            if 0 <= j < len(x):
+                added[i] += weight[:, tap] @ embedded[j]
+    return norm(x + ACTIVATIONS[convolution.activation](added), convolution.norm)
+
+
 def run_head(states: Array, head: Head) -> dict[str, Array]:
-    x = POOLINGS[head.pooling](states)
-    for step in head.steps:
+    x = run_steps(states, head.steps[: head.token_steps])
+    x = run_steps(POOLINGS[head.pooling](x), head.steps[head.token_steps :])
+    return {
+        output.name: x if output.column is None else x[..., output.column]
+        for output in head.outputs
+    }
+
+
+def run_steps(x: Array, steps: Sequence[Any]) -> Array:
+    for step in steps:
         if isinstance(step, Linear):
             x = linear(x, step)
         elif isinstance(step, Norm):
@@ -190,10 +219,7 @@ def run_head(states: Array, head: Head) -> dict[str, Array]:
             x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
         else:
             x = ACTIVATIONS[step](x)
-    return {
-        output.name: x if output.column is None else x[..., output.column]
-        for output in head.outputs
-    }
+    return x
 
 
 def run_text(
@@ -207,9 +233,11 @@ def run_text(
         token_types: Token types, `(tokens,)`.
         per_tensor: Whether dynamic codes have one scale for all rows, as in ONNX.
     """
-    x = embed(model.embeddings, ids, token_types)
-    for layer in model.layers:
+    x = embedded = embed(model.embeddings, ids, token_types)
+    for index, layer in enumerate(model.layers):
         x = run_layer(x, layer, per_tensor=per_tensor)
+        if index == 0 and model.convolution is not None:
+            x = convolve(x, embedded, model.convolution)
     x = optional_norm(x, model.final_norm)
     return {name: y for head in model.heads for name, y in run_head(x, head).items()}
 

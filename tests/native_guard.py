@@ -92,7 +92,7 @@ class Mirror:
 
 def forward(path: Path, kernel: str, batches: Path, *, at_start: bool) -> None:
     """Print a digest of the outputs for each batch. All buffers are guarded."""
-    from qdqbert.engines.native import heads, program, runner
+    from qdqbert.engines.native import convolution, heads, program, runner
 
     guard = Guard(at_start=at_start)
     texts = runner.Texts
@@ -103,6 +103,7 @@ def forward(path: Path, kernel: str, batches: Path, *, at_start: bool) -> None:
     with (
         mock.patch.object(program, "zeros", guard.zeros),
         mock.patch.object(heads, "zeros", guard.zeros),
+        mock.patch.object(convolution, "zeros", guard.zeros),
         mock.patch.object(program, "aligned", guard.copy),
         mock.patch.object(runner, "Texts", guarded_texts),
     ):

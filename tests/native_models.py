@@ -16,6 +16,7 @@ from qdqbert.encoders.model import (
     Activation,
     Attention,
     Codes,
+    Convolution,
     Embeddings,
     EncoderModel,
     Head,
@@ -58,9 +59,16 @@ class Shape:
     position_bias: bool = False
     causal: bool = False
     padding_id: int | None = None
+    dropped_id: int | None = None
     norms_first: bool = False
     gated: bool = False
     rotary: bool = False
+    # Tokens of a convolution after the first layer.
+    convolution: int | None = None
+    # Whether states are added again after the attention.
+    adds_twice: bool = False
+    # Whether queries and keys are normalized over the channels of all heads.
+    normalizes_heads: bool = False
     # Tokens on each side that the last layer attends to.
     window: int | None = None
     # Which of queries and keys are multiplied by relative positions.
@@ -133,6 +141,21 @@ class _Maker:
             epsilon=1e-12,
         )
 
+    def norm_of_heads(self) -> Norm | None:
+        if not self.shape.normalizes_heads:
+            return None
+        norm = self.norm(self.shape.heads * self.shape.head)
+        # Large enough to count.
+        return dataclasses.replace(norm, subtracts_mean=False, epsilon=0.3)
+
+    def convolution(self) -> Convolution:
+        hidden = self.shape.hidden
+        return Convolution(
+            linear=self.linear(hidden, hidden * (self.shape.convolution or 0), 2.0),
+            activation="tanh",
+            norm=self.norm(hidden),
+        )
+
     def table(self, rows: int, *, int8: bool = False) -> Table:
         values = self.floats(rows, self.shape.narrow or self.shape.hidden)
         if not int8:
@@ -179,6 +202,8 @@ class _Maker:
             position_bias=bias,
             window=shape.window if is_last else None,
             relative=self.relative(),
+            query_norm=self.norm_of_heads(),
+            key_norm=self.norm_of_heads(),
             rotary=self.rotation(30.0 if is_last else 100.0) if shape.rotary else None,
         )
         before, after = (
@@ -189,7 +214,9 @@ class _Maker:
             # As in ModernBERT, the first attention reads the normalized embeddings.
             attention_norm=before[0] if is_last else None,
             attention=attention,
-            attention_residual=Residual(norm=after[0]),
+            attention_residual=Residual(
+                norm=after[0], again=self.norm(hidden) if shape.adds_twice else None
+            ),
             up_norm=before[1],
             up=self.linear(shape.inner, hidden),
             gate=self.linear(shape.inner, hidden) if shape.gated else None,
@@ -209,6 +236,7 @@ class _Maker:
             norm=self.norm(shape.narrow or shape.hidden),
             projection=self.linear(shape.hidden, shape.narrow) if shape.narrow else None,
             padding_id=shape.padding_id,
+            dropped_id=shape.dropped_id,
         )
         types = ("token_type_ids",) if shape.has_types else ()
         return EncoderModel(
@@ -218,6 +246,7 @@ class _Maker:
             heads=(HIDDEN_STATES,),
             limit=shape.limit,
             input_names=("input_ids", "attention_mask", *types),
+            convolution=self.convolution() if shape.convolution else None,
         )
 
 
@@ -333,8 +362,11 @@ def _random_encoder(shape: Shape) -> EncoderModel:
         for length in (shape.limit, min(shape.limit, 17), min(shape.limit, 30), 5):
             ids, types = rng.integers(0, VOCABULARY, length), rng.integers(0, 2, length)
             x = encoder_reference.embed(model.embeddings, ids, types)
-            for layer in model.layers:
+            embedded = x
+            for index, layer in enumerate(model.layers):
                 x = encoder_reference.run_layer(x, layer)
+                if index == 0 and model.convolution is not None:
+                    x = encoder_reference.convolve(x, embedded, model.convolution)
     layers = tuple(
         _with_rounding(_with_codes(layer, inputs, shape), shape) for layer in model.layers
     )

@@ -17,6 +17,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.errors import CheckpointError
 from qdqbert.graph.writer import write_graph
 
 # Odd sizes, so that no axis can be taken for another.
@@ -66,6 +67,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEBERTA, "norm_rel_ebd": "none", "type_vocab_size": 2, "position_biased_input": True},
     ),
     "deberta-v2, queries only": ("deberta-v2", {**DEBERTA, "pos_att_type": ["p2c"]}),
+    "deberta-v2, convolution": ("deberta-v2", {**DEBERTA, "conv_kernel_size": 3}),
+    "deberta-v2, convolution in groups": (
+        "deberta-v2",
+        {**DEBERTA, "conv_kernel_size": 5, "conv_groups": 4, "conv_act": "gelu"},
+    ),
+    "deberta-v2, narrow embeddings": (
+        "deberta-v2",
+        {**DEBERTA, "embedding_size": 24, "type_vocab_size": 2, "position_biased_input": True},
+    ),
+    "deberta, narrow embeddings": ("deberta", {**DEBERTA, "embedding_size": 24}),
     "distilbert": (
         "distilbert",
         {"dim": 40, "n_heads": 5, "hidden_dim": 56, "n_layers": 3},
@@ -79,6 +90,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"position_embedding_type": "rotary", "emb_layer_norm_before": False, "mask_token_id": 4},
     ),
     "esm, learned positions": ("esm", {"emb_layer_norm_before": True, "mask_token_id": 4}),
+    "esm, dropped masks": (
+        "esm",
+        {
+            "position_embedding_type": "rotary",
+            "emb_layer_norm_before": False,
+            "mask_token_id": 7,
+            "token_dropout": True,
+        },
+    ),
     "eurobert": ("eurobert", {"classifier_pooling": "bos"}),
     "eurobert, shared keys": (
         "eurobert",
@@ -90,6 +110,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 250.0,
         },
     ),
+    "eurobert, late pooling": ("eurobert", {"classifier_pooling": "late"}),
     "gte": ("gte", {}),
     "gte, no token types": ("gte", {"type_vocab_size": 0, "rope_theta": 500.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1}),
@@ -105,8 +126,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-prelayernorm": ("roberta-prelayernorm", {}),
     "roberta, third token is padding": ("roberta", {"pad_token_id": 3, "type_vocab_size": 1}),
     "roberta, first token is padding": ("roberta", {"pad_token_id": 0}),
-    "roformer": ("roformer", {"embedding_size": 24}),
-    "roformer, wide embeddings": ("roformer", {"embedding_size": 40, "hidden_act": "relu"}),
+    "roformer": ("roformer", {"embedding_size": 24, "summary_type": "first"}),
+    "roformer, wide embeddings": (
+        "roformer",
+        {
+            "embedding_size": 40,
+            "hidden_act": "relu",
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "summary_activation": "tanh",
+        },
+    ),
     "xlm-roberta-xl": ("xlm-roberta-xl", {"type_vocab_size": 1}),
     "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1}),
 }
@@ -141,6 +171,9 @@ def random_inputs(model: Any, task: str, padding_id: int) -> dict[str, Any]:
     shape = (2, 3, 21) if task == "multiple-choice" else (4, 21)
     inputs = encoder_reference.random_inputs(shape, seed=3)
     inputs["input_ids"] = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], padding_id)
+    if (dropped := model.embeddings.dropped_id) is not None:
+        # In some texts, and never in their padding.
+        inputs["input_ids"][::2, 1:12:3] = dropped
     if "token_type_ids" not in model.input_names:
         del inputs["token_type_ids"]
     return inputs
@@ -174,3 +207,47 @@ def compare(outputs: dict[str, Any], expected: dict[str, Any], inputs: dict[str,
         if output.shape[: mask.ndim] == mask.shape:
             output, wanted = output[mask == 1], wanted[mask == 1]
         np.testing.assert_allclose(output, wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
+
+
+def test_a_decoder_of_another_width_than_the_embeddings_is_refused(tmp_path: Path) -> None:
+    save_model("deberta-v2, narrow embeddings", "fill-mask", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    with pytest.raises(CheckpointError, match=r"embedding_size=24.* this head needs 40"):
+        read_encoder(Weights(tmp_path), Config(values={**config, "legacy": False}), "fill-mask")
+
+
+def test_a_convolution_of_an_even_number_of_tokens_is_refused(tmp_path: Path) -> None:
+    save_model("deberta-v2, convolution", "feature-extraction", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    with pytest.raises(CheckpointError, match=r"conv_kernel_size=2.* expected an odd number"):
+        read_encoder(
+            Weights(tmp_path),
+            Config(values={**config, "conv_kernel_size": 2}),
+            "feature-extraction",
+        )
+
+
+def test_a_choice_by_the_last_state_is_refused(tmp_path: Path) -> None:
+    save_model("roformer", "multiple-choice", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    del config["summary_type"]
+    with pytest.raises(CheckpointError, match=r"summary_type=None.* expected 'first'"):
+        read_encoder(Weights(tmp_path), Config(values=config), "multiple-choice")
+
+
+@pytest.mark.parametrize("name", ["DPRContextEncoder", "DPRQuestionEncoder"])
+@pytest.mark.parametrize("width", [0, 24], ids=["first token", "projected"])
+def test_embeddings_of_dpr_are_those_of_transformers(name: str, width: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.DPRConfig(**SIZES, projection_dim=width)
+    model = getattr(transformers, name)(config).eval()
+    model.save_pretrained(tmp_path)
+    # The user's choice counts for other families only.
+    found = read(tmp_path, "feature-extraction", pooling="mean")
+    inputs = random_inputs(found, "feature-extraction", config.pad_token_id)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+    wanted = expected.pooler_output.numpy()
+    vectors = encoder_reference.run_encoder(found, inputs)["sentence_embedding"]
+    assert vectors.shape == (4, width or 40)
+    np.testing.assert_allclose(vectors, wanted, atol=2e-4 * np.abs(wanted).max())

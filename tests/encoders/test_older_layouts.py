@@ -14,11 +14,17 @@ import transformers
 from torch.nn import functional
 
 import encoder_reference
+from encoder_reference import run_text
 from encoders.test_families import SIZES, random_inputs, save_model
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.rounding import round_encoder
 from qdqbert.encoders.weights import Weights
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.runner import NativeRunner
+from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import CheckpointError
+from qdqbert.evidence.fidelity import sqnr_db
 
 
 def outputs_of(folder: Path, values: dict[str, Any], inputs: dict[str, Any]) -> Any:
@@ -116,47 +122,73 @@ def jina_reference(weights: dict[str, Any], ids: Any, heads: int, layers: int) -
         own = weights[f"{name}.weight"], weights[f"{name}.bias"]
         return functional.layer_norm(x, x.shape[-1:], *own, eps=1e-12)
 
+    def split(x: Any) -> Any:
+        return x.unflatten(-1, (heads, -1)).transpose(0, 1)
+
     x = weights["embeddings.word_embeddings.weight"][ids]
     x = norm("embeddings.LayerNorm", x + weights["embeddings.token_type_embeddings.weight"][0])
     places = torch.arange(len(ids))
     distance = (places[:, None] - places).abs()
     # Slopes of six heads: those of four, then every other one of eight.
     slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+    is_for_code = "encoder.layer.0.layer_norm_1.weight" in weights
     for index in range(layers):
         at = f"encoder.layer.{index}"
-        q, k, v = (
-            linear(f"{at}.attention.self.{each}", x).unflatten(-1, (heads, -1)).transpose(0, 1)
-            for each in ("query", "key", "value")
-        )
+        q, k, v = (linear(f"{at}.attention.self.{each}", x) for each in ("query", "key", "value"))
+        if is_for_code:
+            q, k = (
+                norm(f"{at}.attention.self.layer_norm_{name}", each)
+                for name, each in (("q", q), ("k", k))
+            )
+        q, k, v = split(q), split(k), split(v)
         scores = q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * distance
         context = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-        x = norm(
+        attended = norm(
             f"{at}.attention.output.LayerNorm", linear(f"{at}.attention.output.dense", context) + x
         )
-        wide, gate = linear(f"{at}.mlp.gated_layers", x).chunk(2, dim=-1)
-        x = norm(f"{at}.mlp.layernorm", linear(f"{at}.mlp.wo", functional.gelu(wide) * gate) + x)
+        if is_for_code:
+            x = norm(f"{at}.layer_norm_1", attended + x)
+            gate, wide = linear(f"{at}.mlp.up_gated_layer", x).chunk(2, dim=-1)
+            last, down = "layer_norm_2", "mlp.down_layer"
+        else:
+            x = attended
+            wide, gate = linear(f"{at}.mlp.gated_layers", x).chunk(2, dim=-1)
+            last, down = "mlp.layernorm", "mlp.wo"
+        x = norm(f"{at}.{last}", linear(f"{at}.{down}", functional.gelu(wide) * gate) + x)
     return x
 
 
-def test_jina_v2(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    hidden, inner, heads, layers = 48, 56, 6, 2
+def jina_weights(hidden: int, inner: int, layers: int, *, for_code: bool) -> dict[str, Any]:
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (131, hidden),
         "embeddings.token_type_embeddings.weight": (2, hidden),
-        "embeddings.LayerNorm.weight": (hidden,),
-        "embeddings.LayerNorm.bias": (hidden,),
     }
+    norms, wide, down = ["attention.output.LayerNorm", "mlp.layernorm"], "gated_layers", "wo"
+    if for_code:
+        norms = ["attention.output.LayerNorm", "layer_norm_1", "layer_norm_2"]
+        norms += ["attention.self.layer_norm_q", "attention.self.layer_norm_k"]
+        wide, down = "up_gated_layer", "down_layer"
+    named = ["embeddings.LayerNorm"]
     for index in range(layers):
         at = f"encoder.layer.{index}"
+        named += [f"{at}.{each}" for each in norms]
         for each in ("self.query", "self.key", "self.value", "output.dense"):
             shapes[f"{at}.attention.{each}.weight"] = (hidden, hidden)
             shapes[f"{at}.attention.{each}.bias"] = (hidden,)
-        for each in ("attention.output.LayerNorm", "mlp.layernorm"):
-            shapes[f"{at}.{each}.weight"] = shapes[f"{at}.{each}.bias"] = (hidden,)
-        shapes[f"{at}.mlp.gated_layers.weight"] = (2 * inner, hidden)
-        shapes[f"{at}.mlp.wo.weight"], shapes[f"{at}.mlp.wo.bias"] = (hidden, inner), (hidden,)
-    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+        shapes[f"{at}.mlp.{wide}.weight"] = (2 * inner, hidden)
+        shapes[f"{at}.mlp.{down}.weight"] = (hidden, inner)
+        shapes[f"{at}.mlp.{down}.bias"] = (hidden,)
+    for each in named:
+        shapes[f"{each}.weight"] = shapes[f"{each}.bias"] = (hidden,)
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("for_code", [False, True], ids=["for texts", "for code"])
+def test_jina_v2(for_code: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    hidden, inner, heads, layers = 48, 56, 6, 2
+    weights = jina_weights(hidden, inner, layers, for_code=for_code)
     safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
     values = {
         "model_type": "bert",
@@ -169,13 +201,22 @@ def test_jina_v2(tmp_path: Path) -> None:
         "max_position_embeddings": 70,
         "layer_norm_eps": 1e-12,
     }
-    ids = rng.integers(0, 131, 19)
-    inputs = {"input_ids": ids[None], "attention_mask": np.ones((1, 19), np.int64)}
-    inputs["token_type_ids"] = np.zeros_like(inputs["attention_mask"])
-    found = outputs_of(tmp_path, values, inputs)[0]
+    ids = rng.integers(0, 131, 67)
     torch_weights = {name: torch.from_numpy(each) for name, each in weights.items()}
     wanted = jina_reference(torch_weights, torch.from_numpy(ids), heads, layers).numpy()
+    model = read_encoder(Weights(tmp_path), Config(values=values), "feature-extraction")
+    found = run_text(model, ids, np.zeros_like(ids))["last_hidden_state"]
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    inputs = {"input_ids": ids[None], "attention_mask": np.ones((1, 67), np.int64)}
+    inputs["token_type_ids"] = np.zeros_like(inputs["attention_mask"])
+    found = outputs_of(tmp_path, values, inputs)[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    # In INT8.
+    rounded, path = round_encoder(model), tmp_path / "packed.safetensors"
+    save_packed(pack_model(rounded), path)
+    found = NativeRunner(path, threads=1).run(inputs)["last_hidden_state"]
+    expected = encoder_reference.run_encoder(rounded, inputs)["last_hidden_state"]
+    assert sqnr_db(expected, found) >= 32
 
 
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:

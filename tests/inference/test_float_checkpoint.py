@@ -77,6 +77,39 @@ def test_token_states_of_each_family_are_close_to_transformers(family, checkpoin
     assert sqnr_db(expected, found) > LEAST_DB
 
 
+def test_an_encoder_of_dpr_makes_embeddings(checkpoints, tmp_path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints("sentence"))
+    torch.manual_seed(0)
+    config = transformers.DPRConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        initializer_range=0.4,
+        projection_dim=24,
+    )
+    reference = transformers.DPRContextEncoder(config).eval()
+    for part in (reference, tokenizer):
+        part.save_pretrained(tmp_path / "dpr")
+    with qdqbert.load(tmp_path / "dpr") as model:
+        found = model.encode(TEXTS)
+    encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = reference(**encoded).pooler_output.numpy()
+    assert found.shape == (3, 24)
+    assert sqnr_db(expected, found) > LEAST_DB
+
+
+def test_the_reader_of_dpr_is_refused(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    content = json.loads((folder / "config.json").read_text())
+    changed = {**content, "model_type": "dpr", "architectures": ["DPRReader"]}
+    (folder / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(UserInputError, match="`DPRReader`"):
+        qdqbert.load(folder)
+
+
 def test_pairs_have_token_types(checkpoints) -> None:
     folder = checkpoints("reranker")
     with qdqbert.load(folder) as model:

@@ -20,7 +20,8 @@ AUTO_CLASSES: dict[TaskName, str] = {
 }
 """transformers' auto class of each task."""
 
-# Tasks by the end of an architecture's name. The first match counts, so `Model` comes last.
+# Tasks by the end of an architecture's name. The first match counts, so `Model` comes
+# after `LMHeadModel`.
 _TASKS_BY_SUFFIX: dict[str, TaskName] = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -31,6 +32,9 @@ _TASKS_BY_SUFFIX: dict[str, TaskName] = {
     "LMHeadModel": "text-generation",
     "ForCausalLM": "text-generation",
     "Model": "feature-extraction",
+    # Those of DPR.
+    "ContextEncoder": "feature-extraction",
+    "QuestionEncoder": "feature-extraction",
 }
 
 

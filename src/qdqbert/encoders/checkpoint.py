@@ -33,6 +33,7 @@ def read_encoder(
         config: Its config.
         task: The task. "reranking" has the head of "text-classification".
         pooling: How an embedder makes one vector of the token states; `None` for token states only.
+            Families with a way of their own ignore it.
         normalize: Whether an embedder scales this vector to length 1.
         reads_token_types: Whether the tokenizer makes token types.
 
@@ -46,13 +47,15 @@ def read_encoder(
     parts = family.read(weights, config)
     _check_unused(parts)
     if task == "feature-extraction":
-        heads = states(pooling, normalize=normalize)
+        own = family.embedding
+        heads = states(pooling, normalize=normalize) if own is None else own(parts)
     else:
         read = family.heads.get("text-classification" if task == "reranking" else task)
         if read is None:
+            known = ("feature-extraction", *sorted(family.heads))
             raise UserInputError(
                 f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "
-                f"feature-extraction, {', '.join(sorted(family.heads))}.",
+                f"{', '.join(known)}.",
                 argument="task",
             )
         heads = read(parts)
@@ -64,6 +67,7 @@ def read_encoder(
         input_names=_input_names(parts, reads_token_types),
         final_norm=parts.encoder.final_norm,
         has_choices=task == "multiple-choice",
+        convolution=parts.encoder.convolution,
     )
 
 

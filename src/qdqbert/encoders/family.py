@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Embeddings, Head, Layer, Norm
+from qdqbert.encoders.model import Convolution, Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion, Weights
 
@@ -22,6 +22,7 @@ class Encoder:
         limit: Longest text in tokens.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
         has_token_types: Whether it has a table of token types with more than one row.
+        convolution: What is added to the states after the first layer; `None` if nothing is.
     """
 
     embeddings: Embeddings
@@ -29,6 +30,7 @@ class Encoder:
     limit: int
     final_norm: Norm | None = None
     has_token_types: bool = False
+    convolution: Convolution | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,13 @@ class Parts:
     def hidden(self) -> int:
         """Channels of the hidden states."""
         return len(self.encoder.layers[-1].down.bias)
+
+
+def with_words(parts: Parts, words: Table) -> Parts:
+    """Return parts with another table of words, for decoders that have it as it is stored."""
+    embeddings = dataclasses.replace(parts.encoder.embeddings, words=words)
+    encoder = dataclasses.replace(parts.encoder, embeddings=embeddings)
+    return dataclasses.replace(parts, encoder=encoder)
 
 
 def longest_text(embeddings: Embeddings) -> int:
@@ -82,12 +91,15 @@ class Family:
         conversion: Names of the tensors in older files, and today's.
         encoder: Reads the encoder.
         heads: Reads the head of each task.
+        embedding: Reads token states and their embedding, if the family's encoders end with a way
+            of their own to make it; `None` if it is the user's choice.
     """
 
     model_type: str
     prefix: str
     encoder: Callable[[Reader], Encoder]
     heads: Mapping[TaskName, ReadHead]
+    embedding: ReadHead | None = None
     first: str = "embeddings.word_embeddings.weight"
     code: tuple[str, ...] = ()
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from qdqbert.encoders.model import (
-    Activation,
     Embeddings,
     Head,
     HeadOutput,
     Linear,
-    Norm,
     Pooling,
+    Step,
 )
 from qdqbert.encoders.reader import Reader
 
 EMBEDDING = "sentence_embedding"
 """Name of the pooled output of embedders."""
 
-Step = Linear | Norm | Activation
 
-
-def logits(pooling: Pooling, *steps: Step, column: int | None = None) -> tuple[Head, ...]:
+def logits(
+    pooling: Pooling, *steps: Step, column: int | None = None, token_steps: int = 0
+) -> tuple[Head, ...]:
     """Return the head of a model with the output `logits`.
 
     Args:
         pooling: Which token states it reads.
         steps: What it computes from them.
         column: The only column of the result that is the output; `None` for all.
+        token_steps: How many of the steps each token takes before pooling.
     """
     outputs = (HeadOutput(name="logits", column=column),)
-    return (Head(pooling=pooling, steps=steps, outputs=outputs),)
+    return (Head(pooling=pooling, steps=steps, outputs=outputs, token_steps=token_steps),)
 
 
 def answer_spans(*steps: Step) -> tuple[Head, ...]:
@@ -43,18 +43,20 @@ def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
     return logits(pooling, *steps, column=0)
 
 
-def states(pooling: Pooling | None, *, normalize: bool) -> tuple[Head, ...]:
+def states(pooling: Pooling | None, *steps: Step, normalize: bool = False) -> tuple[Head, ...]:
     """Return the heads of an embedder: token states and, if pooling is known, their embedding.
 
     Args:
         pooling: How token states become one vector; `None` leaves the embedding out.
+        steps: What is computed from the vector.
         normalize: Whether the embedding is scaled to length 1.
     """
     tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
     if pooling is None:
         return (tokens,)
     outputs = (HeadOutput(name=EMBEDDING),)
-    return tokens, Head(pooling=pooling, steps=("normalize",) if normalize else (), outputs=outputs)
+    last: tuple[Step, ...] = ("normalize",) if normalize else ()
+    return tokens, Head(pooling=pooling, steps=(*steps, *last), outputs=outputs)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from qdqbert.encoders.model import Activation, Attention, Layer, Residual
+import numpy as np
+
+from qdqbert.encoders.model import Activation, Attention, Layer, Linear, Residual
 from qdqbert.encoders.reader import Reader
 
 
@@ -81,6 +83,16 @@ class Sizes:
             head=hidden // heads,
             epsilon=config.number(epsilon, default),
         )
+
+
+def centered(linear: Linear) -> Linear:
+    """Return a linear layer whose outputs for a row are moved to the mean 0."""
+    weight, bias = np.asarray(linear.weight, np.float32), linear.bias
+    return dataclasses.replace(
+        linear,
+        weight=weight - weight.mean(axis=0, dtype=np.float64).astype(np.float32),
+        bias=bias - np.float32(bias.mean(dtype=np.float64)),
+    )
 
 
 def read_layer(

@@ -146,6 +146,9 @@ class Attention:
             the two matmuls, where the recipe has it.
         position_bias: `(heads, 2 * limit - 1)`, added to the score of query `i` and key `j` at
             `[:, j - i + limit - 1]`; `None` if the family has none.
+        query_norm, key_norm: RMSNorm of the outputs of `query` and `key`, over the channels of all
+            heads together, before they are rotated; `None` if the family has none. A LayerNorm is
+            an RMSNorm of a layer whose outputs have the mean 0 (`encoders.layers.centered`).
     """
 
     query: Linear
@@ -163,20 +166,25 @@ class Attention:
     probability_codes: RoundTrip | None = None
     value_codes: RoundTrip | None = None
     position_bias: Floats | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Residual:
-    """`norm(local + residual)`, with fake quantization of both where the recipe has it.
+    """`norm(local + states)`, with fake quantization of both where the recipe has it.
 
     Attributes:
         norm: LayerNorm of the sum; `None` in layers that normalize first.
         local_codes, residual_codes: Fake quantization of what is added, and of the states.
+        again: LayerNorm after the states are added a second time,
+            `again(norm(local + states) + states)`; `None` if they are added once.
     """
 
     norm: Norm | None
     local_codes: RoundTrip | None = None
     residual_codes: RoundTrip | None = None
+    again: Norm | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,6 +219,24 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """A convolution of the embeddings over the tokens of a text, added to states.
+
+    `norm(states + activation(linear(near)))`, where `near` has the embeddings of an odd number of
+    tokens one after another, with the own one in the middle, and zeros outside of the text.
+
+    Attributes:
+        linear: `(hidden, tokens * hidden)`, in float.
+        activation: Its activation function.
+        norm: LayerNorm of the sum.
+    """
+
+    linear: Linear
+    activation: Activation
+    norm: Norm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
     """An embedding table.
 
@@ -238,6 +264,8 @@ class Embeddings:
             hidden states (ELECTRA).
         padding_id: Id of the padding token, if positions are counted over other tokens only
             (RoBERTa); `None` if every token counts.
+        dropped_id: Id of a token that counts as dropped (ESM): rows of words are multiplied by the
+            number of tokens of the text over that of its other tokens; `None` if there is none.
     """
 
     words: Table
@@ -246,6 +274,7 @@ class Embeddings:
     norm: Norm | None
     projection: Linear | None = None
     padding_id: int | None = None
+    dropped_id: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,20 +290,25 @@ class HeadOutput:
     column: int | None = None
 
 
+Step = Linear | Norm | Activation | Literal["normalize"]
+"""A step of a head. `"normalize"` divides each row by its Euclidean length, at least 1e-12."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """What follows the last hidden states: pooling, then steps on each row.
+    """What follows the last hidden states: pooling, and steps on each row.
 
     Attributes:
         pooling: Which rows the steps read: every token's, or one per text.
-        steps: In order: linear layers, activation functions, LayerNorms, and `"normalize"`, which
-            divides each row by its Euclidean length (at least 1e-12).
+        steps: What is computed, in order.
         outputs: The outputs that the result is.
+        token_steps: How many of the steps each token takes before pooling.
     """
 
     pooling: Pooling
-    steps: tuple[Linear | Norm | Activation | Literal["normalize"], ...]
+    steps: tuple[Step, ...]
     outputs: tuple[HeadOutput, ...]
+    token_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -289,6 +323,7 @@ class EncoderModel:
         limit: Longest text in tokens.
         input_names: Names of the inputs, in the order of the graph.
         has_choices: Whether inputs are `(batch, choices, seq)`, and outputs `(batch, choices)`.
+        convolution: What is added to the states after the first layer; `None` if nothing is.
     """
 
     embeddings: Embeddings
@@ -298,3 +333,4 @@ class EncoderModel:
     input_names: tuple[str, ...]
     final_norm: Norm | None = None
     has_choices: bool = False
+    convolution: Convolution | None = None

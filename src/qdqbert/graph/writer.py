@@ -18,13 +18,16 @@ from onnx import TensorProto, helper
 from qdqbert.encoders.model import (
     Activation,
     Attention,
+    Convolution,
     Embeddings,
     EncoderModel,
     Head,
     Layer,
     Linear,
     Norm,
+    Residual,
     Rotary,
+    Step,
     Table,
 )
 
@@ -129,9 +132,11 @@ class _Writer:
         """Return the graph."""
         model, add = self._model, self._add
         self._read_inputs()
-        x = self._embed(model.embeddings)
-        for layer in model.layers:
+        x = embedded = self._embed(model.embeddings)
+        for index, layer in enumerate(model.layers):
             x = self._layer(x, layer)
+            if index == 0 and model.convolution is not None:
+                x = self._convolve(x, embedded, model.convolution)
         x = self._optional_norm(x, model.final_norm)
         outputs = [each for head in model.heads for each in self._head(x, head)]
         axes = ["batch", "choices", "seq"] if model.has_choices else ["batch", "seq"]
@@ -165,6 +170,8 @@ class _Writer:
         add = self._add
         self._words = add.constant(_floats(embeddings.words))
         x = add("Gather", self._words, self._ids)
+        if embeddings.dropped_id is not None:
+            x = add("Mul", x, self._share(embeddings.dropped_id))
         if embeddings.positions is not None:
             places = self._places
             if embeddings.padding_id is not None:
@@ -178,23 +185,54 @@ class _Writer:
         x = self._optional_norm(x, embeddings.norm)
         return x if embeddings.projection is None else self._linear(x, embeddings.projection)
 
+    def _share(self, dropped_id: int) -> str:
+        """Return the number of tokens of each text over that of tokens that are not dropped."""
+        add = self._add
+        dropped = add("Cast", add("Equal", self._ids, np.array(dropped_id)), to=TensorProto.INT64)
+        others = add("Mul", self._mask, add("Sub", np.array(1), dropped))
+        counts = (
+            add("Cast", add("ReduceSum", each, _integers(1)), to=TensorProto.FLOAT)
+            for each in (self._mask, others)
+        )
+        share = add("Div", next(counts), add("Max", next(counts), np.float32(1)))
+        return add("Unsqueeze", share, _integers(2))
+
     def _layer(self, x: str, layer: Layer) -> str:
         add = self._add
         attended = self._attend(self._optional_norm(x, layer.attention_norm), layer.attention)
-        x = self._optional_norm(add("Add", attended, x), layer.attention_residual.norm)
+        x = self._add_states(attended, x, layer.attention_residual)
         normed = self._optional_norm(x, layer.up_norm)
         wide = self._activate(self._linear(normed, layer.up), layer.activation)
         if layer.gate is not None:
             wide = add("Mul", wide, self._linear(normed, layer.gate))
-        return self._optional_norm(
-            add("Add", self._linear(wide, layer.down), x), layer.residual.norm
-        )
+        return self._add_states(self._linear(wide, layer.down), x, layer.residual)
+
+    def _add_states(self, local: str, states: str, residual: Residual) -> str:
+        x = self._optional_norm(self._add("Add", local, states), residual.norm)
+        if residual.again is None:
+            return x
+        return self._optional_norm(self._add("Add", x, states), residual.again)
+
+    def _convolve(self, x: str, embedded: str, convolution: Convolution) -> str:
+        add, weight = self._add, convolution.linear.weight
+        hidden = len(weight)
+        count = weight.shape[1] // hidden
+        kept = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=TensorProto.FLOAT)
+        channels = add("Transpose", add("Mul", embedded, kept), perm=[0, 2, 1])
+        near = np.asarray(weight, np.float32).reshape(hidden, count, hidden).transpose(0, 2, 1)
+        added = add("Conv", channels, near, convolution.linear.bias, pads=[count // 2] * 2)
+        added = self._activate(add("Transpose", added, perm=[0, 2, 1]), convolution.activation)
+        return self._optional_norm(add("Add", x, added), convolution.norm)
 
     def _attend(self, x: str, attention: Attention) -> str:
         add = self._add
         query, key, value = (
-            self._in_heads(self._linear(x, each), attention.heads)
-            for each in (attention.query, attention.key, attention.value)
+            self._in_heads(self._optional_norm(self._linear(x, each), norm), attention.heads)
+            for each, norm in (
+                (attention.query, attention.query_norm),
+                (attention.key, attention.key_norm),
+                (attention.value, None),
+            )
         )
         if attention.rotary is not None:
             query, key = (self._rotate(each, attention.rotary) for each in (query, key))
@@ -300,17 +338,8 @@ class _Writer:
     def _head(self, states: str, head: Head) -> list[onnx.ValueInfoProto]:
         """Write a head, and return its outputs."""
         add = self._add
-        x = self._pool(states, head)
-        for step in head.steps:
-            if isinstance(step, Linear):
-                x = self._linear(x, step)
-            elif isinstance(step, Norm):
-                x = self._optional_norm(x, step)
-            elif step == "normalize":
-                length = add("ReduceL2", x, _integers(-1))
-                x = add("Div", x, add("Max", length, np.float32(1e-12)))
-            else:
-                x = self._activate(x, step)
+        x = self._run_steps(states, head.steps[: head.token_steps])
+        x = self._run_steps(self._pool(x, head), head.steps[head.token_steps :])
         axes: Sequence[str | None] = ["batch", "seq"] if head.pooling == "none" else ["batch"]
         made = []
         for output in head.outputs:
@@ -323,6 +352,19 @@ class _Writer:
             add.nodes.append(helper.make_node("Identity", [found], [output.name]))
             made.append(helper.make_tensor_value_info(output.name, TensorProto.FLOAT, own))
         return made
+
+    def _run_steps(self, x: str, steps: Sequence[Step]) -> str:
+        for step in steps:
+            if isinstance(step, Linear):
+                x = self._linear(x, step)
+            elif isinstance(step, Norm):
+                x = self._optional_norm(x, step)
+            elif step == "normalize":
+                length = self._add("ReduceL2", x, _integers(-1))
+                x = self._add("Div", x, self._add("Max", length, np.float32(1e-12)))
+            else:
+                x = self._activate(x, step)
+        return x
 
     def _pool(self, states: str, head: Head) -> str:
         add = self._add

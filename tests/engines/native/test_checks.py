@@ -82,6 +82,8 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         Shape(shared_codes=False, words_are_int8=False, narrow=24),
         MODERN,
         DISENTANGLED,
+        Shape(convolution=3, words_are_int8=False, hidden=40, heads=5, head=8),
+        Shape(normalizes_heads=True, adds_twice=True, hidden=40, heads=5, head=8),
         Shape(has_positions=False, has_types=False, hidden=312, inner=100, layers=1, head=26),
     ],
 )
@@ -153,6 +155,7 @@ def test_every_setting_is_needed(packed) -> None:
         (("input_names",), "input_ids", "a list of different names"),
         (("input_names",), ["input_ids", "input_ids"], "a list of different names"),
         (("padding_id",), "0", "setting 'padding_id'"),
+        (("dropped_id",), -1, "setting 'dropped_id' is -1"),
         (("embeddings",), [], r"setting 'embeddings' is \[\]"),
         (("embeddings", "width"), 41, r"embeddings.width' is 41 .* from 40 to 40"),
         (("embeddings", "projection"), 1, r"embeddings.projection' is 1"),
@@ -167,9 +170,13 @@ def test_every_setting_is_needed(packed) -> None:
         (("layers", 0, "shares_codes"), 1, "shares_codes' is 1"),
         (("layers", 0, "up", "zero_point"), 256, "up.zero_point' is 256"),
         (("layers", 0, "down", "depth"), 64, "down.depth' is 64"),
+        (("normalizes_heads",), True, "'layers.0.query_norm' does not fit"),
+        (("adds_twice",), True, "'layers.0.attention_again' does not fit"),
+        (("layers", 0, "key_norm"), {}, "'layers.0.key_norm' does not fit"),
         (("layers", 0, "norm", "epsilon"), -1.0, "norm.epsilon' is -1.0"),
         (("layers", 0, "norm", "epsilon"), 1e300, "norm.epsilon'"),
         (("heads_of_model", 0, "pooling"), "last", "pooling' is 'last'"),
+        (("heads_of_model", 0, "token_steps"), 5, "token_steps' is 5 .* from 0 to 4"),
         (("heads_of_model", 0, "steps", 0, "width"), 25, "steps.2.width' is 24"),
         (("heads_of_model", 0, "steps", 0, "kind"), "conv", "kind' is 'conv'"),
         (("heads_of_model", 0, "steps", 1, "name"), "exp", "name' is 'exp'"),
@@ -227,6 +234,21 @@ def test_a_wrong_setting_of_relative_positions_is_named(disentangled, path, valu
     settings = changed(disentangled.settings, path, value)
     with pytest.raises(CheckpointError, match=message):
         check_packed(Packed(arrays=disentangled.arrays, settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("tokens", 4, "convolution.tokens' is 4 and has to be an odd number"),
+        ("tokens", 5, "convolution.linear.depth' is 192"),
+        ("activation", "exp", "convolution.activation' is 'exp'"),
+    ],
+)
+def test_a_wrong_setting_of_a_convolution_is_named(path, value, message) -> None:
+    found = pack_model(random_model(Shape(hidden=40, heads=5, head=8, convolution=3)))
+    settings = changed(found.settings, ("convolution", path), value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=found.arrays, settings=settings))
 
 
 @pytest.mark.parametrize("value", [-1, 10_000, 5])

@@ -28,8 +28,11 @@ HERE = Path(__file__).parent
 SIDES = ("start", "end")
 
 SHAPES = {
-    "bert": Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24),
-    "modern": MODERN,
+    "bert": Shape(
+        hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24, dropped_id=9
+    ),
+    "twice": Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True, convolution=3),
+    "modern": dataclasses.replace(MODERN, normalizes_heads=True),
     "disentangled": DISENTANGLED,
     "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
 }

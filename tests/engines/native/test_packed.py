@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from native_models import DISENTANGLED, MODERN, Shape, random_model
-from qdqbert.encoders.model import Residual
+from qdqbert.encoders.model import Norm, Residual
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS, usable_sets
 from qdqbert.engines.native.packed import _fits_16_bits, pack_model
 from qdqbert.engines.native.program import Program
 from qdqbert.errors import GraphError
 
+# A LayerNorm; kernels have RMSNorms of queries and keys only.
+NORM = Norm(weight=np.ones(40, np.float32), bias=np.ones(40, np.float32), epsilon=1e-5)
 SHAPE = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True)
 
 
@@ -71,12 +73,36 @@ def test_adjacent_weights_fit_in_16_bits(pair, fits) -> None:
         ("up", {"codes": None}, "needs all linear layers in int8; layer 1"),
         ("attention", {"position_bias": np.zeros((5, 9), np.float32)}, "position bias of layer 1"),
         ("attention", {"scale": 3.0}, "needs equal layers; layer 1"),
+        ("attention", {"query_norm": NORM}, "needs equal layers; layer 1"),
+        ("residual", {"again": NORM}, "a second time only after an attention .* layer 1"),
         ("attention", {"causal": True}, "needs equal layers; layer 1"),
     ],
 )
 def test_layers_that_kernels_do_not_compute_are_refused(part, changes, message) -> None:
     with pytest.raises(GraphError, match=message):
         pack_model(with_layer(**{part: changed(part, **changes)}))
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [
+        {"query_norm": dataclasses.replace(NORM, subtracts_mean=False)},
+        {"query_norm": NORM, "key_norm": NORM},
+        dict.fromkeys(
+            ("query_norm", "key_norm"),
+            Norm(weight=np.ones(8), bias=np.ones(8), epsilon=1e-5, subtracts_mean=False),
+        ),
+    ],
+    ids=["one", "LayerNorms", "of one head"],
+)
+def test_norms_of_queries_and_keys_are_rms_norms_of_all_channels(norms) -> None:
+    model = random_model(SHAPE)
+    layers = tuple(
+        dataclasses.replace(each, attention=dataclasses.replace(each.attention, **norms))
+        for each in model.layers
+    )
+    with pytest.raises(GraphError, match="either no norms of queries and keys or two RMSNorms"):
+        pack_model(dataclasses.replace(model, layers=layers))
 
 
 def test_layers_with_other_activation_functions_are_refused() -> None:

@@ -71,6 +71,16 @@ PARTS = {
     "relative keys": Shape(layers=1, relative_keys=True, heads=2, head=64, dynamic=True),
     "relative queries in a window": Shape(layers=1, relative_queries=True, window=11, seed=1),
     "no positions": Shape(layers=1, has_positions=False, activation="silu", seed=3),
+    "convolution": Shape(hidden=40, heads=5, head=8, layers=1, convolution=5, dynamic=True),
+    "second add": Shape(hidden=40, heads=5, head=8, layers=1, adds_twice=True, dynamic=True),
+    "norms of heads": Shape(
+        hidden=40, heads=5, head=8, layers=1, normalizes_heads=True, position_bias=True
+    ),
+    "norms of heads that are rotated": Shape(
+        layers=1, heads=3, head=20, normalizes_heads=True, rotary=True, dynamic=True
+    ),
+    "dropped token": Shape(layers=1, dropped_id=9, norms_first=True),
+    "dropped token and float words": Shape(layers=1, dropped_id=9, words_are_int8=False, seed=4),
     "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
     "rounded queries and states": Shape(
         layers=1, rounds=("query_codes", "residual_codes"), rotary=True, norms_first=True
@@ -81,6 +91,9 @@ PARTS = {
 }
 ROUNDING = Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED, window=9)
 # Two layers whose hidden states are no multiple of the kernels' vectors.
+NORMALIZED = Shape(hidden=40, heads=5, head=8, inner=72, normalizes_heads=True, adds_twice=True)
+CONVOLVED = Shape(hidden=40, heads=5, head=8, inner=72, convolution=3)
+TWICE = Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True)
 DEEP = Shape(hidden=40, heads=5, head=8, inner=72, position_bias=True)
 
 
@@ -145,6 +158,10 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
         (DEEP, 2, False),
         (DEEP, 2, True),
         (DEEP, 3, False),
+        (NORMALIZED, 2, False),
+        (TWICE, 3, False),
+        (CONVOLVED, 2, False),
+        (NORMALIZED, 3, True),
         (MODERN, 2, False),
         (MODERN, 3, True),
         (DISENTANGLED, 2, False),
@@ -220,12 +237,18 @@ def test_heads_compute_what_numpy_does_in_any_company(tmp_path, pooling) -> None
             steps=head_steps(41, shape.hidden),
             outputs=(HeadOutput(name="start", column=0), HeadOutput(name="both")),
         ),
+        Head(
+            pooling=pooling,
+            steps=head_steps(41, shape.hidden),
+            outputs=(HeadOutput(name="late"),),
+            token_steps=3,
+        ),
         Head(pooling=pooling, steps=("normalize",), outputs=(HeadOutput(name="pooled"),)),
     )
     path = tmp_path / "model.safetensors"
     model = save_with(path, shape, heads)
     runner = NativeRunner(path, threads=2)
-    assert runner.output_names == ("start", "both", "pooled")
+    assert runner.output_names == ("start", "both", "late", "pooled")
     inputs = random_batch(LENGTHS)
     found, expected = runner.run(inputs), run_encoder(model, inputs)
     for name in runner.output_names:

@@ -9,6 +9,7 @@ from qdqbert.encoders.families.data2vec_text import DATA2VEC_TEXT
 from qdqbert.encoders.families.deberta import DEBERTA
 from qdqbert.encoders.families.deberta_v2 import DEBERTA_V2
 from qdqbert.encoders.families.distilbert import DISTILBERT
+from qdqbert.encoders.families.dpr import DPR
 from qdqbert.encoders.families.electra import ELECTRA
 from qdqbert.encoders.families.ernie import ERNIE
 from qdqbert.encoders.families.esm import ESM
@@ -37,6 +38,7 @@ FAMILIES = {
         DEBERTA,
         DEBERTA_V2,
         DISTILBERT,
+        DPR,
         ELECTRA,
         ERNIE,
         ESM,

@@ -10,9 +10,9 @@ from qdqbert.encoders.families.bert import (
     transform,
 )
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits
+from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
-from qdqbert.encoders.model import Head, Layer
+from qdqbert.encoders.model import Head, Layer, Step
 from qdqbert.encoders.reader import Reader
 
 _LAYER = LayerPaths(

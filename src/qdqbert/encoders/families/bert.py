@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
-from qdqbert.encoders.heads import Step, answer_spans, decoder, logits, scored_choice
+from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
-from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Table
+from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step, Table
 from qdqbert.encoders.reader import Reader
 
 

@@ -26,8 +26,6 @@ def read_deberta(reader: Reader) -> Encoder:
     """Read a model with one linear layer for queries, keys and values."""
     config = reader.config
     sizes = Sizes.of(reader, default=_EPSILON)
-    if config.integer("embedding_size", sizes.hidden) != sizes.hidden:
-        raise config.refuse("embedding_size", "a projection before the LayerNorm is not supported.")
     if config.flag("talking_head", False):
         raise config.refuse("talking_head", "products between heads are not supported.")
     limit = config.integer("max_position_embeddings", 512)

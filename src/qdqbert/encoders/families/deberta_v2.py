@@ -8,22 +8,25 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, transform
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
-from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits
+from qdqbert.encoders.family import Encoder, Family, Parts, with_words
+from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
     Attention,
+    Convolution,
     Embeddings,
     Floats,
     Head,
     Layer,
     Linear,
     RelativePositions,
+    Step,
+    Table,
 )
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.reference import layer_norm
 
 _EPSILON = 1e-7
 _LAYER = dataclasses.replace(
@@ -38,10 +41,6 @@ def read_deberta(reader: Reader) -> Encoder:
     """Read a model, whose scores also have products of tokens with relative positions."""
     config = reader.config
     sizes = Sizes.of(reader, default=_EPSILON)
-    if config.integer("embedding_size", sizes.hidden) != sizes.hidden:
-        raise config.refuse("embedding_size", "a projection before the LayerNorm is not supported.")
-    if config.integer("conv_kernel_size", 0):
-        raise config.refuse("conv_kernel_size", "a convolution is not supported.")
     if config.integer("attention_head_size", sizes.head) != sizes.head:
         raise config.refuse("attention_head_size", f"expected {sizes.head}.")
     limit = config.integer("max_position_embeddings", 512)
@@ -70,6 +69,34 @@ def read_deberta(reader: Reader) -> Encoder:
         layers=tuple(layer(each) for each in range(config.integer("num_hidden_layers"))),
         limit=limit,
         has_token_types=config.integer("type_vocab_size", 0) > 1,
+        convolution=_convolution(reader, sizes),
+    )
+
+
+def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
+    config, at, hidden = reader.config, reader.at("encoder.conv"), sizes.hidden
+    count, groups = config.integer("conv_kernel_size", 0), config.integer("conv_groups", 1)
+    if not count:
+        return None
+    if count % 2 == 0:
+        raise config.refuse("conv_kernel_size", "expected an odd number.")
+    if groups == 0 or hidden % groups:
+        raise config.refuse("conv_groups", f"`hidden_size={hidden}` is not a multiple of it.")
+    own = hidden // groups
+    stored = at.tensor("conv.weight", (hidden, own, count)).transpose(0, 2, 1)
+    weight = np.zeros((hidden, count, hidden), np.float32)
+    for start in range(0, hidden, own):
+        # The outputs of a group read its own channels.
+        weight[start : start + own, :, start : start + own] = stored[start : start + own]
+    return Convolution(
+        linear=Linear(
+            weight=weight.reshape(hidden, -1),
+            weight_scale=None,
+            bias=at.tensor("conv.bias", (hidden,)),
+            codes=None,
+        ),
+        activation=config.activation("conv_act", "tanh"),
+        norm=at.norm("LayerNorm", size=hidden, epsilon=sizes.epsilon),
     )
 
 
@@ -84,17 +111,34 @@ def product_kinds(reader: Reader) -> tuple[str, ...]:
 
 
 def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
-    """Read embeddings that need not have positions and token types."""
+    """Read embeddings that need not have positions and token types.
+
+    The sum of narrow ones is projected before its LayerNorm, so each table can be projected.
+    """
     at = reader.at("embeddings")
-    config, width = reader.config, sizes.hidden
-    has_positions = config.flag("position_biased_input", True)
-    has_types = config.integer("type_vocab_size", 0) > 0
+    config, width = reader.config, _width(reader.config, sizes.hidden)
+    projection = None
+    if width != sizes.hidden:
+        projection = at.tensor("embed_proj.weight", (sizes.hidden, width))
+
+    def table(name: str) -> Table:
+        found = at.table(name, width=width)
+        return found if projection is None else Table(rows=found.rows @ projection.T, scale=None)
+
     return Embeddings(
-        words=at.table("word_embeddings", width=width),
-        positions=at.table("position_embeddings", width=width) if has_positions else None,
-        token_types=at.table("token_type_embeddings", width=width) if has_types else None,
-        norm=at.norm("LayerNorm", size=width, epsilon=sizes.epsilon),
+        words=table("word_embeddings"),
+        positions=table("position_embeddings")
+        if config.flag("position_biased_input", True)
+        else None,
+        token_types=table("token_type_embeddings")
+        if config.integer("type_vocab_size", 0) > 0
+        else None,
+        norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
     )
+
+
+def _width(config: Config, hidden: int) -> int:
+    return config.integer("embedding_size", hidden)
 
 
 def _span(reader: Reader) -> int:
@@ -120,7 +164,9 @@ def _relative_embeddings(reader: Reader, sizes: Sizes) -> Floats:
     if "layer_norm" not in reader.config.text("norm_rel_ebd", "none").lower():
         return table
     norm = at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon)
-    return layer_norm(table, norm)
+    centered = table - table.mean(axis=1, keepdims=True)
+    deviation = np.sqrt((centered**2).mean(axis=1, keepdims=True) + np.float32(norm.epsilon))
+    return np.asarray(centered / deviation * norm.weight + norm.bias, np.float32)
 
 
 def _relative(
@@ -201,8 +247,12 @@ classify, choose = pooled_heads(_pooled)
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `DebertaV2ForMaskedLM`, of which there are two forms."""
+    width = _width(parts.config, parts.hidden)
     if parts.config.flag("legacy", True):
-        return fill_mask_as_bert(parts)
+        words = parts.body.table("embeddings.word_embeddings", width=width)
+        return fill_mask_as_bert(with_words(parts, words))
+    if width != parts.hidden:
+        raise parts.config.refuse("embedding_size", f"this head needs {parts.hidden}.")
     at = parts.root.at("lm_predictions.lm_head")
     activation = parts.config.activation("hidden_act", "gelu")
     steps = transform(

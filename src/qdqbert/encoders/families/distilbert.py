@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, read_embeddings
 from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
-from qdqbert.encoders.heads import Step, decoder, logits
+from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
-from qdqbert.encoders.model import Head
+from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.reader import Reader
 
 # transformers has no field for it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qdqbert.encoders.families.bert import (
     answer,
     classify_tokens,
@@ -10,8 +12,8 @@ from qdqbert.encoders.families.bert import (
     transform,
 )
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, decoder, logits
-from qdqbert.encoders.model import Head
+from qdqbert.encoders.heads import decoder, logits
+from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.reader import Reader
 
 
@@ -28,20 +30,32 @@ def classify(parts: Parts) -> tuple[Head, ...]:
     return logits("first", dense, "gelu", at.linear("out_proj", inputs=len(dense.bias)))
 
 
-def _summary(parts: Parts) -> tuple[Step, ...]:
-    config = parts.config
-    if config.text("summary_type", "first") != "first":
-        raise config.refuse("summary_type", "only 'first' is supported.")
-    steps: list[Step] = []
-    if config.flag("summary_use_proj", True):
-        steps.append(parts.root.linear("sequence_summary.summary", inputs=parts.hidden))
-    if config.text("summary_activation", "gelu"):
-        steps.append(config.activation("summary_activation", "gelu"))
-    return tuple(steps)
+def summary(kind: str, *, projects: bool, activation: str) -> Callable[[Parts], tuple[Step, ...]]:
+    """Return what reads the steps of transformers' summary of a text.
+
+    Args:
+        kind: Which state it takes, if the config does not say. Only the first one can be taken:
+            the last one is that of padding in most batches, which is never computed.
+        projects: Whether it has a linear layer, if the config does not say.
+        activation: Name of its activation function, if the config does not say; empty for none.
+    """
+
+    def read(parts: Parts) -> tuple[Step, ...]:
+        config = parts.config
+        if (found := config.text("summary_type", kind)) != "first":
+            raise config.refuse("summary_type", f"expected 'first', and it is {found!r}.")
+        steps: list[Step] = []
+        if config.flag("summary_use_proj", projects):
+            steps.append(parts.root.linear("sequence_summary.summary", inputs=parts.hidden))
+        if config.text("summary_activation", activation):
+            steps.append(config.activation("summary_activation", activation))
+        return tuple(steps)
+
+    return read
 
 
 # The head of `ElectraForMultipleChoice`.
-_, choose = pooled_heads(_summary)
+_, choose = pooled_heads(summary("first", projects=True, activation="gelu"))
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbert.encoders.families.bert import classify_tokens
 from qdqbert.encoders.families.roberta import classify, fill_mask
-from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
+from qdqbert.encoders.family import Encoder, Family, Parts, longest_text, with_words
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import Attention, Embeddings, Head, Table
 from qdqbert.encoders.reader import Reader
@@ -56,9 +56,12 @@ def read_esm(reader: Reader) -> Encoder:
 
 def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddings:
     config, at = reader.config, reader.at("embeddings")
-    words = at.table("word_embeddings", width=sizes.hidden)
+    words, dropped_id = _words(reader, sizes.hidden), None
     if config.flag("token_dropout", False):
-        words = Table(rows=words.rows * np.float32(1 - _MASKED), scale=None)
+        dropped_id = config.integer("mask_token_id")
+        rows = words.rows * np.float32(1 - _MASKED)
+        rows[dropped_id : dropped_id + 1] = 0
+        words = Table(rows=rows, scale=None)
     padding_id = config.integer("pad_token_id")
     positions = None
     if has_positions:
@@ -71,16 +74,17 @@ def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddi
         token_types=None,
         norm=at.norm("layer_norm", size=sizes.hidden, epsilon=sizes.epsilon) if has_norm else None,
         padding_id=padding_id if has_positions else None,
+        dropped_id=dropped_id,
     )
 
 
+def _words(reader: Reader, hidden: int) -> Table:
+    return reader.at("embeddings").table("word_embeddings", width=hidden)
+
+
 def fill(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `EsmForMaskedLM`."""
-    if parts.config.flag("token_dropout", False):
-        raise parts.config.refuse(
-            "token_dropout", "embeddings that depend on the number of masks are not supported."
-        )
-    return fill_mask(parts)
+    """Return the head of `EsmForMaskedLM`, whose decoder has the table of words as it is stored."""
+    return fill_mask(with_words(parts, _words(parts.body, parts.hidden)))
 
 
 ESM = Family(

@@ -19,11 +19,12 @@ from qdqbert.encoders.model import (
     Pooling,
     Residual,
     Rotary,
+    Step,
 )
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import read_rotation
 
-_POOLINGS: Mapping[str, Pooling] = {"bos": "first", "mean": "mean"}
+_POOLINGS: Mapping[str, Pooling] = {"bos": "first", "late": "mean", "mean": "mean"}
 
 
 def read_eurobert(reader: Reader) -> Encoder:
@@ -96,11 +97,14 @@ def _layer(at: Reader, sizes: Sizes, rotary: Rotary) -> Layer:
 def classify(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `EuroBertForSequenceClassification`."""
     kind = parts.config.text("classifier_pooling", "late")
+    if kind not in _POOLINGS:
+        raise parts.config.refuse("classifier_pooling", f"expected one of {', '.join(_POOLINGS)}.")
     dense = parts.root.linear("dense", inputs=parts.hidden, outputs=parts.hidden)
     classifier = parts.root.linear("classifier", inputs=parts.hidden)
-    if kind not in _POOLINGS:
-        raise parts.config.refuse("classifier_pooling", "expected 'bos' or 'mean'.")
-    return logits(_POOLINGS[kind], dense, "gelu", classifier)
+    steps: tuple[Step, ...] = (dense, "gelu", classifier)
+    # "late" is the mean of the scores of tokens.
+    count = len(steps) if kind == "late" else 0
+    return logits(_POOLINGS[kind], *steps, token_steps=count)
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:

@@ -1,4 +1,8 @@
-"""Jina Embeddings v2 (Günther et al. 2023, arXiv:2310.19923): BERT with ALiBi and gates."""
+"""Jina Embeddings v2 (Günther et al. 2023, arXiv:2310.19923): BERT with ALiBi and gates.
+
+The model for code (jina-bert-v2-qk-post-norm) also normalizes queries and keys, and adds the states
+that an attention reads twice.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,23 @@ import numpy as np
 
 from qdqbert.encoders.families.bert import BERT_HEADS
 from qdqbert.encoders.family import Encoder, Family
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
-from qdqbert.encoders.model import Activation, Attention, Embeddings, Floats
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, centered, read_layer
+from qdqbert.encoders.model import Activation, Attention, Embeddings, Floats, Layer
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion
 
 # Activation functions of the kinds of feed-forward parts.
 _ACTIVATIONS: Mapping[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
 _CONVERSION = Conversion(
-    renames=((r"mlp\.wo\.", "output.dense."), (r"mlp\.layernorm\.", "output.LayerNorm.")),
-    splits={".mlp.gated_layers": (".intermediate.dense", ".intermediate.gate")},
+    renames=(
+        (r"mlp\.(wo|down_layer)\.", "output.dense."),
+        (r"(mlp\.layernorm|layer_norm_2)\.", "output.LayerNorm."),
+    ),
+    splits={
+        ".mlp.gated_layers": (".intermediate.dense", ".intermediate.gate"),
+        # The second half is the one that is activated.
+        ".mlp.up_gated_layer": (".intermediate.gate", ".intermediate.dense"),
+    },
 )
 _LAYER = dataclasses.replace(BERT_LAYER, gate="intermediate.gate")
 
@@ -31,14 +42,23 @@ def read_jina_bert(reader: Reader) -> Encoder:
     kind = config.text("feed_forward_type", "original")
     if kind not in _ACTIVATIONS:
         raise config.refuse("feed_forward_type", f"expected one of {', '.join(_ACTIVATIONS)}.")
-    first = reader.at("encoder.layer.0.attention.self")
-    if first.has("layer_norm_q.weight"):
-        raise config.refuse("architectures", "LayerNorms of queries and keys are not supported.")
     limit = config.integer("max_position_embeddings")
     bias = alibi(sizes.heads, limit)
 
-    def biased(attention: Attention) -> Attention:
-        return dataclasses.replace(attention, position_bias=bias)
+    def layer(index: int) -> Layer:
+        at = reader.at(f"encoder.layer.{index}")
+
+        def biased(attention: Attention) -> Attention:
+            return dataclasses.replace(
+                _with_norms(at.at("attention.self"), attention, sizes), position_bias=bias
+            )
+
+        found = read_layer(at, _LAYER, sizes, activation=_ACTIVATIONS[kind], change=biased)
+        if not at.has("layer_norm_1.weight"):
+            return found
+        again = at.norm("layer_norm_1", size=sizes.hidden, epsilon=sizes.epsilon)
+        residual = dataclasses.replace(found.attention_residual, again=again)
+        return dataclasses.replace(found, attention_residual=residual)
 
     at = reader.at("embeddings")
     return Encoder(
@@ -48,18 +68,29 @@ def read_jina_bert(reader: Reader) -> Encoder:
             token_types=at.table("token_type_embeddings", width=sizes.hidden),
             norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
         ),
-        layers=tuple(
-            read_layer(
-                reader.at(f"encoder.layer.{index}"),
-                _LAYER,
-                sizes,
-                activation=_ACTIVATIONS[kind],
-                change=biased,
-            )
-            for index in range(config.integer("num_hidden_layers"))
-        ),
+        layers=tuple(layer(index) for index in range(config.integer("num_hidden_layers"))),
         limit=limit,
         has_token_types=config.integer("type_vocab_size", 2) > 1,
+    )
+
+
+def _with_norms(at: Reader, attention: Attention, sizes: Sizes) -> Attention:
+    """Return the attention with LayerNorms of queries and keys, if the file has them."""
+    if not at.has("layer_norm_q.weight"):
+        return attention
+    # A LayerNorm is an RMSNorm of what has the mean 0.
+    query_norm, key_norm = (
+        dataclasses.replace(
+            at.norm(name, size=sizes.hidden, epsilon=sizes.epsilon), subtracts_mean=False
+        )
+        for name in ("layer_norm_q", "layer_norm_k")
+    )
+    return dataclasses.replace(
+        attention,
+        query=centered(attention.query),
+        key=centered(attention.key),
+        query_norm=query_norm,
+        key_norm=key_norm,
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from qdqbert.encoders.family import Encoder, Family, Parts
-from qdqbert.encoders.heads import Step, answer_spans, decoder, logits, scored_choice
+from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import Sizes
 from qdqbert.encoders.model import (
     Activation,
@@ -18,6 +18,7 @@ from qdqbert.encoders.model import (
     Pooling,
     Residual,
     Rotary,
+    Step,
 )
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import read_rotation

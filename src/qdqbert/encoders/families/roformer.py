@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.families.bert import answer, classify_tokens, fill_mask
+from qdqbert.encoders.families.bert import answer, classify_tokens, fill_mask, pooled_heads
+from qdqbert.encoders.families.electra import summary
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
@@ -88,13 +89,17 @@ def classify(parts: Parts) -> tuple[Head, ...]:
     return logits("first", dense, activation, at.linear("out_proj", inputs=len(dense.bias)))
 
 
+# The head of `RoFormerForMultipleChoice`.
+_, choose = pooled_heads(summary("last", projects=False, activation=""))
+
+
 ROFORMER = Family(
     model_type="roformer",
     prefix="roformer",
     encoder=read_roformer,
-    # Its head for multiple choice reads the last token, which is padding in most batches.
     heads={
         "fill-mask": fill_mask,
+        "multiple-choice": choose,
         "question-answering": answer,
         "text-classification": classify,
         "token-classification": classify_tokens,

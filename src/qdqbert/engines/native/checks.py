@@ -23,6 +23,8 @@ from qdqbert.json_files import LARGEST_FLOAT, Fields
 _LARGEST = 65_536
 # Arrays of scales, and of their inverses. Only those of padding are zero.
 _SCALES = ("word_scale", ".factor", ".multiplier", ".step")
+# A convolution is over a few tokens.
+_MOST_TOKENS = 63
 # A head may have one output for each word of a vocabulary.
 _MOST_WORDS = 2**31 - 1
 _INPUTS = ("input_ids", "attention_mask")
@@ -69,16 +71,17 @@ def _wrong(reason: str) -> CheckpointError:
 
 def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     """Check the settings of a model, and yield the arrays that it needs."""
-    hidden, inner = padded(settings.integer("hidden")), padded(settings.integer("inner"))
     heads, size = settings.integer("heads"), settings.integer("head_size", multiple=PANEL)
-    if (width := padded(heads * size)) > _LARGEST:
+    if padded(heads * size) > _LARGEST:
         raise _wrong(f"{heads} heads of {size} channels are too many")
     limit = settings.integer("limit")
     settings.choice("activation", tuple(ACTIVATIONS))
     settings.number("score_scale")
     settings.truth("causal")
     settings.truth("dynamic")
-    norms_first, gated = settings.truth("norms_first"), settings.truth("gated")
+    settings.truth("norms_first")
+    settings.truth("adds_twice")
+    settings.truth("normalizes_heads")
     settings.truth("fits_16_bits")
     settings.truth("has_choices")
     names = settings.names("input_names")
@@ -87,8 +90,11 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     has_padding = settings.get("padding_id") is not None
     if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
+    if settings.get("dropped_id") is not None:
+        settings.integer("dropped_id", 0, 2**31 - 1)
     words = _shape_of(packed, "words")
     yield from _embeddings(settings, limit + has_padding, words)
+    yield from _convolution(settings, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
     rotations = settings.integer("rotations", 0)
     for index in range(rotations):
@@ -100,27 +106,9 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
         raise _wrong("it has no layers")
     for index, layer in enumerate(layers):
         name = f"layers.{index}"
-        layer.truth("shares_codes")
-        narrow = padded(settings.integer("hidden"), PANEL)
-        for part, depth, columns in (
-            *((part, hidden, width) for part in ("query", "key", "value")),
-            ("output", width, narrow),
-            ("up", hidden, 2 * inner if gated else padded(settings.integer("inner"), PANEL)),
-            ("down", inner, narrow),
-        ):
-            yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
-        wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
-        for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
-            is_optional = norms_first and part == "attention_input_norm"
-            if not is_optional and (layer.get(part) is not None) != (part in wanted):
-                raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
-            yield from _optional_norm(layer, part, f"{name}.{part}", settings.integer("hidden"))
-        for part, channels in _rounded(width, hidden).items():
-            yield from _rounding(layer, part, f"{name}.{part}", channels)
+        yield from _layer(settings, layer, name)
         for part, rows in tables.items():
             yield f"{name}.{part}", np.float32, (heads, rows // PANEL, size, PANEL)
-        if layer.get("window") is not None:
-            layer.integer("window", 0)
         # Either all layers are rotated or none.
         if rotations or layer.get("rotation") is not None:
             layer.integer("rotation", 0, rotations - 1)
@@ -157,6 +145,23 @@ def _embeddings(settings: Fields, positions: int, words: tuple[int, int]) -> Ite
     yield from _optional_norm(embeddings, "norm", "embedding_norm", own)
 
 
+def _convolution(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
+    """Check the convolution after the first layer, if there is one."""
+    if settings.get("convolution") is None:
+        return
+    found, hidden = settings.child("convolution"), settings.integer("hidden")
+    tokens = found.integer("tokens", high=_MOST_TOKENS)
+    if tokens % 2 == 0:
+        raise found.refuse("tokens", tokens, "an odd number")
+    found.choice("activation", tuple(ACTIVATIONS))
+    linear = found.child("linear")
+    linear.equal("width", hidden)
+    is_int8 = settings.child("embeddings").truth("int8")
+    depth = tokens * padded(hidden)
+    yield from _float_linear(linear, "convolution", depth, words, is_int8=is_int8)
+    yield from _norm(found.child("norm"), "convolution_norm", hidden)
+
+
 def _relative(
     settings: Fields, packed: Packed, limit: int
 ) -> Generator[Expected, None, dict[str, int]]:
@@ -177,6 +182,58 @@ def _relative(
     if rows.size and (rows.min() < 0 or rows.max() >= count or (rows[1:] < rows[:-1]).any()):
         raise _wrong(f"array {name!r} is not in order from 0 to {count - 1}")
     return {f"relative_{part}": padded(count, PANEL) for part in parts}
+
+
+def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
+    """Check a layer, apart from its tables of positions."""
+    hidden = settings.integer("hidden")
+    columns = settings.integer("heads") * settings.integer("head_size")
+    layer.truth("shares_codes")
+    if layer.get("window") is not None:
+        layer.integer("window", 0)
+    yield from _linears(settings, layer, name)
+    norms_first = settings.truth("norms_first")
+    yield from _layer_norms(layer, name, hidden, norms_first=norms_first)
+    adds_twice = settings.truth("adds_twice")
+    if adds_twice and norms_first:
+        raise _wrong("setting 'adds_twice' does not fit norms_first=True")
+    normalizes_heads = settings.truth("normalizes_heads")
+    for part, is_there, channels in (
+        ("attention_again", adds_twice, hidden),
+        ("query_norm", normalizes_heads, columns),
+        ("key_norm", normalizes_heads, columns),
+    ):
+        if (layer.get(part) is not None) != is_there:
+            raise _wrong(f"setting '{name}.{part}' does not fit those of the model")
+        yield from _optional_norm(layer, part, f"{name}.{part}", channels)
+    for part, channels in _rounded(padded(columns), padded(hidden)).items():
+        yield from _rounding(layer, part, f"{name}.{part}", channels)
+
+
+def _linears(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
+    """Check the linear layers of a layer."""
+    inner = settings.integer("inner")
+    hidden = padded(settings.integer("hidden"))
+    narrow = padded(settings.integer("hidden"), PANEL)
+    width = padded(settings.integer("heads") * settings.integer("head_size"))
+    up = 2 * padded(inner) if settings.truth("gated") else padded(inner, PANEL)
+    for part, depth, columns in (
+        *((part, hidden, width) for part in ("query", "key", "value")),
+        ("output", width, narrow),
+        ("up", hidden, up),
+        ("down", padded(inner), narrow),
+    ):
+        yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
+
+
+def _layer_norms(layer: Fields, name: str, hidden: int, *, norms_first: bool) -> Iterator[Expected]:
+    """Check the LayerNorms of a layer, which are all after residual adds or all before parts."""
+    wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
+    for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
+        is_optional = norms_first and part == "attention_input_norm"
+        if not is_optional and (layer.get(part) is not None) != (part in wanted):
+            raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
+        yield from _optional_norm(layer, part, f"{name}.{part}", hidden)
 
 
 def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[Expected]:
@@ -257,7 +314,9 @@ def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
     for index, head in enumerate(settings.children("heads_of_model")):
         width = settings.integer("hidden")
         head.choice("pooling", get_args(Pooling))
-        for number, step in enumerate(head.children("steps")):
+        steps = head.children("steps")
+        head.integer("token_steps", 0, len(steps))
+        for number, step in enumerate(steps):
             name = f"heads.{index}.{number}"
             kind = step.choice("kind", ("linear", "norm", "function"))
             if kind == "function":

@@ -26,6 +26,15 @@ def check_model(model: EncoderModel) -> None:
         if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
             raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
         _check_norms(layer, index)
+        norms = (attention.query_norm, attention.key_norm)
+        width = len(attention.query.bias)
+        if norms != (None, None) and any(
+            each is None or each.subtracts_mean or len(each.weight) != width for each in norms
+        ):
+            raise GraphError(
+                "The native engine needs either no norms of queries and keys or two RMSNorms over "
+                f"all of their channels; those of layer {index} differ."
+            )
         _check_relative(layer.attention.relative, model, index)
         if layer.gate is not None and not same_codes((layer.up, layer.gate)):
             raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
@@ -75,6 +84,11 @@ def _check_norms(layer: Layer, index: int) -> None:
     """Refuse layers whose LayerNorms are neither all after residual adds nor all before parts."""
     before = (layer.attention_norm, layer.up_norm)
     after = (layer.attention_residual.norm, layer.residual.norm)
+    if layer.residual.again is not None or (layer.attention_residual.again and None in after):
+        raise GraphError(
+            "The native engine adds states a second time only after an attention that is followed "
+            f"by a LayerNorm; layer {index} differs."
+        )
     # The first attention may read the normalized embeddings.
     is_first = after == (None, None) and layer.up_norm is not None
     if not is_first and (before != (None, None) or None in after):
@@ -88,6 +102,9 @@ def _common(layer: Layer) -> tuple[Any, ...]:
     """Return what is the same in all layers of a model."""
     attention = layer.attention
     return (
+        attention.query_norm is None,
+        attention.key_norm is None,
+        layer.attention_residual.again is None,
         layer.residual.norm is None,
         layer.gate is None,
         attention.rotary is None,

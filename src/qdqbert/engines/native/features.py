@@ -14,11 +14,14 @@ class Features:
         dynamic: Whether each row of codes gets its own scale while the model runs.
         norms_first: Whether LayerNorms are before the parts of a layer instead of after them.
         gated: Whether the activation is multiplied by a gate.
+        adds_twice: Whether states are added again after the LayerNorm that follows an attention.
+        normalizes_heads: Whether queries and keys are normalized over the channels of all heads.
         rotary: Whether queries and keys are rotated.
         windowed: Whether some layers attend only to near tokens.
         relative_keys: Whether queries are multiplied by a table of relative positions.
         relative_queries: Whether keys are multiplied by a table of relative positions.
         positions: Whether there is a table of positions.
+        drops_words: Whether rows of words are multiplied by a factor of each token.
         rounds_attention: Whether inputs of attention's products are fake-quantized.
         rounds_adds: Whether inputs of residual adds are fake-quantized.
     """
@@ -27,11 +30,14 @@ class Features:
     dynamic: bool = False
     norms_first: bool = False
     gated: bool = False
+    adds_twice: bool = False
+    normalizes_heads: bool = False
     rotary: bool = False
     windowed: bool = False
     relative_keys: bool = False
     relative_queries: bool = False
     positions: bool = True
+    drops_words: bool = False
     rounds_attention: bool = False
     rounds_adds: bool = False
 

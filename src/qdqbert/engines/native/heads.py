@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,23 @@ class Heads:
         if self._final_norm is not None:
             states = self._normalized(self._final_norm, states)
         for index, head in enumerate(self._heads):
-            width = self._program.settings["hidden"]
-            rows = _pooled(states, starts, head["pooling"])
-            for number, step in enumerate(head["steps"]):
-                rows, width = self._step(f"heads.{index}.{number}", step, rows, width)
+            steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
+            count, width = head["token_steps"], self._program.settings["hidden"]
+            rows, width = self._run_steps(steps[:count], states, width)
+            rows = _pooled(rows, starts, head["pooling"])
+            rows, width = self._run_steps(steps[count:], rows, width)
             for output in head["outputs"]:
                 column = output["column"]
                 values = rows[:, :width] if column is None else rows[:, column]
                 found[output["name"]] = (head["pooling"] == "none", values)
         return found
+
+    def _run_steps(
+        self, steps: Sequence[tuple[str, dict[str, Any]]], rows: Rows, width: int
+    ) -> tuple[Rows, int]:
+        for name, step in steps:
+            rows, width = self._step(name, step, rows, width)
+        return rows, width
 
     def _step(self, name: str, step: dict[str, Any], rows: Rows, width: int) -> tuple[Rows, int]:
         """Return the rows after a step, with padding, and their number of channels."""

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.heads import Rows
-from qdqbert.engines.native.program import Texts
 from qdqbert.engines.native.runner import NativeRunner, Stream, unpacked
 from qdqbert.engines.native.schedule import divide
+from qdqbert.engines.native.texts import Texts
 from qdqbert.engines.runner import Outputs
 
 

@@ -74,6 +74,8 @@ class _Packer:
             "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
             "activation": model.layers[0].activation,
             "norms_first": model.layers[0].residual.norm is None,
+            "adds_twice": model.layers[0].attention_residual.again is not None,
+            "normalizes_heads": attention.query_norm is not None,
             "gated": model.layers[0].gate is not None,
             "final_norm": self._optional_norm("final_norm", model.final_norm),
             "hidden": self._hidden,
@@ -87,7 +89,9 @@ class _Packer:
             "input_names": list(model.input_names),
             "has_choices": model.has_choices,
             "padding_id": model.embeddings.padding_id,
+            "dropped_id": model.embeddings.dropped_id,
             "embeddings": self._embeddings(),
+            "convolution": self._convolution(),
             "layers": layers,
             "rotations": len(self._rotations),
             "relative": self._relative(),
@@ -117,6 +121,21 @@ class _Packer:
             "int8": tables.words.scale is not None,
             "has_positions": tables.positions is not None,
             "has_types": tables.token_types is not None,
+        }
+
+    def _convolution(self) -> dict[str, Any] | None:
+        """Add the convolution, with channels of the states as they are padded."""
+        if (found := self._model.convolution) is None:
+            return None
+        by_token = found.linear.weight.reshape(self._hidden, -1, self._hidden)
+        wide = _wide(by_token, padded(self._hidden)).reshape(self._hidden, -1)
+        return {
+            "tokens": by_token.shape[1],
+            "activation": found.activation,
+            "linear": self._float_linear(
+                "convolution", dataclasses.replace(found.linear, weight=wide)
+            ),
+            "norm": self._norm("convolution_norm", found.norm),
         }
 
     def _layer(self, name: str, layer: Layer) -> dict[str, Any]:
@@ -149,8 +168,16 @@ class _Packer:
                 for part, norm in (
                     ("attention_input_norm", layer.attention_norm),
                     ("attention_norm", layer.attention_residual.norm),
+                    ("attention_again", layer.attention_residual.again),
                     ("up_input_norm", layer.up_norm),
                     ("norm", layer.residual.norm),
+                )
+            },
+            **{
+                part: self._norm_of_heads(f"{name}.{part}", norm)
+                for part, norm in (
+                    ("query_norm", attention.query_norm),
+                    ("key_norm", attention.key_norm),
                 )
             },
             "up": self._up(f"{name}.up", layer),
@@ -309,6 +336,24 @@ class _Packer:
             "subtracts_mean": norm.subtracts_mean,
         }
 
+    def _norm_of_heads(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
+        """Add an RMSNorm over the channels of all heads, with those of their padding."""
+        if norm is None:
+            return None
+        count = self._heads * self._size
+        # The mean square is that of all channels, of which those of padding are 0.
+        share = len(norm.weight) / count
+        weight = norm.weight * np.float32(math.sqrt(share))
+        return self._norm(
+            name,
+            dataclasses.replace(
+                norm,
+                weight=_placed(weight, self._spread_in_halves, count),
+                bias=_placed(norm.bias, self._spread_in_halves, count),
+                epsilon=norm.epsilon * share,
+            ),
+        )
+
     def _optional_norm(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
         return None if norm is None else self._norm(name, norm)
 
@@ -324,7 +369,12 @@ class _Packer:
             else:
                 steps.append({"kind": "function", "name": step})
         outputs = [{"name": each.name, "column": each.column} for each in head.outputs]
-        return {"pooling": head.pooling, "steps": steps, "outputs": outputs}
+        return {
+            "pooling": head.pooling,
+            "token_steps": head.token_steps,
+            "steps": steps,
+            "outputs": outputs,
+        }
 
     def _shares_words(self, weight: Floats) -> bool:
         """Return whether weights are those of the table of words, and add the rest of its codes."""

@@ -40,6 +40,7 @@ from qdqbert.engines.native.records import (
 )
 from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
 from qdqbert.engines.native.storage import Packed
+from qdqbert.engines.native.texts import Texts
 
 Array = NDArray[Any]
 
@@ -130,7 +131,9 @@ class Program:
                     "heads": settings["heads"],
                     "head_size": settings["head_size"],
                     "width": self.width,
-                    "group": min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
+                    "group": settings["heads"]
+                    if self.features.normalizes_heads
+                    else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
                     "inner": self.inner,
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
@@ -183,8 +186,11 @@ class Program:
                     for part in (
                         "attention_input_norm",
                         "attention_norm",
+                        "attention_again",
                         "up_input_norm",
                         "norm",
+                        "query_norm",
+                        "key_norm",
                     )
                 },
                 "up_codes": self._codes(f"{name}.up", layer["up"]),
@@ -306,11 +312,14 @@ def _features(settings: Mapping[str, Any]) -> Features:
         dynamic=settings["dynamic"],
         norms_first=settings["norms_first"],
         gated=settings["gated"],
+        adds_twice=settings["adds_twice"],
+        normalizes_heads=settings["normalizes_heads"],
         rotary=settings["rotations"] > 0,
         windowed=any(layer["window"] is not None for layer in settings["layers"]),
         relative_keys=relative["keys"],
         relative_queries=relative["queries"],
         positions=settings["embeddings"]["has_positions"],
+        drops_words=settings["dropped_id"] is not None,
         rounds_attention=_rounds(settings, ("query", "key", "value", "probability")),
         rounds_adds=_rounds(settings, ("attention_local", "attention_states", "local", "states")),
     )
@@ -319,23 +328,6 @@ def _features(settings: Mapping[str, Any]) -> Features:
 def _rounds(settings: Mapping[str, Any], parts: Sequence[str]) -> bool:
     """Return whether a layer fake-quantizes one of some parts."""
     return any(layer[f"{part}_rounding"] for layer in settings["layers"] for part in parts)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Texts packed one after another, without padding.
-
-    Attributes:
-        ids: `(tokens,)` int32.
-        positions: `(tokens,)` int32, the place of each token in its text.
-        token_types: `(tokens,)` int32.
-        starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
-    """
-
-    ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    token_types: NDArray[np.int32]
-    starts: NDArray[np.int64]
 
 
 class Scratch:
@@ -359,6 +351,9 @@ class Scratch:
             "codes": zeros((3 * code_rows, bytes_of_codes(program.hidden)), np.uint8),
             "inner": zeros(
                 (BLOCK + SPARE_ROWS, bytes_of_codes(max(program.inner, program.width))), np.uint8
+            ),
+            "kept": zeros(
+                (BLOCK if program.features.adds_twice else 0, program.hidden), np.float32
             ),
             "row_scales": zeros((3 * code_rows, 2), np.float32),
             "inner_float": zeros(

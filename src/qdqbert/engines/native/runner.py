@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.index_limits import check_ids
+from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
-from qdqbert.engines.native.program import Job, Program, Scratch, Texts
+from qdqbert.engines.native.program import Job, Program, Scratch
 from qdqbert.engines.native.schedule import divide
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.team import Team
+from qdqbert.engines.native.texts import Texts
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.machine import usable_cores
@@ -82,6 +84,8 @@ class NativeRunner:
         """
         self._program = Program(load_packed(model), choose_set(kernel))
         self._heads = Heads(self._program)
+        has_convolution = self._program.settings["convolution"] is not None
+        self._convolution = Convolution(self._program) if has_convolution else None
         self.kernel = self._program.isa.name
         self.input_names = tuple(self._program.settings["input_names"])
         self.output_names = self._heads.output_names
@@ -144,7 +148,9 @@ class NativeRunner:
 
     def _forward(self, stream: Stream, texts: Texts) -> None:
         heads = self._program.settings["heads"]
-        shares = divide(texts.starts, heads, stream.team.threads)
+        # Without all heads, a thread cannot normalize over them, and columns are of whole models.
+        has_columns = not (self._program.features.normalizes_heads or self._convolution)
+        shares = divide(texts.starts, heads, stream.team.threads, has_columns=has_columns)
         stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
         used = stream.scratch[: len(shares.rows)]
         for thread, scratch in enumerate(used):
@@ -153,7 +159,15 @@ class NativeRunner:
         if shares.by_columns:
             jobs[1:] = [stream.job.record_for(each) for each in used[1:]]
         records = [each.record for each in used]
-        stream.team.run(jobs, records, by_columns=shares.by_columns)
+        if (convolution := self._convolution) is None:
+            stream.team.run(jobs, records, by_columns=shares.by_columns)
+            return
+        embeds, first, rest = convolution.parts
+        stream.team.run(jobs, records, model=embeds)
+        embedded = stream.job.states.copy()
+        stream.team.run(jobs, records, model=first)
+        convolution.add_(stream.job.states, embedded, texts.starts)
+        stream.team.run(jobs, records, model=rest)
 
     def _texts(self, inputs: Mapping[str, NDArray[Any]], kept: NDArray[np.bool_]) -> Texts:
         """Return inputs without padding."""
@@ -184,10 +198,16 @@ class NativeRunner:
             chosen = inputs["token_type_ids"][kept]
             check_ids({"token_type_ids": chosen}, {"token_type_ids": self._program.type_count})
             types = chosen.astype(np.int32)
+        factors = np.zeros(0, np.float32)
+        if settings["dropped_id"] is not None:
+            others = (kept & (ids != settings["dropped_id"])).sum(axis=1)
+            # A text of dropped tokens alone has no words.
+            factors = np.repeat(lengths / np.maximum(others, 1), lengths).astype(np.float32)
         return Texts(
             ids=ids[kept].astype(np.int32),
             positions=places[kept].astype(np.int32),
             token_types=types,
+            word_factors=factors,
             starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         )
 

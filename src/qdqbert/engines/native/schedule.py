@@ -42,7 +42,9 @@ class Shares:
     by_columns: bool = False
 
 
-def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
+def divide(
+    starts: NDArray[np.int64], heads: int, threads: int, *, has_columns: bool = True
+) -> Shares:
     """Divide texts among threads: whole texts if that is balanced, else rows and heads.
 
     Very few rows are divided by columns.
@@ -51,12 +53,13 @@ def divide(starts: NDArray[np.int64], heads: int, threads: int) -> Shares:
         starts: Index of the first token of each text, and of the end.
         heads: Number of attention heads.
         threads: Number of threads there are.
+        has_columns: Whether very few rows can be divided by columns.
     """
     texts, tokens = len(starts) - 1, int(starts[-1])
     nothing: list[list[int]] = [[0]] * threads
     if threads == 1:
         return Shares([range(tokens)], [range(texts * heads)], [_parts(starts, 0, texts)], False)
-    if tokens <= FEW_ROWS:
+    if has_columns and tokens <= FEW_ROWS:
         return Shares([range(tokens)] * threads, [range(0)] * threads, nothing, True, True)
     ends = [int(np.abs(starts - tokens * each / threads).argmin()) for each in range(threads + 1)]
     most = max(starts[ends[1:]] - starts[ends[:-1]])

@@ -23,8 +23,8 @@ Wake = queue.SimpleQueue[None]
 # About 100 us: a caller that asks again soon finds its workers awake.
 _PATIENCE = 2500
 
-_JOB, _THREAD, _BY_COLUMNS = (
-    list(MAILBOX.fields).index(name) for name in ("job", "thread", "by_columns")
+_MODEL, _JOB, _THREAD, _BY_COLUMNS = (
+    list(MAILBOX.fields).index(name) for name in ("model", "job", "thread", "by_columns")
 )
 _POSTED, _WAS_ASLEEP = (list(MAILBOX.fields).index(name) for name in ("posted", "was_asleep"))
 _PASSES = list(THREAD.fields).index("passes")
@@ -78,6 +78,7 @@ class Team:
         jobs: Sequence[NDArray[np.int64]],
         records: Sequence[NDArray[np.int64]],
         *,
+        model: NDArray[np.int64] | None = None,
         by_columns: bool = False,
     ) -> None:
         """Run a forward pass.
@@ -85,8 +86,10 @@ class Team:
         Args:
             jobs: A `JOB` record for each thread that takes part; the first is the caller's.
             records: Their `THREAD` records.
+            model: A `MODEL` record of some layers; the whole model by default.
             by_columns: Whether each thread computes all rows, and some columns.
         """
+        model = self._model if model is None else model
         if self._process != os.getpid():
             # A fork copies no threads but the one that calls it.
             self._finalizer.detach()
@@ -100,14 +103,14 @@ class Team:
             """Do what has not been done yet."""
             for before, (mailbox, awake, job, record) in zip(posted, workers, strict=True):
                 if mailbox[_POSTED] == before:
-                    mailbox[_JOB] = job.ctypes.data
+                    mailbox[_MODEL], mailbox[_JOB] = model.ctypes.data, job.ctypes.data
                     mailbox[_THREAD], mailbox[_BY_COLUMNS] = record.ctypes.data, int(by_columns)
                     _post(self._functions, mailbox, awake)
                 elif mailbox[_WAS_ASLEEP]:
                     # Once too often does no harm.
                     awake.put(None)
             if records[0][_PASSES] == passes:
-                forward(self._model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
+                forward(model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
 
         try:
             run_rest()

@@ -23,6 +23,7 @@ from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.projections import project_all
+from qdqbert.engines.native.kernels.second_add import add_again, keep
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, ROW_SCALE, THREAD
 
 
@@ -92,7 +93,11 @@ def _feed_forward(f: Function, features: Features) -> None:
         quantize("context_codes", context, width, inner_codes)
         context, context_stride = inner_codes, bytes_of_codes(width)
     linear("linear_float", "output", "hidden", context, context_stride, first_sums, hidden * 4)
+    if features.adds_twice:
+        keep(f, x, hidden, rows)
     add_and_normalize(first_sums, "attention_add", "attention_norm")
+    if features.adds_twice:
+        add_again(f, x, hidden, rows)
     states = (x, hidden * 4, hidden, rows, codes, codes_stride, scales)
     quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
     if features.gated:

@@ -19,10 +19,9 @@ def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> N
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
         projection = MODEL.read(f, f.model, "projection")
         is_projected = f.emit(I64, f"ptrtoint ptr {projection.text} to i64").differs(0)
-        tables = ("positions", "token_types") if features.positions else ("token_types",)
         out = is_projected.select(THREAD.read(f, f.thread, "embedded"), x)
         with f.loop(0, f.rows) as row:
-            _sum_rows(f, isa.lanes, f.row + row, out + row * width * 4, tables)
+            _sum_rows(f, isa.lanes, features, f.row + row, out + row * width * 4)
         norm = MODEL.read(f, f.model, "embedding_norm")
         with f.when(f.emit(I64, f"ptrtoint ptr {norm.text} to i64").differs(0)):
             f.call("layer_norm", norm, out, width * 4, f.rows)
@@ -30,8 +29,9 @@ def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> N
             f.call("float_linear", projection, out, width * 4, f.rows, x, hidden * 4)
 
 
-def _sum_rows(f: Function, lanes: int, token: Value, out: Value, tables: tuple[str, ...]) -> None:
-    """Write the sum of the rows of a token: of the words, and of some tables."""
+def _sum_rows(f: Function, lanes: int, features: Features, token: Value, out: Value) -> None:
+    """Write the sum of the rows of a token: of the words, and of the other tables."""
+    tables = ("positions", "token_types") if features.positions else ("token_types",)
     floats = vector(F32, lanes)
     width = MODEL.read(f, f.model, "embedding_width")
     word = _index(f, "ids", token) * width
@@ -40,7 +40,12 @@ def _sum_rows(f: Function, lanes: int, token: Value, out: Value, tables: tuple[s
     words = MODEL.read(f, f.model, "words")
     is_int8 = f.emit(I64, f"ptrtoint ptr {scale.text} to i64").differs(0)
 
+    if features.drops_words:
+        factor = f.splat(f.load(F32, JOB.read(f, f.job, "word_factors") + token * 4), lanes)
+
     def store(channel: Value, values: Value) -> None:
+        if features.drops_words:
+            values = values * factor
         for each in others:
             values = values + f.load(floats, each + channel * 4)
         f.store(values, out + channel * 4)

@@ -29,6 +29,7 @@ from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
+from qdqbert.engines.native.kernels.second_add import add_again, emit_second_add, keep
 from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
@@ -57,6 +58,8 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
         emit_gate(module, isa, activation)
     if features.rotary:
         emit_rotation(module, isa)
+    if features.adds_twice:
+        emit_second_add(module, isa)
     emit_attention(module, isa, features)
     emit_embedding(module, isa, features)
     emit_barrier(module, isa)
@@ -185,9 +188,13 @@ def _emit_rest(module: Module, features: Features) -> None:
             add = "linear_add_rounded"
             attention_add, last_add = record["attention_add"], record["add"]
         target = (x, stride, scales)
+        if features.adds_twice:
+            keep(f, x, hidden, f.rows)
         _linear(f, add, output, context, context_stride, f.rows, *target, extra=attention_add)
         if not features.norms_first:
             f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
+        if features.adds_twice:
+            add_again(f, x, hidden, f.rows)
         states = (x, stride, hidden, f.rows, codes, codes_stride, scales)
         quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
         up, down_codes = record["up"], record["down_codes"]

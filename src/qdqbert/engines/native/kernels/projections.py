@@ -8,8 +8,8 @@ from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
 
-# Queries and keys, not values.
-_ROTATED = 2
+# Queries and keys, not values, are normalized and rotated.
+_CHANGED = 2
 
 
 def emit_projections(module: Module, features: Features) -> None:
@@ -67,7 +67,11 @@ def emit_projections(module: Module, features: Features) -> None:
                 scales + row * ROW_SCALE,
                 f.layer,
             )
-            if features.rotary and number < _ROTATED:
+            if features.normalizes_heads and number < _CHANGED:
+                # Callers pass all heads then.
+                norm = LAYER.read(f, f.layer, ("query_norm", "key_norm")[number])
+                f.call("layer_norm", norm, out, f.stride, f.rows)
+            if features.rotary and number < _CHANGED:
                 table = LAYER.read(f, f.layer, "rotation")
                 heads = (out, f.stride, f.rows, f.heads, size)
                 f.call("rotate_rows", *heads, f.positions, table)

@@ -1,0 +1,28 @@
+"""Texts as kernels read them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts packed one after another, without padding.
+
+    Attributes:
+        ids: `(tokens,)` int32.
+        positions: `(tokens,)` int32, the place of each token in its text.
+        token_types: `(tokens,)` int32.
+        word_factors: `(tokens,)` float32, what rows of words are multiplied by; empty if there are
+            no such factors.
+        starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
+    """
+
+    ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    token_types: NDArray[np.int32]
+    word_factors: NDArray[np.float32]
+    starts: NDArray[np.int64]
