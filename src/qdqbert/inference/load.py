@@ -119,8 +119,7 @@ def load(
     """
     if threads is not None and threads < 1:
         raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
-    is_on_hub = is_hub_name(path)
-    artifact = _open(path, is_on_hub=is_on_hub, check=check)
+    artifact = open_folder(path, check=check)
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():
@@ -157,8 +156,18 @@ def load(
     return _model_class(artifact, loaded)(loaded)
 
 
-def _open(path: str | Path, *, is_on_hub: bool, check: bool) -> Artifact:
-    """Return the folder that runs a model."""
+def open_folder(path: str | Path, *, check: bool) -> Artifact:
+    """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
+
+    Args:
+        path: As in `load`. From the hub, settings and the weights of checkpoints are downloaded.
+        check: As in `load`.
+
+    Raises:
+        CheckpointError: As in `load`.
+        UserInputError: The family has no head for the checkpoint's task.
+    """
+    is_on_hub = is_hub_name(path)
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):
         return open_artifact(folder, requires_graphs=not is_on_hub)
