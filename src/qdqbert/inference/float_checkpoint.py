@@ -59,7 +59,7 @@ _CLOSENESS = "closeness.json"
 _TEXTS, _LONGEST_TEXT = 16, 128
 
 # Part of the key of a folder: what the content depends on, apart from the checkpoint.
-_VERSION = f"1.{FORMAT}"
+_VERSION = f"2.{FORMAT}"
 
 _POOLINGS: Mapping[PoolingMode, Pooling] = {
     "cls": "first",
@@ -150,7 +150,8 @@ def open_float_checkpoint(folder: Path, *, name: str, check: bool = True) -> Art
     weights = Weights(source.encoder_folder)
     # It is packed, compared, both or neither.
     model = functools.cache(functools.partial(_read_model, source, weights))
-    made = kept_folder(_key(source, weights), lambda new: _write(source, model(), new))
+    key = _key(source, weights)
+    made = kept_folder(key, lambda new: _write(source, model(), new, key))
     if check:
         found = _kept_closeness(model, made)
         _LOGGER.info("INT8 of %s compared with float: %s.", name, found)
@@ -266,7 +267,7 @@ def _limits_pairs() -> bool:
     return not choose_set().is_exact
 
 
-def _write(source: _Source, model: EncoderModel, folder: Path) -> None:
+def _write(source: _Source, model: EncoderModel, folder: Path, key: str) -> None:
     """Write a folder that runs a checkpoint."""
     tokenizer = read_tokenizer(source.encoder_folder / TOKENIZER)
     rows = len(model.embeddings.words.rows)
@@ -287,7 +288,7 @@ def _write(source: _Source, model: EncoderModel, folder: Path) -> None:
     for path, text in source.layout.files.items() if source.layout else ():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    write_json(folder / QUANTIZATION, _description(source, model, length))
+    write_json(folder / QUANTIZATION, _description(source, model, length, key))
 
 
 def _read_model(source: _Source, weights: Weights) -> EncoderModel:
@@ -334,12 +335,12 @@ def _tokenizer_settings(source: _Source, backend: Any, length: int) -> dict[str,
     return {**found, **source.tokenizer_config, "model_max_length": length}
 
 
-def _description(source: _Source, model: EncoderModel, length: int) -> dict[str, Any]:
-    """Return the content of quantization.json."""
+def _description(source: _Source, model: EncoderModel, length: int, key: str) -> dict[str, Any]:
+    """Return the content of quantization.json. It differs if the weights do."""
     return {
         "format": QUANTIZATION_FORMAT,
         "checkpoint": {
-            "name": str(source.folder),
+            "key": key,
             "task": source.task,
             "model_type": source.config.values.get("model_type"),
             "sentence_head": source.head and dataclasses.asdict(source.head),

@@ -142,6 +142,7 @@ def load(
     tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
     loaded = Loaded(
+        name=str(path),
         artifact=artifact,
         engine=chosen,
         target=name,
@@ -153,7 +154,7 @@ def load(
         tokenizer=tokenizer,
         config=config,
     )
-    return _model_class(artifact, loaded)(loaded)
+    return _model_class(loaded)(loaded)
 
 
 def open_folder(path: str | Path, *, check: bool) -> Artifact:
@@ -211,15 +212,16 @@ def _runners(
     return Runners(open_graph, threads=cores, streams=streams)
 
 
-def _model_class(artifact: Artifact, loaded: Loaded) -> type[Model]:
-    if artifact.task == "text-classification" and len(loaded.id2label) == 1:
+def _model_class(loaded: Loaded) -> type[Model]:
+    task = loaded.artifact.task
+    if task == "text-classification" and len(loaded.id2label) == 1:
         return Reranker
-    if artifact.task not in _MODELS:
+    if task not in _MODELS:
         raise UserInputError(
-            f"{str(artifact.directory)!r} was quantized for task {artifact.task!r}, which `load` "
-            f"does not run. It runs: {', '.join(_MODELS)}."
+            f"{loaded.name!r} is a model for {task!r}, which `load` does not run. It runs: "
+            f"{', '.join(_MODELS)}."
         )
-    return _MODELS[artifact.task]
+    return _MODELS[task]
 
 
 def _check_ids(tokenizer: FolderTokenizer, engine: EngineName, model: Path) -> None:
@@ -250,7 +252,9 @@ def _check_files(artifact: Artifact, model: Path) -> None:
     if weights_of(model).exists():
         files.append(weights_of(model))
     names = [each.relative_to(artifact.directory).as_posix() for each in files if each.exists()]
-    if not require_intact(artifact.directory, names):
+    is_intact = require_intact(artifact.directory, names)
+    # What this package made of a float checkpoint has no calibration, and no checksums either.
+    if not is_intact and artifact.quantization["calibration"]:
         _LOGGER.info(
             "%s has no %s, so that its files are not checked.", artifact.directory, CHECKSUMS
         )
