@@ -130,8 +130,22 @@ class _Source:
 
 def is_float_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint whose weights are safetensors."""
-    has_config = (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
-    return has_config and any(folder.rglob("*.safetensors"))
+    return has_settings(folder) and any(folder.rglob("*.safetensors"))
+
+
+def has_settings(folder: Path) -> bool:
+    """Return whether a folder has the settings of a checkpoint."""
+    return (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
+
+
+def check_settings(folder: Path) -> None:
+    """Refuse a checkpoint of which the settings say that it is not run. Weights are not read.
+
+    Raises:
+        CheckpointError: The family is not supported, or a setting is missing or damaged.
+        UserInputError: The task is not known.
+    """
+    family_of(_read_source(folder).config)
 
 
 def open_float_checkpoint(folder: Path, *, name: str, check: bool = True) -> Artifact:

@@ -25,7 +25,12 @@ from qdqbert.inference.download import (
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
 from qdqbert.inference.fill_mask import MaskFiller
-from qdqbert.inference.float_checkpoint import is_float_checkpoint, open_float_checkpoint
+from qdqbert.inference.float_checkpoint import (
+    check_settings,
+    has_settings,
+    is_float_checkpoint,
+    open_float_checkpoint,
+)
 from qdqbert.inference.model import Loaded, Model
 from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
@@ -83,8 +88,8 @@ def load(
     are tokenized without transformers, and run without torch.
 
     Args:
-        path: The folder; or OWNER/NAME for a model of the hub, of which only the needed files are
-            downloaded, to the hub's cache.
+        path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
+            needed files are downloaded, to the hub's cache.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -106,9 +111,9 @@ def load(
         `Reranker` with `predict` and `rank`, and so on.
 
     Raises:
-        CheckpointError: The folder is neither, is incomplete, or is of a family that is not
-            supported; the graph or the tokenizer differs from its checksum in SHA256SUMS; or the
-            hub does not have the model, or cannot be reached.
+        CheckpointError: There is no such folder, and no such model on the hub or no connection; the
+            folder is neither, is incomplete, or is of a family that is not supported; or the graph
+            or the tokenizer differs from its checksum in SHA256SUMS.
         UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
         MissingExtraError: The engine or the provider is not installed.
 
@@ -172,7 +177,9 @@ def open_folder(path: str | Path, *, check: bool) -> Artifact:
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):
         return open_artifact(folder, requires_graphs=not is_on_hub)
-    if is_on_hub:
+    if is_on_hub and has_settings(folder):
+        # Before weights are downloaded that cannot be run.
+        check_settings(folder)
         download_weights(str(path), folder)
     if is_float_checkpoint(folder):
         return open_float_checkpoint(folder, name=str(path), check=check)

@@ -34,7 +34,8 @@ def application(
 
     Args:
         models: Folders that `quantize` wrote, or float checkpoints, on each machine of the cluster;
-            or names on the hub: OWNER/NAME. Requests name a model by the name of its folder.
+            or names on the hub: OWNER/NAME or NAME. Requests name a model by the name of its
+            folder.
         engine: Library that runs the graphs. By default the fastest one that is installed.
         kernel: Instruction set of the native engine. By default the fastest one.
         threads: Number of threads, and so of CPUs, of a replica.

@@ -35,7 +35,7 @@ def serve(
 
     Args:
         models: Folders that `quantize` wrote, or float checkpoints; or names on the hub:
-            OWNER/NAME. Requests name a model by the name of its folder.
+            OWNER/NAME or NAME. Requests name a model by the name of its folder.
         host: Address to listen on. "0.0.0.0" accepts requests from other machines.
         port: Port to listen on; 0 takes any free one.
         engine: Library that runs the graphs. By default the fastest one that is installed. One of
