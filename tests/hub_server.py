@@ -110,8 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/models/"):
             name, action = self._model(path)
         elif "/resolve/" in path:
-            owner, model, action, _, file = path[1:].split("/", 4)
-            name = f"{owner}/{model}"
+            name, _, rest = path[1:].partition("/resolve/")
+            action, file = "resolve", rest.partition("/")[2]
         else:
             return self._error(404, "Not found")
         repository = self.hub.repositories.get(name)
@@ -138,7 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _model(self, path: str) -> tuple[str, str]:
         parts = path.removeprefix("/api/models/").split("/")
-        return "/".join(parts[:2]), parts[2] if len(parts) > 2 else ""
+        # Old models have no owner.
+        count = 1 if parts[0] in self.hub.repositories else 2
+        return "/".join(parts[:count]), parts[count] if len(parts) > count else ""
 
     def _create(self, wanted: dict[str, Any]) -> None:
         owner = wanted.get("organization") or "me"

@@ -170,10 +170,10 @@ class Artifact:
         return content
 
     def load_config(self) -> Any:
-        """Return the config of transformers; a plain one if the model came without."""
-        from transformers import AutoConfig, PretrainedConfig
+        """Return the config of transformers; a plain one for models that it does not know."""
+        from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-        if self.quantization["checkpoint"]["model_type"] is None:
+        if self.quantization["checkpoint"]["model_type"] not in CONFIG_MAPPING:
             return PretrainedConfig.from_pretrained(self.directory)
         return AutoConfig.from_pretrained(self.directory, trust_remote_code=False)
 

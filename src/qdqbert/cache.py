@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from qdqbert.files import write_bytes
@@ -109,9 +109,28 @@ def file_digest(path: Path) -> bytes:
     return digest
 
 
+def kept_models() -> list[Path]:
+    """Return the folders of all packed models; none without a cache.
+
+    Raises:
+        OSError: The cache cannot be read.
+    """
+    try:
+        found = list(models_folder().iterdir())
+    except FileNotFoundError:
+        return []
+    # Those that are being written start with a dot.
+    return [each for each in found if not each.name.startswith(".")]
+
+
 def size_bytes() -> int:
     """Return the size of all packed models."""
     return sum(_size(folder) for folder in _complete())
+
+
+def limit_bytes() -> int:
+    """Return the largest size of all packed models."""
+    return _LIMIT_BYTES
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -154,9 +173,10 @@ def _trim(newest: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _complete() -> Iterator[Path]:
+def _complete() -> list[Path]:
     with contextlib.suppress(OSError):
-        yield from (each for each in models_folder().iterdir() if not each.name.startswith("."))
+        return kept_models()
+    return []
 
 
 def _last_used(folder: Path) -> float:

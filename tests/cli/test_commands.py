@@ -439,7 +439,7 @@ def test_evaluating_a_checkpoint_against_itself_is_still_json(checkpoints, write
             ["--engine", "tensorflow"],
             "`--engine tensorflow` is unknown. Choose one of: onnxruntime, openvino, native.",
         ),
-        (["--task", "feature-extraction"], "which was quantized for 'text-classification'"),
+        (["--task", "feature-extraction"], "which is a model for 'text-classification'"),
         (["--max-examples", "0"], "`--max-examples` must be at least 1"),
         (["--label-column", "stars"], "`--label-column stars` must be a column"),
     ],

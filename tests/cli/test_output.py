@@ -12,7 +12,7 @@ from qdqbert.cli._errors import fail
 from qdqbert.cli._output import print_report
 from qdqbert.cli._tables import doctor_table
 from qdqbert.cli.app import main
-from qdqbert.verbs.doctor.report import DoctorReport, Part
+from qdqbert.verbs.doctor.report import Cache, DoctorReport, Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,15 @@ def test_text_from_outside_is_no_markup(capsys) -> None:
     assert printed.err == "Error: `--input [x]` and ':smile:' are no [/files].\n"
 
 
-def test_doctor_names_the_extra_that_is_missing(capsys) -> None:
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (1, "/[c]: 1 model, 12.5 MB of at most 20 GB"),
+        (0, "/[c]: 0 models, 0.0 MB of at most 20 GB"),
+        (None, "/[c] cannot be read (Permission denied), at most 20 GB"),
+    ],
+)
+def test_doctor_shows_the_cache_and_the_extra_that_is_missing(capsys, models, words) -> None:
     part = Part(
         name="openvino",
         version=None,
@@ -61,10 +69,19 @@ def test_doctor_names_the_extra_that_is_missing(capsys) -> None:
         engines=(part,),
         extras=(),
         verdict="[bold]",
+        cache=Cache(
+            folder="/[c]",
+            models=models,
+            size_bytes=None if models is None else models * 12_500_000,
+            limit_bytes=20 * 10**9,
+            problem="Permission denied" if models is None else None,
+        ),
         notices=(),
     )
     print_report(report, (), doctor_table, as_json=False)
-    assert "missing: pip install 'qdqbert[openvino]'" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "missing: pip install 'qdqbert[openvino]'" in printed
+    assert words in printed
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_both_engines_and_any_number_of_threads_give_the_same_classes(quantized)
 def test_an_unknown_task_is_refused(folder) -> None:
     stored = json.loads((folder / "quantization.json").read_text())
     change(folder / "quantization.json", checkpoint={**stored["checkpoint"], "task": "tagging"})
-    with pytest.raises(UserInputError, match="task 'tagging', which `load` does not run"):
+    with pytest.raises(UserInputError, match="is a model for 'tagging', which `load` does not run"):
         qdqbert.load(folder)
 
 

@@ -171,14 +171,14 @@ def test_what_does_not_fit_is_refused(quantized, options, message) -> None:
         qdqbert.load(quantized("sentence").directory, **options)
 
 
-def test_without_llvmlite_the_extra_is_named_and_another_engine_is_chosen(
+def test_without_llvmlite_the_package_is_named_and_another_engine_is_chosen(
     quantized, folder, monkeypatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name)
     )
-    install = r"Engine 'native' is not installed. Install it with: pip install 'qdqbert\[native\]'"
+    install = r"Engine 'native' is not installed. Install it with: pip install llvmlite"
     with pytest.raises(MissingExtraError, match=install):
         qdqbert.load(folder, engine="native")
     with qdqbert.load(folder) as model:

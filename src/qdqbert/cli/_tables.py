@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TensorRTReport,
         TrainReport,
     )
-    from qdqbert.verbs.doctor.report import DoctorReport
+    from qdqbert.verbs.doctor.report import Cache, DoctorReport
     from qdqbert.verbs.export.report import ExportReport
     from qdqbert.verbs.push.report import PushReport
     from qdqbert.verbs.run.report import RunReport
@@ -326,6 +326,7 @@ def doctor_table(report: DoctorReport) -> RenderableType:
     for name in report.gpus:
         machine.add_row("GPU", name)
     machine.add_row("system", f"{report.system}, Python {report.python}")
+    machine.add_row("cache", _cache_line(report.cache))
     parts = Table()
     for title in ("part", "version", "what it is for"):
         parts.add_column(title)
@@ -333,3 +334,12 @@ def doctor_table(report: DoctorReport) -> RenderableType:
         purpose = ", ".join((each.purpose, *each.details))
         parts.add_row(each.name, each.version or f"missing: {each.install}", purpose)
     return Group(Text(report.verdict, style="bold"), machine, parts)
+
+
+def _cache_line(cache: Cache) -> str:
+    """Return the content of the cache in words: "FOLDER: 2 models, 45.9 MB of at most 20 GB"."""
+    limit = f"{cache.limit_bytes / 1e9:.3g} GB"
+    if cache.models is None or cache.size_bytes is None:
+        return f"{cache.folder} cannot be read ({cache.problem}), at most {limit}"
+    size = size_text(cache.size_bytes)
+    return f"{cache.folder}: {counted(cache.models, 'model')}, {size} of at most {limit}"

@@ -348,11 +348,13 @@ class BenchmarkReport:
         speedups: How many times faster each timing is than the first model's, on the same
             engine and at the same shape.
         threads: Number of threads of one inference; `None` if each engine chose.
+        notices: Messages for the user.
     """
 
     timings: tuple[Timing, ...]
     speedups: tuple[float, ...]
     threads: int | None
+    notices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Download quantized models from the hub, which `push` uploaded: only the files that are needed."""
+"""Download models from the hub, float or uploaded by `push`: only the files that are needed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from qdqbert.evidence.checksums import CHECKSUMS
 
 _CONFIG = "config.json"
 
-# A model of the hub. Models without an owner are too old to be quantized ones.
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+# A model of the hub. Old ones have no owner: bert-base-uncased.
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def is_hub_name(path: str | Path) -> bool:
-    """Return whether a path is the name of a model of the hub: OWNER/NAME, and no local folder."""
+    """Return whether a path can only be the name of a model of the hub: OWNER/NAME, or NAME.
+
+    It has the form of one, and nothing of this name is here.
+    """
     return _HUB_NAME.fullmatch(str(path)) is not None and not Path(path).exists()
 
 

@@ -23,7 +23,12 @@ from qdqbert.inference.download import (
     is_hub_name,
 )
 from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
-from qdqbert.inference.float_checkpoint import is_float_checkpoint, open_float_checkpoint
+from qdqbert.inference.float_checkpoint import (
+    check_settings,
+    has_settings,
+    is_float_checkpoint,
+    open_float_checkpoint,
+)
 from qdqbert.inference.model import Loaded, Model
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Schedule, Scheduler
@@ -77,8 +82,8 @@ def load(
     are tokenized without transformers, and run without torch.
 
     Args:
-        path: The folder; or OWNER/NAME for a model of the hub, of which only the needed files are
-            downloaded, to the hub's cache.
+        path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
+            needed files are downloaded, to the hub's cache.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -102,9 +107,9 @@ def load(
         `Reranker` with `predict` and `rank`, and so on.
 
     Raises:
-        CheckpointError: The folder is neither, is incomplete, or is of a family that is not
-            supported; the graph or the tokenizer differs from its checksum in SHA256SUMS; or the
-            hub does not have the model, or cannot be reached.
+        CheckpointError: There is no such folder, and no such model on the hub or no connection; the
+            folder is neither, is incomplete, or is of a family that is not supported; or the graph
+            or the tokenizer differs from its checksum in SHA256SUMS.
         UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
         MissingExtraError: The engine or the provider is not installed.
 
@@ -122,9 +127,8 @@ def load(
                 argument="precision",
             )
         target = "float"
-    is_on_hub = is_hub_name(path)
     precision = "float" if target == "float" else "int8"
-    artifact = _open(path, is_on_hub=is_on_hub, precision=precision, check=check)
+    artifact = open_folder(path, precision=precision, check=check)
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():
@@ -147,6 +151,7 @@ def load(
     tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
     loaded = Loaded(
+        name=str(path),
         artifact=artifact,
         engine=chosen,
         target=name,
@@ -158,15 +163,29 @@ def load(
         tokenizer=tokenizer,
         config=config,
     )
-    return _model_class(artifact, loaded)(loaded)
+    return _model_class(loaded)(loaded)
 
 
-def _open(path: str | Path, *, is_on_hub: bool, precision: Precision, check: bool) -> Artifact:
-    """Return the folder that runs a model."""
+def open_folder(path: str | Path, *, precision: Precision = "int8", check: bool) -> Artifact:
+    """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
+
+    Args:
+        path: As in `load`. From the hub, settings and the weights of checkpoints are downloaded.
+        precision: As in `load`.
+        check: As in `load`.
+
+    Raises:
+        CheckpointError: As in `load`.
+        UserInputError: The family has no head for the checkpoint's task.
+    """
+    is_on_hub = is_hub_name(path)
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):
         return open_artifact(folder, requires_graphs=not is_on_hub)
-    if is_on_hub:
+    if is_on_hub and has_settings(folder):
+        if not is_float_checkpoint(folder):
+            # Before weights are downloaded that cannot be run.
+            check_settings(folder)
         download_weights(str(path), folder)
     if is_float_checkpoint(folder):
         return open_float_checkpoint(folder, name=str(path), precision=precision, check=check)
@@ -206,13 +225,14 @@ def _runners(
     return Runners(open_graph, threads=cores, streams=streams)
 
 
-def _model_class(artifact: Artifact, loaded: Loaded) -> type[Model]:
-    is_reranker = artifact.task == "text-classification" and len(loaded.id2label) == 1
-    task = "reranking" if is_reranker else artifact.task
+def _model_class(loaded: Loaded) -> type[Model]:
+    task = loaded.artifact.task
+    if task == "text-classification" and len(loaded.id2label) == 1:
+        task = "reranking"
     if task not in _MODELS:
         raise UserInputError(
-            f"{str(artifact.directory)!r} was quantized for task {artifact.task!r}, which `load` "
-            f"does not run. It runs: {', '.join(_MODELS)}."
+            f"{loaded.name!r} is a model for {task!r}, which `load` does not run. It runs: "
+            f"{', '.join(_MODELS)}."
         )
     module, name = _MODELS[task]
     found: type[Model] = getattr(importlib.import_module(f"qdqbert.inference.{module}"), name)
@@ -247,7 +267,9 @@ def _check_files(artifact: Artifact, model: Path) -> None:
     if weights_of(model).exists():
         files.append(weights_of(model))
     names = [each.relative_to(artifact.directory).as_posix() for each in files if each.exists()]
-    if not require_intact(artifact.directory, names):
+    is_intact = require_intact(artifact.directory, names)
+    # What this package made of a float checkpoint has no calibration, and no checksums either.
+    if not is_intact and artifact.quantization["calibration"]:
         _LOGGER.info(
             "%s has no %s, so that its files are not checked.", artifact.directory, CHECKSUMS
         )

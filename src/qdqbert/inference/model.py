@@ -37,7 +37,8 @@ class Loaded:
     """What `load` opens for a model of any task.
 
     Attributes:
-        artifact: The folder.
+        name: What the caller named: a folder, or a model of the hub.
+        artifact: The folder that runs. For a float checkpoint, it is one of the cache.
         engine: Engine that runs the graph.
         target: Target of the graph.
         reason: Why this engine was chosen.
@@ -47,6 +48,7 @@ class Loaded:
         config: Content of the folder's `config.json`.
     """
 
+    name: str
     artifact: Artifact
     engine: EngineName
     target: str
@@ -98,8 +100,13 @@ class Model:
         repair_in_child(self, Model._leave_to_parent)
 
     @property
+    def name(self) -> str:
+        """The folder or the model of the hub that was loaded."""
+        return self._loaded.name
+
+    @property
     def directory(self) -> Path:
-        """The folder of the model."""
+        """The folder that runs. For a float checkpoint, it is one of the cache."""
         return self._loaded.artifact.directory
 
     @property
@@ -156,7 +163,7 @@ class Model:
         """
         with self._changed:
             if self._is_closed:
-                raise ModelClosedError(f"{str(self.directory)!r} was closed. Load it again.")
+                raise ModelClosedError(f"{self.name!r} was closed. Load it again.")
             self._users.append(threading.get_ident())
         try:
             yield
@@ -179,8 +186,7 @@ class Model:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({str(self.directory)!r}, "
-            f"engine={self.engine!r}, target={self.target!r})"
+            f"{type(self).__name__}({self.name!r}, engine={self.engine!r}, target={self.target!r})"
         )
 
     def stream(

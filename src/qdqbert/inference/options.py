@@ -62,7 +62,7 @@ class RowOptions(TextColumnOptions, AnswerOptions):
     """Common options.
 
     Attributes:
-        model: Folder that `quantize` wrote.
+        model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
         engine: Library that runs the graph. By default the fastest one that is installed.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         kernel: Instruction set of the native engine, which this CPU must have. By default the

@@ -132,7 +132,7 @@ class Reranker(TextClassifier):
         """
         if self.num_labels != 1:
             raise UserInputError(
-                f"`rank` needs a model with one output, and {str(self.directory)!r} has "
+                f"`rank` needs a model with one output, and {self.name!r} has "
                 f"{self.num_labels}. Use `predict`."
             )
         texts = listed_texts(documents, "documents", takes_one=False)

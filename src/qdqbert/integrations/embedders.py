@@ -10,23 +10,23 @@ from qdqbert.inference.load import load
 
 
 def open_embedder(path: str, framework: str, **options: Any) -> Embedder:
-    """Load a folder that must hold an embedder.
+    """Load a model that must be an embedder.
 
     Args:
-        path: Folder that `quantize` wrote, or its name on the hub.
+        path: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
         framework: What needs the embedder, for the message.
         options: Options of `qdqbert.load`.
 
     Raises:
-        UserInputError: The folder has no embedder.
-        CheckpointError: The folder was not written by `quantize`, or is incomplete.
+        UserInputError: It is not an embedder.
+        CheckpointError: See `qdqbert.load`.
     """
     model = load(path, **options)
     if not isinstance(model, Embedder):
         model.close()
         raise UserInputError(
-            f"`path={str(path)!r}` was quantized for task {model.task!r}. {framework}'s "
-            "embeddings need an embedder (task 'feature-extraction').",
+            f"`path={str(path)!r}` is a model for {model.task!r}. {framework}'s embeddings need an "
+            "embedder (task 'feature-extraction').",
             argument="path",
         )
     return model

@@ -35,16 +35,17 @@ class QdqbertEmbeddings(Embeddings):
     def __init__(
         self, path: str, *, encode_options: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        """Load the folder.
+        """Load the model.
 
         Args:
-            path: Folder that `quantize` wrote for an embedder, or its name on the hub.
+            path: Folder that `quantize` wrote for an embedder, or a float checkpoint of one; or
+                its name on the hub.
             encode_options: Options of `Embedder.encode`, such as `normalize_embeddings`.
             options: Options of `qdqbert.load`, such as `engine`.
 
         Raises:
-            UserInputError: The folder has no embedder.
-            CheckpointError: The folder was not written by `quantize`, or is incomplete.
+            UserInputError: It is not an embedder.
+            CheckpointError: See `qdqbert.load`.
         """
         self.model = open_embedder(path, "LangChain", **options)
         self._options = dict(encode_options or {})

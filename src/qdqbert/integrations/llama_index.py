@@ -48,10 +48,11 @@ class QdqbertEmbedding(BaseEmbedding):  # type: ignore[misc]
         num_workers: int | None = None,
         **options: Any,
     ) -> None:
-        """Load the folder.
+        """Load the model.
 
         Args:
-            path: Folder that `quantize` wrote for an embedder, or its name on the hub.
+            path: Folder that `quantize` wrote for an embedder, or a float checkpoint of one; or
+                its name on the hub.
             embed_batch_size: Number of texts that LlamaIndex passes on at a time. They are sorted
                 by length and divided further, so a large number is fast.
             encode_options: Options of `Embedder.encode`, such as `normalize_embeddings`.
@@ -60,8 +61,8 @@ class QdqbertEmbedding(BaseEmbedding):  # type: ignore[misc]
             options: Options of `qdqbert.load`, such as `engine`.
 
         Raises:
-            UserInputError: The folder has no embedder.
-            CheckpointError: The folder was not written by `quantize`, or is incomplete.
+            UserInputError: It is not an embedder.
+            CheckpointError: See `qdqbert.load`.
         """
         super().__init__(
             model_name=str(path),

@@ -71,7 +71,8 @@ class Predictor:
         """Check the options. See `qdqbert.run` for what they mean.
 
         Args:
-            model: Folder that `quantize` wrote. Each machine that runs it needs the folder.
+            model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub. Each
+                machine that runs it needs the folder.
             engine: Library that runs the graph.
             provider: Execution provider of ONNX Runtime.
             kernel: Instruction set of the native engine.

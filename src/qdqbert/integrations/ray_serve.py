@@ -33,8 +33,9 @@ def application(
     batches. Ray starts replicas again that die, and sends requests to the others meanwhile.
 
     Args:
-        models: Folders that `quantize` wrote, on each machine of the cluster, or names on the hub:
-            OWNER/NAME. Requests name a model by the name of its folder.
+        models: Folders that `quantize` wrote, or float checkpoints, on each machine of the cluster;
+            or names on the hub: OWNER/NAME or NAME. Requests name a model by the name of its
+            folder.
         engine: Library that runs the graphs. By default the fastest one that is installed.
         kernel: Instruction set of the native engine. By default the fastest one.
         threads: Number of threads, and so of CPUs, of a replica.

@@ -73,8 +73,8 @@ class _EngineModule(InputModule):
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
         raise UserInputError(
-            f"`max_seq_length` is {self.max_seq_length}, and cannot be set to {value}: it was "
-            "chosen when the model was quantized. Pass `max_length` to `quantize`.",
+            f"`max_seq_length` is {self.max_seq_length}, and cannot be set to {value}: it belongs "
+            "to the model. Pass `max_length` to `quantize`.",
             argument="max_seq_length",
         )
 
@@ -156,10 +156,11 @@ class _CrossEncoder(CrossEncoder):
 
 
 def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder:
-    """Load a folder that `quantize` wrote as a model of sentence-transformers.
+    """Load a model of `qdqbert.load` as one of sentence-transformers.
 
     Args:
-        path: The folder of an embedder, a reranker or a classifier of pairs.
+        path: Folder that `quantize` wrote, or a float checkpoint, of an embedder, a reranker or a
+            classifier of pairs; or its name on the hub.
         options: Options of `qdqbert.load`, such as `engine` and `threads`.
 
     Returns:
@@ -167,8 +168,8 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         a `CrossEncoder` for others, with its activation function.
 
     Raises:
-        CheckpointError: The folder was not written by `quantize`, or is incomplete.
-        UserInputError: The folder is for another task, or an option has a wrong value.
+        CheckpointError: See `qdqbert.load`.
+        UserInputError: The model is for another task, or an option has a wrong value.
 
     Example:
         >>> model = load("./my-embedder-int8", threads=4)

@@ -21,6 +21,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import ModelOutput
 
+from qdqbert.artifact import open_artifact
 from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.errors import UserInputError
@@ -46,15 +47,15 @@ def pipeline(
     threads: int | None = None,
     **options: Any,
 ) -> transformers.Pipeline:
-    """Return a pipeline of transformers that runs on the engine of a folder.
+    """Return a pipeline of transformers that runs on an engine of `load`.
 
-    Texts that are longer than the folder's `max_length` are cut.
+    Texts that are longer than the model's `max_length` are cut.
 
     Args:
-        path: Folder that `quantize` wrote for classification of texts or tokens, for reranking,
-            for fill-mask or for embeddings, or its name on the hub. Pairs of texts are passed as
-            dictionaries with `text` and `text_pair`.
-        task: Name of the pipeline. By default that of the folder's task; a classifier of text pairs
+        path: Folder that `quantize` wrote, or a float checkpoint, for classification of texts or
+            tokens, for reranking, for fill-mask or for embeddings; or its name on the hub. Pairs of
+            texts are passed as dictionaries with `text` and `text_pair`.
+        task: Name of the pipeline. By default that of the model's task; a classifier of text pairs
             can also be used for "zero-shot-classification".
         engine: Library that runs the graph. By default the fastest one that is installed.
         kernel: Instruction set of the native engine. By default the fastest one.
@@ -62,8 +63,8 @@ def pipeline(
         options: Options of `transformers.pipeline`, such as `top_k` and `batch_size`.
 
     Raises:
-        UserInputError: transformers has no such pipeline for the folder's task.
-        CheckpointError: The folder was not written by `quantize`, or is incomplete.
+        UserInputError: transformers has no such pipeline for the model's task.
+        CheckpointError: See `qdqbert.load`.
 
     Example:
         >>> tag = pipeline("./my-tagger-int8", aggregation_strategy="simple")
@@ -81,8 +82,8 @@ def pipeline(
     if task is not None and task not in fitting:
         model.close()
         raise UserInputError(
-            f"`task={task!r}`: the folder was quantized for task {model.task!r}. Pipelines that "
-            f"run it: {', '.join(fitting)}.",
+            f"`task={task!r}`: {model.name!r} is a model for {model.task!r}. Pipelines that run "
+            f"it: {', '.join(fitting)}.",
             argument="task",
         )
     tokenizer = load_tokenizer(str(model.directory)).tokenizer
@@ -161,9 +162,10 @@ class _EngineModel(transformers.PreTrainedModel):  # type: ignore[misc]
 
 
 def _model_of(model: Model) -> _EngineModel:
-    config = transformers.AutoConfig.from_pretrained(model.directory)
+    config = open_artifact(model.directory).load_config()
     # Pipelines compare the name of the class with those that they know.
-    kind = type(config.architectures[0], (_EngineModel,), {})
+    names = config.architectures or [_EngineModel.__name__]
+    kind = type(names[0], (_EngineModel,), {})
     made: _EngineModel = kind(config, model)
     made.eval()
     return made

@@ -17,8 +17,8 @@ class ServerOptions:
     """Common options.
 
     Attributes:
-        models: Folders that `quantize` wrote, or names on the hub: OWNER/NAME. Requests name a
-            model by the name of its folder.
+        models: Folders that `quantize` wrote, or float checkpoints; or names on the hub:
+            OWNER/NAME or NAME. Requests name a model by the name of its folder.
         engine: Library that runs the graphs. By default the fastest one that is installed.
         kernel: Instruction set of the native engine, which this CPU must have. By default the
             fastest one.

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
-from qdqbert.evidence.latency import Timing
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.evidence.latency import Timing, time_candidates
 from qdqbert.verbs.benchmark import run as benchmark_run
 
 # As short as a measurement can be.
 QUICK = {"rounds": 1, "seconds": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -101,9 +106,42 @@ def test_float_on_onnxruntime_is_what_the_native_engine_is_compared_with(
     report = qdqbert.benchmark(models, sequences=(4,), batches=(1,), engines=engines)
     assert [(each.name, each.engine) for each in report.timings] == [
         (str(models[0]), "onnxruntime"),
+        (f"{models[0]} in INT8", "native"),
         (str(models[1]), "native"),
     ]
-    assert report.speedups == (1, 4)
+    assert report.speedups == (1, 4, 4)
+
+
+def test_a_checkpoint_is_timed_in_int8_as_load_runs_it(checkpoints, monkeypatch) -> None:
+    given = []
+
+    def timed(candidates: Any, *args: Any, **options: Any) -> list[Timing]:
+        given.extend(candidates)
+        return time_candidates(candidates, *args, **options)
+
+    monkeypatch.setattr(benchmark_run, "time_candidates", timed)
+    folder = checkpoints("sentence")
+    report = qdqbert.benchmark([folder], engines=["native"], batches=(1,), sequences=(4,), **QUICK)
+    assert [(each.name, each.engine) for each in report.timings] == [
+        (str(folder), "onnxruntime"),
+        (f"{folder} in INT8", "native"),
+    ]
+    assert report.speedups[1] == report.timings[0].median_ms / report.timings[1].median_ms
+    with qdqbert.load(folder, check=False) as model:
+        assert given[1].model.parent == model.directory
+    assert report.notices == ()
+
+
+@pytest.mark.usefixtures("without_timing")
+def test_a_checkpoint_that_load_refuses_is_timed_in_float(checkpoint_copy) -> None:
+    folder = checkpoint_copy("sentence")
+    qdqbert.QDQBertModel.from_pretrained(folder).save_pretrained(folder)
+    report = qdqbert.benchmark([folder], sequences=(4,), batches=(1,))
+    assert {each.name for each in report.timings} == {str(folder)}
+    (notice,) = report.notices
+    assert notice.startswith(f"{folder} was not timed in INT8 on the native engine. ")
+    with pytest.raises(CheckpointError, match="Checkpoints of type `qdqbert` are not supported"):
+        qdqbert.benchmark([folder], sequences=(4,), engines=["native"])
 
 
 @pytest.mark.usefixtures("without_timing")

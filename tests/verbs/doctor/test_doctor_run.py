@@ -27,6 +27,27 @@ def test_the_report_describes_this_machine() -> None:
     assert engine.install is None
 
 
+def test_the_cache_is_described(checkpoints, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+    found = qdqbert.doctor().cache
+    assert found.folder == str(tmp_path / "cache" / "models")
+    assert (found.models, found.size_bytes, found.problem) == (0, 0, None)
+    for name in ("sentence", "classifier"):
+        qdqbert.load(checkpoints(name), check=False).close()
+    (tmp_path / "cache" / "models" / ".partial-x").mkdir()
+    files = [each for each in (tmp_path / "cache" / "models").rglob("*") if each.is_file()]
+    found = qdqbert.doctor().cache
+    assert (found.models, found.size_bytes) == (2, sum(each.stat().st_size for each in files))
+    assert found.size_bytes < found.limit_bytes
+
+
+def test_a_cache_that_cannot_be_read_is_reported(tmp_path, monkeypatch) -> None:
+    (tmp_path / "models").write_text("a file")
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
+    found = qdqbert.doctor().cache
+    assert (found.models, found.size_bytes, found.problem) == (None, None, "Not a directory")
+
+
 def test_every_feature_has_a_meaning() -> None:
     assert set(module._MEANINGS) == set(_FEATURES)
 

@@ -28,6 +28,12 @@ QUESTIONS = {
     "answers": {"text": ["the cat"], "answer_start": [0]},
 }
 
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+
+
 each_output = pytest.mark.parametrize(
     ("name", "data"),
     [("classifier", CLASSES), ("sentence", PAIRS)],
@@ -228,6 +234,61 @@ def test_an_engine_or_a_target_of_a_checkpoint_is_refused(checkpoints, write_fil
     (name,) = option
     with pytest.raises(UserInputError, match=f"`{name}=.*is a checkpoint, which runs in PyTorch"):
         qdqbert.evaluate(checkpoints("classifier"), data, **option)
+
+
+@each_output
+def test_the_native_engine_runs_a_checkpoint_in_int8(checkpoints, write_file, name, data) -> None:
+    folder, file = checkpoints(name), write_file("dev.csv", data)
+    report = qdqbert.evaluate(folder, file, engine="native", reference=folder)
+    assert (report.engine, report.target) == ("native", "native-dynamic")
+    assert 14 < report.fidelity.sqnr_db < 60
+    assert any("the float checkpoint in INT8" in notice for notice in report.notices)
+    reference = qdqbert.evaluate(folder, file)
+    assert reference.engine == "pytorch"
+    values = [each.value for each in report.reference_metrics]
+    assert values == [each.value for each in reference.metrics]
+
+
+def test_int8_of_a_checkpoint_has_the_answers_of_load(checkpoints, write_file, tmp_path) -> None:
+    folder, file = checkpoints("classifier"), write_file("dev.csv", CLASSES)
+    qdqbert.evaluate(folder, file, engine="native", output=tmp_path / "files")
+    lines = (tmp_path / "files" / "predictions.jsonl").read_text().splitlines()
+    found = [json.loads(line)["prediction"] for line in lines]
+    with qdqbert.load(folder, check=False) as model:
+        answers = model([line.split(",")[0] for line in CLASSES.splitlines()[1:]])
+    assert found == [each["label"] for each in answers]
+
+
+def test_int8_of_a_checkpoint_reads_as_many_tokens_as_float(checkpoint_copy, write_file) -> None:
+    folder = checkpoint_copy("classifier")
+    content = {"format": "qdqbert-training/2", "max_length": 12, "task_options": {}}
+    (folder / "training.json").write_text(json.dumps({**content, "calibration": {}}))
+    data = write_file("dev.csv", f"text,label\n{'cat ' * 11},0\n{'cat ' * 10},0\n")
+    notices = [qdqbert.evaluate(folder, data, engine=each).notices for each in (None, "native")]
+    assert all(any("1 of 2 texts" in notice for notice in each) for each in notices)
+
+
+def test_int8_of_a_checkpoint_whose_code_transformers_lacks(checkpoint_copy, write_file) -> None:
+    folder = checkpoint_copy("classifier")
+    sizes = {"vocab_size": 263, "hidden_size": 32, "num_attention_heads": 2}
+    config = transformers.AutoConfig.for_model(
+        "gte", **sizes, num_hidden_layers=1, intermediate_size=48, max_position_embeddings=64
+    )
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "model_type": "new"}))
+    data = write_file("dev.csv", "text,label\nthe cat,0\nrain,1\n")
+    report = qdqbert.evaluate(folder, data, engine="native")
+    assert (report.engine, report.examples) == ("native", 2)
+
+
+def test_what_fixes_the_outputs_of_float_is_refused_for_int8(checkpoints, write_file) -> None:
+    data = write_file("sts.csv", PAIRS)
+    with pytest.raises(UserInputError, match="`pooling='cls'` applies to checkpoints in PyTorch"):
+        qdqbert.evaluate(checkpoints("sentence"), data, engine="native", pooling="cls")
+    with pytest.raises(UserInputError, match="`task='fill-mask'` does not fit"):
+        qdqbert.evaluate(checkpoints("sentence"), data, engine="native", task="fill-mask")
 
 
 def test_a_missing_folder_is_reported_before_an_engine_that_does_not_apply(write_file) -> None:

@@ -164,7 +164,7 @@ def test_load_downloads_only_settings_and_safetensors_of_a_float_checkpoint(
 
 
 def test_a_model_without_safetensors_is_refused(hub, tmp_path) -> None:
-    files = {"config.json": b"{}", "pytorch_model.bin": b""}
+    files = {"config.json": b'{"model_type": "bert"}', "pytorch_model.bin": b""}
     hub.repositories["me/pickled"] = Repository(private=False, files=files)
     code = """
 try:
@@ -181,3 +181,48 @@ except qdqbert.CheckpointError as error:
 def test_without_a_network_a_model_that_is_not_cached_is_reported() -> None:
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE=1 forbids downloads"):
         qdqbert.load("me/never-loaded")
+
+
+def test_a_model_without_an_owner_is_one_of_the_hub(hub, checkpoints, tmp_path) -> None:
+    folder = checkpoints("sentence")
+    files = {
+        each.relative_to(folder).as_posix(): each.read_bytes()
+        for each in folder.rglob("*")
+        if each.is_file()
+    }
+    hub.repositories["old-base-uncased"] = Repository(private=False, files=files)
+    code = "print(qdqbert.load('old-base-uncased', check=False).encode(['a dog']).tolist())"
+    [vector] = load(hub, tmp_path, code)
+    with qdqbert.load(folder, check=False) as model:
+        np.testing.assert_allclose(json.loads(vector), model.encode(["a dog"]), atol=1e-6)
+    assert load(hub, tmp_path, code, HF_HUB_OFFLINE="1") == [vector]
+
+
+def test_a_name_that_is_nowhere_is_reported_with_both_places(hub, tmp_path) -> None:
+    texts, output = tmp_path / "a.txt", tmp_path / "b.jsonl"
+    texts.write_text("a dog\n")
+    words = ["-m", "qdqbert", "run", "no-such-model", "-i", str(texts), "-o", str(output)]
+    for offline, reason in (
+        ("0", "the hub has no model of this name"),
+        ("1", "HF_HUB_OFFLINE=1 forbids downloads from the hub"),
+    ):
+        environment = hub.environment(tmp_path / "home") | {"HF_HUB_OFFLINE": offline}
+        done = run(*words, env=environment)
+        message = " ".join(done.stderr.split())
+        assert done.returncode == 2
+        assert "Model 'no-such-model' cannot be found: no such folder exists here" in message
+        assert reason in message
+
+
+def test_weights_of_another_family_are_not_downloaded(hub, tmp_path) -> None:
+    config = json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}).encode()
+    files = {"config.json": config, "model.safetensors": b"much"}
+    hub.repositories["old-decoder"] = Repository(private=False, files=files)
+    hub.downloads.clear()
+    done = run(
+        "-c",
+        "import qdqbert\nqdqbert.load('old-decoder')",
+        env=hub.environment(tmp_path / "home"),
+    )
+    assert "Checkpoints of type `gpt2` are not supported" in done.stderr
+    assert hub.downloads == ["config.json"]

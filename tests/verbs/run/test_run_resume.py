@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 
 import qdqbert
 from qdqbert.errors import DataFileError, OutputExistsError, UserInputError
@@ -239,6 +240,25 @@ def test_a_run_of_another_model_is_not_continued(
         file.write(" ")
     with pytest.raises(UserInputError, match="the model has changed"):
         qdqbert.run(changed, reviews, interrupted, resume=True)
+
+
+def test_a_run_of_a_checkpoint_with_other_weights_is_not_continued(
+    checkpoint_copy, reviews, tmp_path, monkeypatch, small_windows
+) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+    folder, output = checkpoint_copy("classifier"), tmp_path / "a.jsonl"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1, Killed())
+        with pytest.raises(Killed):
+            qdqbert.run(folder, reviews, output)
+    before = (folder / "model.safetensors").read_bytes()
+    tensors = safetensors.torch.load(before)
+    tensors["classifier.bias"] += 1
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserInputError, match="the model has changed"):
+        qdqbert.run(folder, reviews, output, resume=True)
+    (folder / "model.safetensors").write_bytes(before)
+    assert qdqbert.run(folder, reviews, output, resume=True).resumed_rows == 4
 
 
 def test_a_missing_part_is_reported(classifier, reviews, interrupted) -> None:

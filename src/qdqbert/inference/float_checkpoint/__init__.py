@@ -32,8 +32,24 @@ _VERSIONS = {"int8": f"2.{FORMAT}", "float": "float 1"}
 
 def is_float_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint whose weights are safetensors."""
-    has_config = (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
-    return has_config and any(folder.rglob("*.safetensors"))
+    return has_settings(folder) and any(folder.rglob("*.safetensors"))
+
+
+def has_settings(folder: Path) -> bool:
+    """Return whether a folder has the settings of a checkpoint."""
+    return (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
+
+
+def check_settings(folder: Path) -> None:
+    """Refuse a checkpoint of which the settings say that it is not run. Weights are not read.
+
+    Raises:
+        CheckpointError: The family is not supported, or a setting is missing or damaged.
+        UserInputError: The task is not known.
+    """
+    from qdqbert.encoders.checkpoint import family_of
+
+    family_of(read_checkpoint(folder).config)
 
 
 def open_float_checkpoint(
@@ -58,12 +74,13 @@ def open_float_checkpoint(
         from qdqbert.inference.float_checkpoint.folder import read_model, write_folder
 
         model = read_model(checkpoint, Weights(checkpoint.encoder_folder))
-        write_folder(checkpoint, model, new, precision=precision)
+        write_folder(checkpoint, model, new, key=key, precision=precision)
 
     settings = _VERSIONS[precision]
     if precision == "int8":
         settings += f" {limits_pairs()}"
-    made = kept_folder(key_of(checkpoint, settings), write)
+    key = key_of(checkpoint, settings)
+    made = kept_folder(key, write)
     artifact = open_artifact(made)
     if check and precision == "int8":
         _log_closeness(checkpoint, artifact, name)

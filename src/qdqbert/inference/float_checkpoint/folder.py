@@ -74,7 +74,12 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
 
 
 def write_folder(
-    checkpoint: FloatCheckpoint, model: EncoderModel, folder: Path, *, precision: Precision
+    checkpoint: FloatCheckpoint,
+    model: EncoderModel,
+    folder: Path,
+    *,
+    key: str,
+    precision: Precision,
 ) -> None:
     """Write what runs a checkpoint, in the form of the folders of `quantize`.
 
@@ -82,6 +87,7 @@ def write_folder(
         checkpoint: The checkpoint.
         model: Its model in float.
         folder: An empty folder.
+        key: What tells it from others: it depends on the weights.
         precision: Whether linear layers are int8, for the native engine, or all is float, for ONNX
             Runtime.
 
@@ -108,7 +114,7 @@ def write_folder(
     for path, text in checkpoint.layout.files.items() if checkpoint.layout else ():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target))
+    write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target, key))
 
 
 def _write_rounded(model: EncoderModel, path: Path) -> None:
@@ -156,13 +162,13 @@ def _tokenizer_settings(checkpoint: FloatCheckpoint, backend: Any, length: int) 
 
 
 def _description(
-    checkpoint: FloatCheckpoint, model: EncoderModel, length: int, target: Target
+    checkpoint: FloatCheckpoint, model: EncoderModel, length: int, target: Target, key: str
 ) -> dict[str, Any]:
     """Return the content of quantization.json."""
     return {
         "format": QUANTIZATION_FORMAT,
         "checkpoint": {
-            "name": str(checkpoint.folder),
+            "key": key,
             "task": checkpoint.task,
             "model_type": checkpoint.config.values.get("model_type"),
             "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),

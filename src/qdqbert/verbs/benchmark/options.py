@@ -14,10 +14,11 @@ class BenchmarkOptions:
     """Common options.
 
     Attributes:
-        models: Folders that `quantize` wrote, checkpoints (exported in float), .onnx files or
-            OpenVINO .xml files. The others are compared with the first.
+        models: Folders that `quantize` wrote, float checkpoints, .onnx files or OpenVINO .xml
+            files. The others are compared with the first. Checkpoints are exported in float; the
+            native engine runs them in INT8, as `load` does.
         engines: Engines to run them on. By default all installed engines that run the model. For
-            the native engine, ONNX Runtime runs the float models.
+            the native engine, ONNX Runtime runs the float models, too.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
             is measured.
         batches: Batch sizes.

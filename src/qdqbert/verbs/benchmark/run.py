@@ -7,17 +7,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqbert.artifact import is_artifact, open_artifact
+from qdqbert.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import check_engine, float_engine, is_installed
-from qdqbert.errors import UserInputError, naming
+from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reports import BenchmarkReport
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.export import GraphBody, choices_of, example_inputs, export_sited
 from qdqbert.graph.qdq import float_graph
+from qdqbert.inference.load import open_folder
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
@@ -27,6 +28,19 @@ from qdqbert.verbs.settings import check_sequences
 
 # An .onnx file does not hold the size of its vocabulary. Those of BERT models are all larger.
 _ANY_VOCABULARY = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What can be timed of a model.
+
+    Attributes:
+        candidates: A float checkpoint is also one in INT8, as `load` runs it.
+        notices: Messages for the user.
+    """
+
+    candidates: Sequence[Candidate]
+    notices: tuple[str, ...] = ()
 
 
 def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
@@ -42,14 +56,14 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
     for engine in engines:
         check_engine(engine)
     with tempfile.TemporaryDirectory() as scratch:
-        candidates: list[Candidate] = []
+        found: list[_Found] = []
         for index, model in enumerate(options.models):
             exported = Path(scratch) / f"{index}.onnx"
             with progress.stage(f"Loading {Path(model).name}"), naming("models"):
-                candidates += _candidates(model, engines, exported, options.sequences)
+                found.append(_find(model, engines, exported, options.sequences))
         candidates = [
             dataclasses.replace(each, provider=options.provider)
-            for each in _shared_engines(candidates, options, engines)
+            for each in _shared_engines(found, options, engines)
         ]
         shapes = [(batch, length) for batch in options.batches for length in options.sequences]
         total = len(candidates) * len(shapes) * options.rounds
@@ -66,6 +80,7 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         timings=tuple(timings),
         speedups=tuple(speedup(_first_model(timing, timings), timing) for timing in timings),
         threads=options.threads,
+        notices=tuple(notice for each in found for notice in each.notices),
     )
 
 
@@ -80,18 +95,17 @@ def _first_model(timing: Timing, timings: Sequence[Timing]) -> Timing:
 
 
 def _shared_engines(
-    candidates: Sequence[Candidate], options: BenchmarkOptions, engines: Sequence[EngineName]
+    found: Sequence[_Found], options: BenchmarkOptions, engines: Sequence[EngineName]
 ) -> list[Candidate]:
     """Leave out engines that run only some of the models, unless they were asked for.
 
     Raises:
         UserInputError: No engine runs all models.
     """
+    candidates = [each for model in found for each in model.candidates]
     if engines:
-        return list(candidates)
-    usable = [
-        {each.engine for each in candidates if each.name == model} for model in options.models
-    ]
+        return candidates
+    usable = [{each.engine for each in model.candidates} for model in found]
     shared = {
         engine
         for engine in ENGINE_NAMES
@@ -108,48 +122,66 @@ def _shared_engines(
     return [each for each in candidates if each.engine in kept]
 
 
-def _candidates(
-    model: str,
-    engines: Sequence[EngineName],
-    exported: Path,
-    sequences: Sequence[int],
-) -> list[Candidate]:
+def _find(
+    model: str, engines: Sequence[EngineName], exported: Path, sequences: Sequence[int]
+) -> _Found:
     """Pair a model with each engine that was asked for, or with each that runs it."""
     path, installed = Path(model), [engine for engine in ENGINE_NAMES if is_installed(engine)]
     float_engines = tuple(dict.fromkeys(float_engine(engine) for engine in engines or installed))
     if is_artifact(path):
         artifact = open_artifact(path)
-        config = artifact.load_config()
-        usable = [engine for engine in installed if engine in artifact.engines]
         check_sequences(sequences, model, artifact.max_length)
-        return [
-            Candidate(
-                name=model,
-                engine=engine,
-                model=artifact.model_for(engine),
-                vocab_size=config.vocab_size,
-                choices=choices_of(artifact.task),
-            )
-            for engine in engines or usable
-        ]
+        usable = [engine for engine in installed if engine in artifact.engines]
+        vocab_size = artifact.load_config().vocab_size
+        return _Found(candidates=_graphs(model, artifact, engines or usable, vocab_size))
     is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
     if is_onnx_file(model) or is_openvino:
         if not path.is_file():
             raise UserInputError(f"{model!r} does not exist.")
-        return [
-            Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
-            for engine in (engines or ("openvino",) if is_openvino else float_engines)
-        ]
+        return _Found(
+            candidates=[
+                Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
+                for engine in (engines or ("openvino",) if is_openvino else float_engines)
+            ]
+        )
     checkpoint = export_float(model, exported, sequences)
-    return [
+    vocab_size = checkpoint.config.vocab_size
+    in_float = [
         Candidate(
             name=model,
             engine=engine,
             model=exported,
-            vocab_size=checkpoint.config.vocab_size,
+            vocab_size=vocab_size,
             choices=choices_of(checkpoint.task),
         )
         for engine in float_engines
+    ]
+    if "native" not in (engines or installed):
+        return _Found(candidates=in_float)
+    try:
+        rounded = open_folder(model, check=False)
+    except (CheckpointError, UserInputError) as error:
+        if engines:
+            raise
+        notice = f"{model} was not timed in INT8 on the native engine. {error}"
+        return _Found(candidates=in_float, notices=(notice,))
+    in_int8 = _graphs(f"{model} in INT8", rounded, ["native"], vocab_size)
+    return _Found(candidates=[*in_float, *in_int8])
+
+
+def _graphs(
+    name: str, artifact: Artifact, engines: Sequence[EngineName], vocab_size: int
+) -> list[Candidate]:
+    """Return the graphs of a folder that engines run."""
+    return [
+        Candidate(
+            name=name,
+            engine=engine,
+            model=artifact.model_for(engine),
+            vocab_size=vocab_size,
+            choices=choices_of(artifact.task),
+        )
+        for engine in engines
     ]
 
 

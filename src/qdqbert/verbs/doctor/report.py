@@ -25,6 +25,25 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The packed models of float checkpoints.
+
+    Attributes:
+        folder: Their folder, which need not exist.
+        models: Number of models; `None` if the folder cannot be read.
+        size_bytes: Their size; `None` if the folder cannot be read.
+        limit_bytes: Size beyond which those that were not used for longest are removed.
+        problem: Why the folder cannot be read.
+    """
+
+    folder: str
+    models: int | None
+    size_bytes: int | None
+    limit_bytes: int
+    problem: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorReport:
     """Result of `doctor`.
 
@@ -38,6 +57,7 @@ class DoctorReport:
         python: Version of Python.
         engines: The engines, installed or not.
         extras: Other parts of the package, installed or not.
+        cache: The packed models of float checkpoints.
         notices: Messages for the user.
     """
 
@@ -50,4 +70,5 @@ class DoctorReport:
     python: str
     engines: tuple[Part, ...]
     extras: tuple[Part, ...]
+    cache: Cache
     notices: tuple[str, ...]

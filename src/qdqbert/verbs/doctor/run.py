@@ -8,10 +8,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 
+from qdqbert import cache
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.runner import install_command, is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.verbs.doctor.report import DoctorReport, Part
+from qdqbert.verbs.doctor.report import Cache, DoctorReport, Part
 from qdqbert.verbs.versions import version_of
 
 # What the features of `machine.cpu_features` mean.
@@ -83,8 +84,23 @@ def run() -> DoctorReport:
         python=platform.python_version(),
         engines=engines,
         extras=tuple(_extra(*each) for each in _EXTRAS),
+        cache=describe_cache(),
         notices=tuple(_notices(engines, gpus)),
     )
+
+
+def describe_cache() -> Cache:
+    """Return the number and size of the packed models."""
+    folder, limit = str(cache.models_folder()), cache.limit_bytes()
+    try:
+        count = len(cache.kept_models())
+    except OSError as error:
+        problem = error.strerror or str(error)
+        return Cache(
+            folder=folder, models=None, size_bytes=None, limit_bytes=limit, problem=problem
+        )
+    size = cache.size_bytes()
+    return Cache(folder=folder, models=count, size_bytes=size, limit_bytes=limit)
 
 
 def verdict_on(features: Collection[str]) -> str:

@@ -32,7 +32,8 @@ class EvaluateOptions(LimitOptions, ColumnOptions, TaskOptions, OnnxOptions):
             file runs on ONNX Runtime.
         task: Name of the task in transformers. Inferred from the model by default.
         engine: Library that runs a quantized folder or an .onnx file. By default ONNX Runtime, if
-            it runs the model. Checkpoints run in PyTorch.
+            it runs the model. Checkpoints run in PyTorch by default; the native engine runs them
+            in INT8, as `load` does.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
             was made for the engine.

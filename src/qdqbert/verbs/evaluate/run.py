@@ -174,11 +174,13 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
 
 def _check_pooling(options: EvaluateOptions) -> None:
     """Refuse a pooling that neither the model nor the reference reads."""
-    models = [each for each in (options.model, options.reference) if each is not None]
+    # The native engine runs a checkpoint with the pooling that `load` reads from it.
+    model = None if options.engine == "native" else options.model
+    models = [each for each in (model, options.reference) if each is not None]
     has_checkpoint = not all(is_artifact(Path(each)) or is_onnx_file(each) for each in models)
     if options.pooling is not None and not has_checkpoint:
         raise UserInputError(
-            f"`pooling={options.pooling!r}` applies to checkpoints only. The outputs of "
+            f"`pooling={options.pooling!r}` applies to checkpoints in PyTorch only. The outputs of "
             f"`model={options.model!r}` are fixed. Leave `pooling` out.",
             argument="pooling",
         )

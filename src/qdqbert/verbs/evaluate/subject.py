@@ -16,6 +16,7 @@ from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.export import GraphBody
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
+from qdqbert.inference.load import open_folder
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.tasks.registry import TASKS, task_for
@@ -23,6 +24,11 @@ from qdqbert.tasks.task import Task
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.inference import TorchRunner
 from qdqbert.verbs.settings import input_length
+
+_ROUNDED = (
+    "The model is the float checkpoint in INT8, as `qdqbert.load` runs it: its weights were "
+    "rounded without data."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +38,8 @@ class Subject:
     Attributes:
         name: Name of its folder or file, or its hub id.
         task: Its task.
-        engine: Name of the engine that runs it; `pytorch` for a checkpoint.
-        target: Target that its graph was made for; `None` for a checkpoint or an .onnx file.
+        engine: Name of the engine that runs it; `pytorch` for a checkpoint in float.
+        target: Target that its graph was made for; `None` for PyTorch or an .onnx file.
         is_proxy: Whether the engine is a proxy for the runtime of the target.
         runner: The model, ready to run.
         tokenizer: Its tokenizer.
@@ -134,10 +140,37 @@ def load_subject(name: str, request: Request) -> Subject:
     """
     with naming(request.parameter):
         if is_artifact(Path(name)):
-            return _load_artifact(Path(name), request)
+            return _load_artifact(open_artifact(Path(name)), name, request)
         if is_onnx_file(name):
             return _load_onnx(Path(name), request)
+        if request.engine == "native":
+            return _load_rounded(name, request)
         return _load_checkpoint(name, request)
+
+
+def _load_rounded(name: str, request: Request) -> Subject:
+    """Load a float checkpoint in INT8, to be run on what the float model would be run on."""
+    artifact = open_folder(name, check=False)
+    if artifact.calibration_fingerprints or not artifact.model_for("native").is_file():
+        raise UserInputError(
+            f"`{request.parameter}={name!r}` is a quantized model of the hub. Download it with "
+            "`hf download`, and pass its folder.",
+            argument=request.parameter,
+        )
+    trained = read_training(Path(name))
+    usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
+    subject = _load_artifact(
+        artifact, name, dataclasses.replace(request, usual_length=request.usual_length or usual)
+    )
+    return dataclasses.replace(
+        subject,
+        stored_task_options=trained.get("task_options", {}),
+        notices=(_ROUNDED, *subject.notices),
+    )
+
+
+def _shown_name(checkpoint: str) -> str:
+    return Path(checkpoint).name if Path(checkpoint).is_dir() else checkpoint
 
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
@@ -148,7 +181,8 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         if value is not None:
             raise UserInputError(
                 f"`{option}={value!r}` applies to quantized folders and .onnx files, and "
-                f"`{request.parameter}={name!r}` is a checkpoint, which runs in PyTorch.",
+                f"`{request.parameter}={name!r}` is a checkpoint, which runs in PyTorch, or in "
+                "INT8 with `engine='native'`.",
                 argument=option,
             )
     task = task_for(checkpoint.task, checkpoint.config)
@@ -157,7 +191,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         trained.get("max_length") or task.max_length, checkpoint.max_length
     )
     return Subject(
-        name=Path(name).name if Path(name).is_dir() else name,
+        name=_shown_name(name),
         task=task,
         engine="pytorch",
         runner=TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names),
@@ -225,15 +259,14 @@ def _folder_of(graph: Path) -> Path | None:
     return None
 
 
-def _load_artifact(directory: Path, request: Request) -> Subject:
-    artifact = open_artifact(directory)
+def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     config = artifact.load_config()
     task = request.task or artifact.task
     # Both read the same output.
     is_reranker = {task, artifact.task} == {"reranking", "text-classification"}
     if task != artifact.task and not is_reranker:
         raise UserInputError(
-            f"`task={request.task!r}` does not fit {str(directory)!r}, which was quantized for "
+            f"`task={request.task!r}` does not fit {name!r}, which is a model for "
             f"{artifact.task!r}.",
             argument="task",
         )
@@ -243,13 +276,13 @@ def _load_artifact(directory: Path, request: Request) -> Subject:
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
     return Subject(
-        name=directory.name,
+        name=_shown_name(name),
         task=task_for(task, config),
         engine=engine,
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],
         runner=open_runner(engine, artifact.model_for(engine, target), provider=request.provider),
-        tokenizer=load_tokenizer(str(directory)).tokenizer,
+        tokenizer=load_tokenizer(str(artifact.directory)).tokenizer,
         input_names=artifact.input_names,
         id2label=config.id2label,
         max_length=length,

@@ -53,13 +53,13 @@ def run(
     max_new_tokens: int | None = None,
     progress: Progress | bool = False,
 ) -> RunReport:
-    """Run a quantized model on files of texts of any size, and write its answers.
+    """Run a model in INT8 on files of texts of any size, and write its answers.
 
     Rows keep their order and their other columns. Finished parts of the answers are kept when the
     call is interrupted.
 
     Args:
-        model: Folder that `quantize` wrote.
+        model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
         input: A .txt, .csv, .tsv, .jsonl or .parquet file, a folder of them, a pattern such as
             `part-*.csv.gz`, or "-" for stdin. All but .parquet files can be compressed (.gz).
         output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for

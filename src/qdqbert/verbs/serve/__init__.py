@@ -28,14 +28,14 @@ def serve(
     shutdown_seconds: int = 30,
     progress: Progress | bool = False,
 ) -> ServeReport:
-    """Serve quantized models over HTTP, until the process gets SIGINT or SIGTERM.
+    """Serve models in INT8 over HTTP, until the process gets SIGINT or SIGTERM.
 
     Requests of many clients run together in batches. Routes are those of OpenAI's embeddings, of
     text-embeddings-inference, and one for each task.
 
     Args:
-        models: Folders that `quantize` wrote, or names on the hub: OWNER/NAME. Requests name a
-            model by the name of its folder.
+        models: Folders that `quantize` wrote, or float checkpoints; or names on the hub:
+            OWNER/NAME or NAME. Requests name a model by the name of its folder.
         host: Address to listen on. "0.0.0.0" accepts requests from other machines.
         port: Port to listen on; 0 takes any free one.
         engine: Library that runs the graphs. By default the fastest one that is installed. One of
@@ -58,7 +58,7 @@ def serve(
 
     Raises:
         UserInputError: An argument cannot be used, or the address is taken.
-        CheckpointError: A folder was not written by `quantize`, or is incomplete.
+        CheckpointError: See `load`.
         MissingExtraError: The extra `serve` or the engine is not installed.
 
     Example:
