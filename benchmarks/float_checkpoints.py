@@ -4,14 +4,15 @@
     python benchmarks/float_checkpoints.py closeness CHECKPOINT --texts FILE
 
 `start` measures whole processes, which read a checkpoint of an embedder and embed one text:
-without a cache, with and without the comparison with float, from the cache, and with
-sentence-transformers. `closeness` compares the outputs for each line of a file, or each pair of a
-line with a tab in it, with those of transformers in float32.
+without a cache, with and without the comparison with float, from the cache while another process
+has the model loaded, and with sentence-transformers. `closeness` compares the outputs for each line
+of a file, or each pair of a line with a tab in it, with those of transformers in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import qdqbert
 with qdqbert.load({path!r}, check={check}) as model:
     assert model.encode(["How do I reset my password?"]).ndim == 2
 """
+_FLOAT = _OURS.replace("check={check}", 'precision="float"')
 _SENTENCE_TRANSFORMERS = """
 import sentence_transformers
 model = sentence_transformers.SentenceTransformer({path!r}, device="cpu")
@@ -46,6 +49,12 @@ try:
 except OSError:
     pass
 print(json.dumps([peak, own]))
+"""
+# Another process that has the model loaded until its input ends.
+_WAIT = """
+    import sys
+    print("loaded", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -70,6 +79,19 @@ def measure(code: str, cache: Path, repeats: int, *, is_fresh: bool) -> tuple[fl
     return seconds, peak, own
 
 
+@contextlib.contextmanager
+def other_process(code: str, cache: Path) -> Iterator[None]:
+    """Run a process that keeps a model loaded."""
+    environment = {**os.environ, "QDQBERT_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code + _WAIT], env=environment, **pipes) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "loaded\n"
+        yield
+        other.stdin.close()
+
+
 def start(checkpoints: list[str], repeats: int) -> None:
     print("| checkpoint | how | seconds | peak memory, MB | private memory, MB |")
     print("|---|---|---|---|---|")
@@ -84,7 +106,15 @@ def start(checkpoints: list[str], repeats: int) -> None:
                 "without a cache, compared with float": measure(
                     checked, cache, repeats, is_fresh=True
                 ),
-                "from the cache": measure(checked, cache, repeats, is_fresh=False),
+            }
+            with other_process(checked, cache):
+                rows["from the cache, as the second process"] = measure(
+                    checked, cache, repeats, is_fresh=False
+                )
+            rows |= {
+                "float, from the cache": measure(
+                    _FLOAT.format(path=path), cache, repeats, is_fresh=False
+                ),
                 "sentence-transformers": measure(
                     _SENTENCE_TRANSFORMERS.format(path=path), cache, repeats, is_fresh=False
                 ),

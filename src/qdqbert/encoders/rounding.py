@@ -95,15 +95,16 @@ def _scales_of_rows(weight: Floats, limits_pairs: bool) -> Floats:
     # The last channel of an odd number is next to padding.
     wide = np.pad(weight, [(0, 0), (0, weight.shape[1] % 2)])
     pairs = wide.reshape(len(wide), -1, 2)
-    sums = np.abs(pairs.sum(axis=2)).max(axis=1, initial=0)
+    sums = np.abs(pairs[..., 0] + pairs[..., 1]).max(axis=1, initial=0)
     scale = np.maximum(scale, sums / np.float32(_MOST_OF_PAIR))
-    while True:
-        rows = np.rint(pairs / scale[:, None, None]).sum(axis=2)
-        over = np.abs(rows).max(axis=1, initial=0) > _MOST_OF_PAIR
-        if not over.any():
-            return np.asarray(scale)
+    left = np.arange(len(pairs))
+    while left.size:
+        codes = np.rint(pairs[left] / scale[left, None, None])
+        most = np.abs(codes[..., 0] + codes[..., 1]).max(axis=1, initial=0)
         # Rounding can add one to a sum that fits.
-        scale = np.where(over, scale * np.float32(1.01), scale)
+        left = left[most > _MOST_OF_PAIR]
+        scale[left] *= np.float32(1.01)
+    return np.asarray(scale)
 
 
 def _round_table(table: Table) -> Table:

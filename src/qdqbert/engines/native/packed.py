@@ -307,7 +307,7 @@ class _Packer:
         weight = np.zeros((count, deep), np.int8)
         weight[np.ix_(columns, channels)] = linear.weight
         self._fits_16_bits &= _fits_16_bits(weight)
-        sums = weight.astype(np.int32).sum(axis=1, dtype=np.int32)
+        sums = weight.sum(axis=1, dtype=np.int32)
         codes = linear.codes
         scale = linear.weight_scale * np.float32(codes.scale)
         # Kernels correct it for the zero point of each row if that is dynamic.
@@ -402,9 +402,9 @@ class _Packer:
 
 def _fits_16_bits(weight: NDArray[np.int8]) -> bool:
     """Return whether sums of two adjacent products have 16 bits for any codes, as AVX2 needs."""
-    pairs = weight.reshape(len(weight), -1, 2).astype(np.int32)
-    most = int(np.maximum(pairs, 0).sum(axis=2).max(initial=0))
-    least = int(np.minimum(pairs, 0).sum(axis=2).min(initial=0))
+    first, second = (weight[:, start::2].astype(np.int16) for start in (0, 1))
+    most = int((np.maximum(first, 0) + np.maximum(second, 0)).max(initial=0))
+    least = int((np.minimum(first, 0) + np.minimum(second, 0)).min(initial=0))
     return 255 * most < 2**15 and 255 * least >= -(2**15)
 
 
