@@ -134,7 +134,10 @@ def closeness(checkpoint: str, texts: str, limit: int | None) -> None:
     lines = [line for line in Path(texts).read_text(encoding="utf-8").splitlines() if line][:limit]
     with qdqbert.load(checkpoint, check=False) as model:
         config = transformers.AutoConfig.from_pretrained(checkpoint)
-        auto = getattr(transformers, config.architectures[0], transformers.AutoModel)
+        # The config of an embedder may name a head that it does not have.
+        is_embedder = isinstance(model, qdqbert.Embedder)
+        kind = "AutoModel" if is_embedder else config.architectures[0]
+        auto = getattr(transformers, kind, transformers.AutoModel)
         float_model = auto.from_pretrained(checkpoint, dtype=torch.float32).eval()
         loaded: Any = model
         tokenizer = loaded._loaded.tokenizer
