@@ -46,7 +46,7 @@ def write_graph(model: EncoderModel, path: Path) -> None:
     """Write a float model as an ONNX graph, with its weights in a second file.
 
     Inputs are `(batch, seq)`, or `(batch, choices, seq)`, int64. Padding, where the attention mask
-    is 0, follows the tokens. Outputs are float32, without the values of padding defined.
+    is 0, follows the tokens. Outputs are float32; those of padding have no meaning.
 
     Args:
         model: The model, whose tables and linear layers are in float.
@@ -124,9 +124,9 @@ class _Writer:
         self._model = model
         self._add = _Nodes(file, location)
         self._masks: dict[tuple[bool, int | None], str] = {}
-        self._words = ""
-        self._ids = self._mask = self._types = ""
-        self._seq = self._distance = ""
+        # Names of values that several parts read; see `_read_inputs` and `_embed`.
+        self._ids = self._mask = self._types = self._words = ""
+        self._seq = self._places = self._distance = ""
 
     def write(self) -> onnx.GraphProto:
         """Return the graph."""
