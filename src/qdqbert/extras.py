@@ -9,7 +9,6 @@ from qdqbert.errors import MissingExtraError
 
 QUANTIZE = (
     "jinja2",
-    "onnx",
     "onnx_ir",
     "onnxscript",
     "safetensors",

@@ -232,7 +232,8 @@ def test_tables_of_relative_positions_are_read(prepared, run_plainly) -> None:
     assert read.layers[1].attention.scale == pytest.approx(1 / np.sqrt(3 * 8))
 
 
-@pytest.mark.parametrize("kind", ["c2p", "p2c"])
+# Exports of DeBERTa take long. Both are read in `prepared("deberta-v2")`.
+@pytest.mark.parametrize("kind", [pytest.param("c2p", marks=pytest.mark.slow), "p2c"])
 def test_either_queries_or_keys_may_have_positions(
     save_tiny, export_once, tmp_path, run_plainly, kind
 ) -> None:
@@ -262,6 +263,7 @@ def test_other_relative_positions_are_refused(prepared, kind, op_type, message) 
         read_encoder(model, longest=64)
 
 
+@pytest.mark.slow
 def test_layers_with_convolutions_are_refused(save_tiny, export_once, tmp_path) -> None:
     save_tiny(tmp_path, "deberta-v2", conv_kernel_size=3, conv_act="gelu", num_hidden_layers=1)
     checkpoint = load_checkpoint(str(tmp_path))

@@ -29,10 +29,9 @@ from qdqbert.targets.target import make_plan
 # CamemBERT and XLM-RoBERTa have the modules of RoBERTa. ELECTRA's decoder reads a projection.
 FAMILIES = [
     "bert",
-    "modernbert",
     *(
         pytest.param(each, marks=pytest.mark.slow)
-        for each in ("deberta-v2", "distilbert", "electra", "mpnet", "roberta")
+        for each in ("deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta")
     ),
 ]
 WORDS = 1024

@@ -313,6 +313,7 @@ def test_dynamos_graph_agrees_with_the_model_at_each_opset(
     check_opset(exported, opset, QUANTIZERS - MERGED)
 
 
+@pytest.mark.slow
 def test_dynamos_graph_at_opset_17_answers_as_the_model_does(calibrated) -> None:
     # Its converter loses whose each node was.
     exported = export(calibrated(), dynamo=True, opset=17)

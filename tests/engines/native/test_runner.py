@@ -28,6 +28,7 @@ from native_models import (
     random_model,
 )
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
+from qdqbert.engines.native.instruction_sets import usable_sets
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.records import MAILBOX
 from qdqbert.engines.native.runner import NativeRunner
@@ -120,8 +121,18 @@ def states_of(runner: NativeRunner, inputs: dict[str, Any]) -> Any:
     return runner.run(inputs)["last_hidden_state"]
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *PARTS])
-def test_a_layer_computes_what_numpy_does(save, kernel, name) -> None:
+USABLE = [each.name for each in usable_sets()]
+# Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
+CASES = [
+    pytest.param(name, kernel, marks=[pytest.mark.slow] * (kernel not in often))
+    for names, often in ((LAYERS, {USABLE[0], USABLE[-1]}), (PARTS, {USABLE[0]}))
+    for name in names
+    for kernel in USABLE
+]
+
+
+@pytest.mark.parametrize(("name", "kernel"), CASES)
+def test_a_layer_computes_what_numpy_does(save, name, kernel) -> None:
     shape = {**LAYERS, **PARTS}[name]
     inputs = random_batch(LENGTHS)
     mask = inputs["attention_mask"] == 1

@@ -130,8 +130,8 @@ def _find(
     float_engines = tuple(dict.fromkeys(float_engine(engine) for engine in engines or installed))
     if is_artifact(path):
         artifact = open_artifact(path)
-        check_sequences(sequences, model, artifact.max_length)
         usable = [engine for engine in installed if engine in artifact.engines]
+        check_sequences(sequences, model, artifact.max_length)
         vocab_size = artifact.load_config().vocab_size
         return _Found(candidates=_graphs(model, artifact, engines or usable, vocab_size))
     is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
