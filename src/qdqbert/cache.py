@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from qdqbert.files import write_bytes
+from qdqbert.files import digest_of, write_bytes
 
 _LOGGER = logging.getLogger("qdqbert")
 
 _MODELS, _DIGESTS = "models", "digests"
-_LIMIT_BYTES = 20 * 10**9
+LIMIT_BYTES = 20 * 10**9
 """Size of all packed models. Beyond it, those that were not used for longest are removed."""
 
 # Smaller files are read in no time.
@@ -79,8 +79,8 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
-def file_digest(path: Path) -> bytes:
-    """Return the SHA-256 of a file. That of a large one is kept until the file changes.
+def kept_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal, which is kept until a large file changes.
 
     A file has changed if its size, inode, or time of the last change of content or attributes has.
 
@@ -89,7 +89,7 @@ def file_digest(path: Path) -> bytes:
     """
     found = path.stat()
     if found.st_size < _LARGE_BYTES:
-        return hashlib.sha256(path.read_bytes()).digest()
+        return digest_of(path)
     own = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
     kept = cache_folder() / _DIGESTS / own
     times = (found.st_mtime_ns, found.st_ctime_ns)
@@ -98,11 +98,10 @@ def file_digest(path: Path) -> bytes:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         entry = json.loads(kept.read_bytes())
         if entry["state"] == state:
-            return bytes.fromhex(entry["sha256"])
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").digest()
+            return bytes.fromhex(entry["sha256"]).hex()
+    digest = digest_of(path)
     if time.time_ns() - max(times) > _SETTLED_SECONDS * 10**9:
-        content = json.dumps({"state": state, "sha256": digest.hex()})
+        content = json.dumps({"state": state, "sha256": digest})
         with contextlib.suppress(OSError):
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes(kept, content.encode())
@@ -126,11 +125,6 @@ def kept_models() -> list[Path]:
 def size_bytes() -> int:
     """Return the size of all packed models."""
     return sum(_size(folder) for folder in _complete())
-
-
-def limit_bytes() -> int:
-    """Return the largest size of all packed models."""
-    return _LIMIT_BYTES
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -168,7 +162,7 @@ def _trim(newest: Path) -> None:
     total = 0
     for folder in folders:
         total += _size(folder)
-        if total > _LIMIT_BYTES and folder != newest:
+        if total > LIMIT_BYTES and folder != newest:
             # Files that other processes have mapped stay readable for them.
             shutil.rmtree(folder, ignore_errors=True)
 

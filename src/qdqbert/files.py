@@ -1,12 +1,19 @@
-"""Write files so that a reader sees the old content or the new one, never a part."""
+"""Write files so that a reader sees the old content or the new one, never a part, and hash them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -171,14 +171,32 @@ def test_the_check_can_be_left_out(checkpoints, caplog) -> None:
     assert not any(" dB " in each.getMessage() for each in caplog.records)
 
 
-def test_a_cache_that_cannot_be_written_is_not_needed(checkpoints, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize(
+    ("place", "error", "messages"),
+    [
+        (
+            "qdqbert.cache._fill",
+            PermissionError(13, "Permission denied"),
+            ["cannot be written (Permission denied)"],
+        ),
+        (
+            "qdqbert.inference.float_checkpoint.comparison.write_graph",
+            OSError(28, "No space left on device"),
+            ["was not compared with float", "No space left on device"],
+        ),
+    ],
+    ids=["cache", "float graph"],
+)
+def test_files_that_cannot_be_written_are_not_needed(
+    place, error, messages, checkpoints, monkeypatch, caplog
+) -> None:
     def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
+        raise error
 
-    monkeypatch.setattr("qdqbert.cache._fill", refuse)
+    monkeypatch.setattr(place, refuse)
     with qdqbert.load(checkpoints("sentence")) as model:
         assert model.encode(TEXTS).shape == (3, 32)
-    assert "cannot be written (Permission denied)" in caplog.text
+    assert all(each in caplog.text for each in messages)
 
 
 def load_once(folder: str) -> None:
@@ -206,10 +224,10 @@ def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(bytes(1000))
         os.utime(folder, (index, index))
-    monkeypatch.setattr("qdqbert.cache._LIMIT_BYTES", 2500 + 10**6)
+    monkeypatch.setattr("qdqbert.cache.LIMIT_BYTES", 2500 + 10**6)
     qdqbert.load(checkpoints("sentence")).close()
     assert cache.size_bytes() <= 2500 + 10**6
-    monkeypatch.setattr("qdqbert.cache._LIMIT_BYTES", 1)
+    monkeypatch.setattr("qdqbert.cache.LIMIT_BYTES", 1)
     qdqbert.load(checkpoints("classifier")).close()
     assert len(list(cache.models_folder().iterdir())) == 1
 
@@ -243,31 +261,20 @@ def test_float_contradicts_targets_in_int8(checkpoints) -> None:
     assert caught.value.argument == "precision"
 
 
-def test_a_full_disk_leaves_out_the_comparison(checkpoints, monkeypatch, caplog) -> None:
-    def refuse(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("qdqbert.inference.float_checkpoint.comparison.write_graph", refuse)
-    with qdqbert.load(checkpoints("sentence")) as model:
-        assert model.encode(TEXTS).shape == (3, 32)
-    assert "was not compared with float" in caplog.text
-    assert "No space left on device" in caplog.text
-
-
 def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(2_000_000))
-    first = cache.file_digest(path)
-    assert first == hashlib.sha256(bytes(2_000_000)).digest()
+    first = cache.kept_digest(path)
+    assert first == hashlib.sha256(bytes(2_000_000)).hexdigest()
     # What was just written can change again without another time.
     assert not (cache.cache_folder() / "digests").exists()
     monkeypatch.setattr("qdqbert.cache._SETTLED_SECONDS", -1)
-    assert cache.file_digest(path) == first
+    assert cache.kept_digest(path) == first
     monkeypatch.setattr("hashlib.file_digest", None)
-    assert cache.file_digest(path) == first
+    assert cache.kept_digest(path) == first
     monkeypatch.undo()
     path.write_bytes(b"1" * 2_000_000)
-    assert cache.file_digest(path) == hashlib.sha256(b"1" * 2_000_000).digest()
+    assert cache.kept_digest(path) == hashlib.sha256(b"1" * 2_000_000).hexdigest()
 
 
 def test_another_engine_needs_quantize(checkpoints) -> None:

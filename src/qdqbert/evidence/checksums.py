@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from qdqbert.files import write_bytes
+from qdqbert.files import digest_of, write_bytes
 from qdqbert.json_files import damaged, read_text
 
 CHECKSUMS = "SHA256SUMS"
@@ -103,9 +102,3 @@ def _check(folder: Path, name: str, expected: str) -> FileCheck:
         # What cannot be read is not what was written.
         is_equal = False
     return FileCheck(name=name, verdict="intact" if is_equal else "changed")
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -127,8 +127,7 @@ def load(
                 argument="precision",
             )
         target = "float"
-    precision = "float" if target == "float" else "int8"
-    artifact = open_folder(path, precision=precision, check=check)
+    artifact = open_folder(path, precision="float" if target == "float" else "int8", check=check)
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():

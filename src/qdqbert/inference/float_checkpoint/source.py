@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG
-from qdqbert.cache import file_digest
+from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import is_reranker, read_layout
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
 from qdqbert.checkpoint.task_names import tasks_of
@@ -117,7 +117,7 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     ):
         digest.update(path.name.encode())
         if path.is_file():
-            digest.update(file_digest(path))
+            digest.update(bytes.fromhex(kept_digest(path)))
     for name, text in sorted(checkpoint.layout.files.items() if checkpoint.layout else ()):
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head

@@ -91,7 +91,7 @@ def run() -> DoctorReport:
 
 def describe_cache() -> Cache:
     """Return the number and size of the packed models."""
-    folder, limit = str(cache.models_folder()), cache.limit_bytes()
+    folder, limit = str(cache.models_folder()), cache.LIMIT_BYTES
     try:
         count = len(cache.kept_models())
     except OSError as error:

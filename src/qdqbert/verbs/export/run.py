@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import EXPORT, check_output, writing
-from qdqbert.evidence.checksums import digest_of
 from qdqbert.exporting.formats import Format, format_named
 from qdqbert.exporting.source import Source, open_source
-from qdqbert.files import json_values, write_json
+from qdqbert.files import digest_of, json_values, write_json
 from qdqbert.progress import Progress
 from qdqbert.verbs.export.options import ExportOptions
 from qdqbert.verbs.export.report import ExportReport
