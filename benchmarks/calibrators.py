@@ -28,7 +28,7 @@ from qdqbert.calibration.passes import CalibrationPlan, Run, smoothing_pass
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import example_inputs, export_sited
+from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, linear_weights, quantizing
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
@@ -75,7 +75,7 @@ def main() -> None:
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)
     means = seen.means(scales)
-    graph = export_sited(sited, test.body, example_inputs(checkpoint.input_names, checkpoint.task))
+    graph = graph_of(checkpoint, sited)
     arrays = {name: scale.numpy() for name, scale in scales.items()}
     clips = [False, True] if recipe.clips_residuals else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):

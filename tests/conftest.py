@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-import hashlib
 import importlib.util
 import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +21,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import tokenizers
 import torch
 import transformers
-from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
-from torch.onnx._internal.exporter import _registration
 
 from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
@@ -47,11 +41,11 @@ from qdqbert.evidence.lowering import (
     check_lowering,
     make_references,
 )
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.export import GraphBody
+from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
-from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
@@ -284,7 +278,7 @@ def add_sentence_files(
 
 
 @functools.cache
-def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepared:
+def prepare_checkpoint(folder: Path) -> Prepared:
     checkpoint = load_checkpoint(str(folder))
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
@@ -311,7 +305,7 @@ def prepare_checkpoint(folder: Path, export: Callable[..., ir.Model]) -> Prepare
         checkpoint=checkpoint,
         body=body,
         sited=sited,
-        graph=export(sited, body, example_inputs(checkpoint.input_names, checkpoint.task)),
+        graph=graph_of(checkpoint, sited),
         batches=batches,
         smooth=calibration(WIDE_INPUTS),
         plain=calibration(None),
@@ -334,61 +328,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not set(LONG) & set(item.path.parts))
 
 
-# Settings of a config that an export does not read: names, and what quantizers hold.
-UNREAD_SETTINGS = (
-    *("_name_or_path", "id2label", "label2id"),
-    *("qdqbert_format", "recipe", "exclude", "quantizer_options", "quantizers"),
-)
-# Bytes of weights up to which an exported graph is kept.
-MAX_KEPT_BYTES = 32 << 20
-
-
-def tensors_of(body: GraphBody) -> dict[str, torch.Tensor]:
-    """Parameters and buffers under all of their names, tied ones included."""
-    return {
-        **dict(body.named_buffers(remove_duplicate=False)),
-        **dict(body.named_parameters(remove_duplicate=False)),
-    }
-
-
-def digest_structure(sited: SitedModel, body: GraphBody, example: Mapping[str, Any]) -> str:
-    """SHA-256 of everything that an export depends on, except values of floating-point tensors."""
-    config = sited.model.config.to_dict()
-    for name in UNREAD_SETTINGS:
-        config.pop(name, None)
-    settings = (body.head, body.mask, body.output_names, sited.sites, sorted(example), config)
-    digest = hashlib.sha256(repr(settings).encode())
-    for name, module in body.named_modules():
-        # What a quantizer holds does not matter: an export only marks its site.
-        shown = "" if isinstance(module, Quantizer) else module.extra_repr()
-        digest.update(f"{name} {type(module).__qualname__} {shown}".encode())
-    first_names: dict[int, str] = {}
-    for name, tensor in tensors_of(body).items():
-        if isinstance(body.get_submodule(name.rpartition(".")[0]), Quantizer):
-            continue
-        tied_to = first_names.setdefault(tensor.data_ptr(), name)
-        digest.update(f"{name} {tied_to} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        if not tensor.is_floating_point():
-            digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def digest_tensors(body: GraphBody) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors_of(body).values():
-        digest.update(tensor.detach().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def has_folded_weights(graph: ir.Model, known: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a constant of the graph may have been computed from weights."""
-    return any(
-        value.dtype.is_floating_point() and value.const_value.size > 1
-        for name, value in graph.graph.initializers.items()
-        if name not in known
-    )
-
-
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this test run share."""
@@ -403,69 +342,6 @@ def kernels_are_cached_for_this_run(run_folder: Path) -> Iterator[None]:
     """Keep compiled kernels of the native engine in a folder of this run, not of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
-        yield
-
-
-@pytest.fixture(scope="session")
-def export_once(run_folder: Path) -> Callable[..., ir.Model]:
-    """Export a model, or read the graph that a process of this run exported for such a model.
-
-    An export takes seconds, most of what a call with a tiny model takes. Models that differ in
-    their weights only share a graph, into which the weights are put. Tests of the export itself
-    call `export_sited`.
-    """
-
-    def export(sited: SitedModel, body: GraphBody, example: Mapping[str, torch.Tensor]) -> ir.Model:
-        known = tensors_of(body)
-        if sum(each.numel() * each.element_size() for each in known.values()) > MAX_KEPT_BYTES:
-            return export_sited(sited, body, example)
-        structure = run_folder / f"{digest_structure(sited, body, example)}.onnx"
-        whole = structure.with_stem(f"{structure.stem}-{digest_tensors(body)}")
-        # Processes that need the same graph wait for the one that exports it.
-        with FileLock(structure.with_suffix(".lock")):
-            for path in (structure, whole):
-                if path.exists():
-                    graph = ir.from_proto(onnx.load(path))
-                    for name, value in graph.graph.initializers.items():
-                        if name in known:
-                            value.const_value = ir.tensor(known[name].detach().numpy(), name=name)
-                    return graph
-            graph = export_sited(sited, body, example)
-            path = whole if has_folded_weights(graph, known) else structure
-            path.write_bytes(ir.to_proto(graph).SerializeToString())
-        return graph
-
-    return export
-
-
-@pytest.fixture(scope="session", autouse=True)
-def exporter_reads_its_operators_once() -> Iterator[None]:
-    """Keep the exporter's table of operators, which takes a third of a second for each export."""
-    build = _registration.ONNXRegistry.from_torchlib
-    kept = functools.cache(build)
-
-    def from_torchlib(*args: Any, **kwargs: Any) -> _registration.ONNXRegistry:
-        known = kept(*args, **kwargs)
-        made = copy.copy(known)
-        made.functions = {name: list(each) for name, each in known.functions.items()}
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_registration.ONNXRegistry, "from_torchlib", staticmethod(from_torchlib))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def package_exports_once(export_once: Callable[..., ir.Model]) -> Iterator[None]:
-    """Let the package export each model once, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        # These are imported by the commands only when they run.
-        for name in ("qdqbert.verbs.quantize.source.checkpoint", "qdqbert.verbs.benchmark.run"):
-            importlib.import_module(name)
-        for name, module in list(sys.modules.items()):
-            is_ours = name.startswith("qdqbert.")
-            if is_ours and getattr(module, "export_sited", None) is export_sited:
-                patch.setattr(module, "export_sited", export_once)
         yield
 
 
@@ -522,11 +398,9 @@ def make_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def prepared(
-    checkpoints: Callable[[str], Path], export_once: Callable[..., ir.Model]
-) -> Callable[[str], Prepared]:
+def prepared(checkpoints: Callable[[str], Path]) -> Callable[[str], Prepared]:
     """Return checkpoints with quantizers, graph and calibrations, by name."""
-    return lambda name: prepare_checkpoint(checkpoints(name), export_once)
+    return lambda name: prepare_checkpoint(checkpoints(name))
 
 
 @pytest.fixture

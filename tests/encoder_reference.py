@@ -111,7 +111,7 @@ def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
         if embeddings.padding_id is not None:
             counted = ids != embeddings.padding_id
             positions = np.cumsum(counted) * counted
-        total = total + look_up(embeddings.positions, positions)
+        total = total + look_up(embeddings.positions, embeddings.first_position + positions)
     if embeddings.token_types is not None:
         total = total + look_up(embeddings.token_types, token_types)
     total = optional_norm(total, embeddings.norm)

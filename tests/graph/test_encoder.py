@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
 import transformers
-from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from encoder_reference import check_read, random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.encoder import read_encoder
-from qdqbert.graph.export import GraphBody, example_inputs
+from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import QuantizerOptions
@@ -29,7 +27,7 @@ from qdqbert.targets.target import make_plan
 from task_files import HEADS
 
 # CamemBERT and XLM-RoBERTa have the modules of RoBERTa.
-FAMILIES = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta")
+FAMILIES = ("bert", "distilbert", "electra", "mpnet", "roberta")
 # `full` has the quantizers of `linear+matmul`, and residual adds.
 RECIPES = ("ffn", "linear+matmul", "full", "full-smoothed")
 TASKS = ("fill-mask", "multiple-choice", "question-answering", "text-generation")
@@ -60,11 +58,7 @@ def test_a_float_graph_of_each_family_is_read(prepared, run_plainly, family) -> 
     assert read.input_names == each.checkpoint.input_names
     assert read.layers[0].attention.heads == 4
     assert (read.embeddings.projection is None) == (family != "electra")
-    assert (read.embeddings.token_types is None) == (
-        family in ("deberta-v2", "distilbert", "modernbert", "mpnet")
-    )
-    assert (read.embeddings.positions is None) == (family in ("deberta-v2", "modernbert"))
-    assert (read.layers[0].attention.relative is None) == (family != "deberta-v2")
+    assert (read.embeddings.token_types is None) == (family in ("distilbert", "mpnet"))
     assert read.embeddings.padding_id == (1 if family in ("roberta", "mpnet") else None)
     assert (read.layers[0].attention.position_bias is None) == (family != "mpnet")
 
@@ -134,14 +128,13 @@ def test_a_weight_alone_may_have_codes(bert, run_plainly) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_head_of_each_task_is_read(save_tiny, export_once, tmp_path, run_plainly, task) -> None:
+def test_the_head_of_each_task_is_read(save_tiny, tmp_path, run_plainly, task) -> None:
     head = HEADS[task]
     auto_class = getattr(transformers, head.auto_class)
     save_tiny(tmp_path, "bert", auto_class, num_hidden_layers=1, **head.changes)
     checkpoint = load_checkpoint(str(tmp_path))
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    example = example_inputs(checkpoint.input_names, checkpoint.task)
-    model = float_graph(export_once(sited, GraphBody.of(checkpoint), example))
+    model = float_graph(graph_of(checkpoint, sited))
     shape = (2, 5, 9) if task == "multiple-choice" else (5, 9)
     read = check_read(model, run_plainly, random_inputs(shape), has_codes=False)
     (found,) = read.heads
@@ -153,125 +146,6 @@ def test_the_head_of_each_task_is_read(save_tiny, export_once, tmp_path, run_pla
         assert (names, columns) == (["start_logits", "end_logits"], [0, 1])
     else:
         assert (names, columns) == (["logits"], [0 if read.has_choices else None])
-
-
-def test_layers_that_normalize_first_are_read(prepared, run_plainly) -> None:
-    each = prepared("modernbert")
-    model, inputs = lowered(each, "linear"), random_inputs((5, 23))
-    read = check_read(model, run_plainly, inputs, longest=50)
-    first, second = read.layers
-    assert read.limit == 50
-    assert read.final_norm is not None
-    assert first.attention_norm is None
-    assert second.attention_norm is not None
-    for layer in read.layers:
-        assert layer.up_norm is not None
-        assert layer.attention_residual.norm is layer.residual.norm is None
-        assert layer.up.weight.shape == layer.gate.weight.shape == (64, 32)
-        assert layer.attention.rotary.cos.shape == (50, 4)
-    assert first.attention.window is None
-    # `local_attention` counts both sides.
-    assert second.attention.window == 4
-    config = each.checkpoint.model.config
-    for layer, kind in zip(read.layers, ("full_attention", "sliding_attention"), strict=True):
-        theta = config.rope_parameters[kind]["rope_theta"]
-        angles = np.arange(50)[:, None] / theta ** (np.arange(0, 8, 2) / 8)
-        np.testing.assert_allclose(layer.attention.rotary.cos, np.cos(angles), atol=1e-5)
-        np.testing.assert_allclose(layer.attention.rotary.sin, np.sin(angles), atol=1e-5)
-
-
-def test_layers_that_normalize_first_may_have_all_quantizers(prepared, run_plainly) -> None:
-    model = lowered(prepared("modernbert"), "full")
-    read = check_read(model, run_plainly, random_inputs((5, 23)), longest=64)
-    attention, residual = read.layers[1].attention, read.layers[1].residual
-    assert attention.query_codes is not None
-    assert attention.key_codes is not None
-    assert residual.local_codes is not None
-    assert residual.residual_codes is not None
-
-
-def test_a_graph_without_positions_needs_the_longest_text(prepared) -> None:
-    with pytest.raises(GraphError, match="the longest text is not known"):
-        read_encoder(float_graph(prepared("modernbert").graph))
-
-
-@pytest.mark.parametrize(
-    ("kind", "op_type", "message"),
-    [
-        ("Cos", "Neg", "computes heads that are not outputs of a linear layer"),
-        ("LessOrEqual", "Not", "has a mask that is neither of padding nor causal nor a window"),
-        ("Split", "Sin", "is not an activation function times a gate"),
-    ],
-)
-def test_other_rotations_masks_and_gates_are_refused(prepared, kind, op_type, message) -> None:
-    model = float_graph(prepared("modernbert").graph)
-    insert_after(model, kind, op_type)
-    with pytest.raises(GraphError, match=message):
-        read_encoder(model, longest=64)
-
-
-def test_tables_of_relative_positions_are_read(prepared, run_plainly) -> None:
-    each = prepared("deberta-v2")
-    # Texts are longer than 8 buckets.
-    model, inputs = lowered(each, "linear"), random_inputs((5, 23))
-    read = check_read(model, run_plainly, inputs, longest=50)
-    model = each.checkpoint.model
-    attention = model.encoder.layer[1].attention.self
-    with torch.no_grad():
-        positions = model.encoder.get_rel_embedding()
-        keys, queries = (
-            part(positions).unflatten(1, (4, 8)).transpose(0, 1).numpy()
-            for part in (attention.pos_key_proj, attention.pos_query_proj)
-        )
-    relative = read.layers[1].attention.relative
-    np.testing.assert_allclose(relative.keys, keys, atol=1e-5)
-    np.testing.assert_allclose(relative.queries, queries, atol=1e-5)
-    # Buckets count queries minus keys.
-    buckets = make_log_bucket_position(torch.arange(49, -50, -1), 8, 64).numpy()
-    np.testing.assert_array_equal(relative.rows, np.clip(buckets + 8, 0, 15))
-    assert read.layers[1].attention.scale == pytest.approx(1 / np.sqrt(3 * 8))
-
-
-# Exports of DeBERTa take long. Both are read in `prepared("deberta-v2")`.
-@pytest.mark.parametrize("kind", [pytest.param("c2p", marks=pytest.mark.slow), "p2c"])
-def test_either_queries_or_keys_may_have_positions(
-    save_tiny, export_once, tmp_path, run_plainly, kind
-) -> None:
-    changes = {"pos_att_type": [kind], "share_att_key": False, "num_hidden_layers": 1}
-    save_tiny(tmp_path, "deberta-v2", **changes)
-    checkpoint = load_checkpoint(str(tmp_path))
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    example = example_inputs(checkpoint.input_names, checkpoint.task)
-    model = float_graph(export_once(sited, GraphBody.of(checkpoint), example))
-    read = check_read(model, run_plainly, random_inputs((5, 23)), has_codes=False, longest=64)
-    relative = read.layers[0].attention.relative
-    assert (relative.keys is None) == (kind == "p2c")
-    assert (relative.queries is None) == (kind == "c2p")
-
-
-@pytest.mark.parametrize(
-    ("kind", "op_type", "message"),
-    [
-        ("Sign", "Abs", "reads other rows of positions for queries than for keys"),
-        ("GatherElements", "Sin", "positions that are not of the distance"),
-    ],
-)
-def test_other_relative_positions_are_refused(prepared, kind, op_type, message) -> None:
-    model = float_graph(prepared("deberta-v2").graph)
-    insert_after(model, kind, op_type)
-    with pytest.raises(GraphError, match=message):
-        read_encoder(model, longest=64)
-
-
-@pytest.mark.slow
-def test_layers_with_convolutions_are_refused(save_tiny, export_once, tmp_path) -> None:
-    save_tiny(tmp_path, "deberta-v2", conv_kernel_size=3, conv_act="gelu", num_hidden_layers=1)
-    checkpoint = load_checkpoint(str(tmp_path))
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    example = example_inputs(checkpoint.input_names, checkpoint.task)
-    model = float_graph(export_once(sited, GraphBody.of(checkpoint), example))
-    with pytest.raises(GraphError, match=r"ModernBERT or DeBERTa, and node .*Choose other"):
-        read_encoder(model, longest=64)
 
 
 def test_fewer_bits_of_activations_are_refused(bert) -> None:

@@ -75,9 +75,10 @@ def test_the_float_graph_agrees_with_pytorch_at_every_shape(
     expected = to_numpy(states, each.body.output_names)
     actual = run_plainly(float_graph(each.graph), inputs)
     assert list(actual) == ["last_hidden_state"]
-    np.testing.assert_allclose(
-        actual["last_hidden_state"], expected["last_hidden_state"], atol=FLOAT_TOLERANCE
-    )
+    # States of [PAD] have no meaning.
+    is_text = inputs["attention_mask"].astype(bool)
+    pair = (each["last_hidden_state"][is_text] for each in (actual, expected))
+    np.testing.assert_allclose(*pair, atol=FLOAT_TOLERANCE)
 
 
 @pytest.mark.parametrize("family", LAYOUTS)

@@ -17,7 +17,7 @@ from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.shared_table import joined, rest_of
 from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
 from qdqbert.graph.encoder import read_encoder
-from qdqbert.graph.export import GraphBody, example_inputs
+from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.passes.half_precision import to_half_precision
 from qdqbert.graph.qdq import float_graph, insert_qdq
 from qdqbert.graph.shared_table import read_shared_table
@@ -38,7 +38,7 @@ WORDS = 1024
 
 
 @pytest.fixture(scope="module")
-def sited(save_tiny, export_once, tmp_path_factory) -> Callable[[str], tuple[ir.Model, Any]]:
+def sited(save_tiny, tmp_path_factory) -> Callable[[str], tuple[ir.Model, Any]]:
     """The sited graph and the sites of a masked LM."""
     made = {}
 
@@ -47,11 +47,8 @@ def sited(save_tiny, export_once, tmp_path_factory) -> Callable[[str], tuple[ir.
             folder = tmp_path_factory.mktemp("tied")
             save_tiny(folder, family, transformers.AutoModelForMaskedLM)
             checkpoint = load_checkpoint(str(folder), task="fill-mask")
-            body = GraphBody.of(checkpoint)
             model = insert_quantizers_(checkpoint.model, checkpoint.family)
-            graph = export_once(
-                model, body, example_inputs(checkpoint.input_names, checkpoint.task)
-            )
+            graph = graph_of(checkpoint, model)
             made[family] = (graph, model.sites)
         return made[family]
 

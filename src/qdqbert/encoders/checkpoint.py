@@ -44,7 +44,7 @@ def read_encoder(
     family = family_of(config)
     if config.flag("is_decoder", False):
         raise config.refuse("is_decoder", "only models that read texts in both directions are run.")
-    parts = family.read(weights, config)
+    parts = family.read(weights, config, has_head=task != "feature-extraction")
     _check_unused(parts)
     if task == "feature-extraction":
         own = family.embedding

@@ -68,10 +68,11 @@ def with_words(parts: Parts, words: Table) -> Parts:
 def longest_text(embeddings: Embeddings) -> int:
     """Return how many tokens have a position in the table.
 
-    The first row belongs to padding if the family counts other tokens only.
+    A row belongs to padding if the family counts other tokens only.
     """
     assert embeddings.positions is not None
-    return len(embeddings.positions.rows) - (embeddings.padding_id is not None)
+    first = embeddings.first_position + (embeddings.padding_id is not None)
+    return len(embeddings.positions.rows) - first
 
 
 ReadHead = Callable[[Parts], tuple[Head, ...]]
@@ -105,8 +106,13 @@ class Family:
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
 
-    def read(self, weights: Weights, config: Config) -> Parts:
+    def read(self, weights: Weights, config: Config, *, has_head: bool) -> Parts:
         """Read the encoder.
+
+        Args:
+            weights: Tensors of the checkpoint.
+            config: Its config.
+            has_head: Whether the model has a head. Modules of its encoder then have a prefix.
 
         Raises:
             CheckpointError: A tensor or a field is missing or wrong, or is of a kind that is not
@@ -117,5 +123,7 @@ class Family:
         root = Reader(weights=weights, config=config.renamed(self.fields))
         body = root.at(self.prefix)
         if not body.has(self.first):
-            body = root
+            body = dataclasses.replace(body, path="")
+        if not has_head:
+            body = dataclasses.replace(body, module="")
         return Parts(root=root, body=body, encoder=self.encoder(body))

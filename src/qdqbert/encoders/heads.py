@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from qdqbert.choices import PoolingMode
 from qdqbert.encoders.model import (
     Embeddings,
     Head,
@@ -14,6 +17,14 @@ from qdqbert.encoders.reader import Reader
 
 EMBEDDING = "sentence_embedding"
 """Name of the pooled output of embedders."""
+
+POOLINGS: Mapping[PoolingMode, Pooling] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+"""Poolings by their names in sentence-transformers."""
 
 
 def logits(

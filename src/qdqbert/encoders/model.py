@@ -70,12 +70,17 @@ class Linear:
         weight_scale: `(out,)`, scale of each output channel; `None` in float.
         bias: `(out,)`; zeros if the layer has none.
         codes: How the input is quantized; `None` in float.
+        module: Path of its module in a model of transformers, which its sites are named after;
+            empty if it is not known.
+        first: Number of its first output among those of the module, if several layers are one.
     """
 
     weight: NDArray[np.int8] | Floats
     weight_scale: Floats | None
     bias: Floats
     codes: Codes | None
+    module: str = ""
+    first: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,6 +154,8 @@ class Attention:
         query_norm, key_norm: RMSNorm of the outputs of `query` and `key`, over the channels of all
             heads together, before they are rotated; `None` if the family has none. A LayerNorm is
             an RMSNorm of a layer whose outputs have the mean 0 (`encoders.layers.centered`).
+        scales_keys: Whether keys are multiplied by `scale` where they are quantized. Otherwise the
+            scores are.
     """
 
     query: Linear
@@ -168,6 +175,7 @@ class Attention:
     position_bias: Floats | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    scales_keys: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,10 +251,13 @@ class Table:
     Attributes:
         rows: `(rows, width)`, int8 codes or float32.
         scale: `(width,)`, scale of each channel; `None` in float.
+        module: Path of its module in a model of transformers, which its site is named after; empty
+            if it is not known.
     """
 
     rows: NDArray[np.int8] | Floats
     scale: Floats | None
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,9 +266,8 @@ class Embeddings:
 
     Attributes:
         words: Table of the vocabulary.
-        positions: Table of positions, with its first rows cut off if no token uses them; `None` if
-            the family has none. The first token of a text has row 0; with `padding_id` row 1,
-            and padding tokens have row 0.
+        positions: Table of positions; `None` if the family has none. The first token of a text has
+            row `first_position`; with `padding_id` the row after it, and padding tokens have it.
         token_types: Table of token types; `None` if the family has none.
         norm: LayerNorm of the sum; `None` if the layers read the sum itself.
         projection: Linear layer after the LayerNorm, if the embeddings are narrower than the
@@ -266,6 +276,7 @@ class Embeddings:
             (RoBERTa); `None` if every token counts.
         dropped_id: Id of a token that counts as dropped (ESM): rows of words are multiplied by the
             number of tokens of the text over that of its other tokens; `None` if there is none.
+        first_position: Number of rows of `positions` that no token uses before others.
     """
 
     words: Table
@@ -275,6 +286,7 @@ class Embeddings:
     projection: Linear | None = None
     padding_id: int | None = None
     dropped_id: int | None = None
+    first_position: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

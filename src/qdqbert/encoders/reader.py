@@ -21,15 +21,18 @@ class Reader:
         config: The config.
         path: Path of the module that names are relative to, with a dot at its end; empty for the
             root.
+        module: The same path in a model of transformers for the task, whose encoder may have a
+            prefix that the checkpoint lacks, or none.
     """
 
     weights: Weights
     config: Config
     path: str = ""
+    module: str = ""
 
     def at(self, path: str) -> Reader:
         """Return a reader of a module below this one."""
-        return dataclasses.replace(self, path=f"{self.path}{path}.")
+        return dataclasses.replace(self, path=f"{self.path}{path}.", module=f"{self.module}{path}.")
 
     def has(self, name: str) -> bool:
         """Return whether there is a tensor."""
@@ -70,7 +73,11 @@ class Reader:
         """
         weight = self.tensor(f"{name}.weight", (outputs, inputs))
         return Linear(
-            weight=weight, weight_scale=None, bias=self._bias(name, len(weight)), codes=None
+            weight=weight,
+            weight_scale=None,
+            bias=self._bias(name, len(weight)),
+            codes=None,
+            module=f"{self.module}{name}",
         )
 
     def norm(self, name: str, *, size: int, epsilon: float) -> Norm:
@@ -88,7 +95,8 @@ class Reader:
         Raises:
             CheckpointError: It is missing, or has another shape.
         """
-        return Table(rows=self.tensor(f"{name}.weight", (None, width)), scale=None)
+        rows = self.tensor(f"{name}.weight", (None, width))
+        return Table(rows=rows, scale=None, module=f"{self.module}{name}")
 
     def zeros(self, size: int) -> Floats:
         """Return the bias of a layer without one."""

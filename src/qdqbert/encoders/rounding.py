@@ -116,7 +116,7 @@ def _round_table(table: Table) -> Table:
     for start in range(0, len(rows), 4096):
         block = rows[start : start + 4096]
         codes[start : start + 4096] = np.rint(block / scale).clip(-_LARGEST, _LARGEST)
-    return Table(rows=codes, scale=scale)
+    return dataclasses.replace(table, rows=codes, scale=scale)
 
 
 def _positive(scale: Floats) -> Floats:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,19 @@ class Weights:
         for file in self.files:
             for name, kind, array in _tensors(file):
                 self._stored[_current_name(name)] = (kind, array)
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Floats], path: Path) -> Self:
+        """Return tensors that are in memory.
+
+        Args:
+            arrays: The tensors by name.
+            path: Where they come from, for messages.
+        """
+        weights = cls.__new__(cls)
+        weights.path, weights.files, weights._used = path, [], set()
+        weights._stored = {name: ("F32", array) for name, array in arrays.items()}
+        return weights
 
     def __contains__(self, name: str) -> bool:
         return name in self._stored

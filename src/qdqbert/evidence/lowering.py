@@ -296,7 +296,7 @@ def layer_fidelity(
 
 
 def check_lowering(
-    model: ir.Model,
+    model: ir.Model | None,
     path: Path,
     references: Sequence[Reference],
     engine: EngineName,
@@ -306,7 +306,7 @@ def check_lowering(
     """Compare a finished graph on an engine with results of PyTorch.
 
     Args:
-        model: The graph.
+        model: The graph; not needed for the native engine.
         path: The file that was made of it. Temporary graphs are written to its folder.
         references: Results of PyTorch, at least one.
         engine: Engine that runs the graph.
@@ -335,7 +335,7 @@ def check_lowering(
 
 
 def _layers_opener(
-    model: ir.Model,
+    model: ir.Model | None,
     path: Path,
     names: Sequence[str],
     engine: EngineName,
@@ -348,6 +348,7 @@ def _layers_opener(
 
         # Its arithmetic is always exact.
         return lambda exact: LayerRunner(path, names)
+    assert model is not None
     layers = folder / "layers.onnx"
     save_graph(add_teacher_forcing(model, names), layers, temporary=True)
     return functools.partial(open_, layers)

@@ -2,17 +2,20 @@
 
 The operators are those that ONNX Runtime and OpenVINO fuse: LayerNormalization and Gelu whole,
 MatMul with a constant right side and an Add for a linear layer.
+
+With sites, each is an Identity node of its own. The weight of a linear layer is then stored as
+`(out, in)`, and reaches its MatMul through its site and a Transpose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from qdqbert.encoders.model import (
@@ -30,14 +33,18 @@ from qdqbert.encoders.model import (
     Step,
     Table,
 )
-
-Array = NDArray[Any]
+from qdqbert.encoders.sites import parent_of
+from qdqbert.graph.nodes import Array, Nodes
+from qdqbert.spec import (
+    LOCAL,
+    RESIDUAL,
+    SiteGroup,
+)
 
 OPSET = 21
 _IR_VERSION = 10
 
-# Arrays from this size are in the file next to the graph, which engines map into memory.
-_EXTERNAL_BYTES = 1024
+# Engines map the file of the weights into memory.
 _ALIGNMENT = 4096
 _LOWEST = np.float32(np.finfo(np.float32).min)
 
@@ -55,74 +62,58 @@ def write_graph(model: EncoderModel, path: Path) -> None:
     Raises:
         OSError: A file cannot be written.
     """
+    made = make_graph(model)
     weights = path.with_name(f"{path.name}.data")
+    tensors = {tensor.name: tensor for tensor in made.proto.graph.initializer}
     with weights.open("wb") as file:
-        writer = _Writer(model, file, weights.name)
-        graph = writer.write()
-    made = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION
+        for name, array in made.arrays.items():
+            start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+            file.write(bytes(start - file.tell()))
+            file.write(np.ascontiguousarray(array).data)
+            places = {"location": weights.name, "offset": start, "length": array.nbytes}
+            del tensors[name].external_data[:]
+            for key, value in places.items():
+                tensors[name].external_data.add(key=key, value=str(value))
+    path.write_bytes(made.proto.SerializeToString())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MadeGraph:
+    """A graph whose large constants are apart.
+
+    Attributes:
+        proto: The graph. The values of large constants are not in it.
+        arrays: These constants by name.
+        sites: Names of the Identity nodes that are sites.
+    """
+
+    proto: onnx.ModelProto
+    arrays: Mapping[str, Array]
+    sites: Collection[str]
+
+
+def make_graph(model: EncoderModel, groups: Collection[SiteGroup] = ()) -> MadeGraph:
+    """Return the graph of a float model.
+
+    Args:
+        model: The model, whose tables and linear layers are in float.
+        groups: Groups of sites that get a node, whose name is that of the site.
+    """
+    writer = _Writer(model, groups)
+    proto = helper.make_model(
+        writer.write(), opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION
     )
-    path.write_bytes(made.SerializeToString())
-
-
-class _Nodes:
-    """The nodes and constants of a graph."""
-
-    def __init__(self, file: BinaryIO, location: str) -> None:
-        """Start without nodes.
-
-        Args:
-            file: Where large constants are written.
-            location: Name of this file.
-        """
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[TensorProto] = []
-        self._file, self._location = file, location
-        self._small: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-
-    def __call__(self, operator: str, *inputs: str | Array | np.float32, **attributes: Any) -> str:
-        """Add a node, and return the name of its output. Arrays are constants."""
-        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
-        output = f"{operator.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, names, [output], **attributes))
-        return output
-
-    def constant(self, array: Array | np.float32) -> str:
-        """Add an array, and return its name. Small ones that are equal are one."""
-        array = np.asarray(array, order="C")
-        if array.nbytes >= _EXTERNAL_BYTES:
-            return self._external(array)
-        key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._small:
-            self._small[key] = self._named(onnx.numpy_helper.from_array(array))
-        return self._small[key]
-
-    def _external(self, array: Array) -> str:
-        start = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
-        self._file.write(bytes(start - self._file.tell()))
-        self._file.write(array.data)
-        tensor = TensorProto(
-            dims=array.shape,
-            data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
-            data_location=TensorProto.EXTERNAL,
-        )
-        places = {"location": self._location, "offset": start, "length": array.nbytes}
-        for name, value in places.items():
-            tensor.external_data.add(key=name, value=str(value))
-        return self._named(tensor)
-
-    def _named(self, tensor: TensorProto) -> str:
-        tensor.name = f"constant_{len(self.initializers)}"
-        self.initializers.append(tensor)
-        return tensor.name
+    return MadeGraph(proto=proto, arrays=writer.arrays, sites=writer.sites)
 
 
 class _Writer:
     """Writes one model."""
 
-    def __init__(self, model: EncoderModel, file: BinaryIO, location: str) -> None:
-        self._model = model
-        self._add = _Nodes(file, location)
+    def __init__(self, model: EncoderModel, groups: Collection[SiteGroup]) -> None:
+        self._model, self._groups = model, groups
+        self._add = Nodes()
+        self.arrays: Mapping[str, Array] = self._add.arrays
+        self.sites: set[str] = set()
         self._masks: dict[tuple[bool, int | None], str] = {}
         # Names of values that several parts read; see `_read_inputs` and `_embed`.
         self._ids = self._mask = self._types = self._words = ""
@@ -134,12 +125,12 @@ class _Writer:
         self._read_inputs()
         x = embedded = self._embed(model.embeddings)
         for index, layer in enumerate(model.layers):
-            x = self._layer(x, layer)
+            x = self._layer(x, layer, is_last=layer is model.layers[-1])
             if index == 0 and model.convolution is not None:
                 x = self._convolve(x, embedded, model.convolution)
         x = self._optional_norm(x, model.final_norm)
         outputs = [each for head in model.heads for each in self._head(x, head)]
-        axes = ["batch", "choices", "seq"] if model.has_choices else ["batch", "seq"]
+        axes = ["batch", *(["choices"] if model.has_choices else []), "sequence"]
         return helper.make_graph(
             add.nodes,
             "qdqbert",
@@ -166,24 +157,45 @@ class _Writer:
         self._distance = add("Sub", places, rows)
         self._places = places
 
+    def _site(self, group: SiteGroup, name: str, x: str) -> str:
+        """Add a site that reads a value, if the graph has sites of its group."""
+        if group not in self._groups:
+            return x
+        # A module that several layers share has one site, which is read in several places.
+        count, node = 0, name
+        while node in self.sites:
+            count += 1
+            node = f"{name}#{count}"
+        self.sites.add(node)
+        return self._add("Identity", x, name=node)
+
     def _embed(self, embeddings: Embeddings) -> str:
         add = self._add
-        self._words = add.constant(_floats(embeddings.words))
-        x = add("Gather", self._words, self._ids)
+        self._words = add.constant(_floats(embeddings.words), f"{embeddings.words.module}.weight")
+        x = add("Gather", self._table(embeddings.words, self._words), self._ids)
         if embeddings.dropped_id is not None:
             x = add("Mul", x, self._share(embeddings.dropped_id))
+        if embeddings.token_types is not None:
+            x = add("Add", x, self._look_up(embeddings.token_types, self._types or np.array(0)))
         if embeddings.positions is not None:
             places = self._places
             if embeddings.padding_id is not None:
                 is_padding = add("Equal", self._ids, np.array(embeddings.padding_id))
                 counted = add("Cast", add("Not", is_padding), to=TensorProto.INT64)
                 places = add("Mul", add("CumSum", counted, np.array(1)), counted)
-            x = add("Add", x, add("Gather", _floats(embeddings.positions), places))
-        if embeddings.token_types is not None:
-            table = _floats(embeddings.token_types)
-            x = add("Add", x, add("Gather", table, self._types) if self._types else table[0])
+            if embeddings.first_position:
+                places = add("Add", places, np.array(embeddings.first_position))
+            x = add("Add", x, self._look_up(embeddings.positions, places))
         x = self._optional_norm(x, embeddings.norm)
         return x if embeddings.projection is None else self._linear(x, embeddings.projection)
+
+    def _look_up(self, table: Table, rows: str | Array) -> str:
+        """Return rows of a table."""
+        array = self._add.constant(_floats(table), f"{table.module}.weight")
+        return self._add("Gather", self._table(table, array), rows)
+
+    def _table(self, table: Table, array: str) -> str:
+        return self._site("table", f"{table.module}._weight_quantizer", array)
 
     def _share(self, dropped_id: int) -> str:
         """Return the number of tokens of each text over that of tokens that are not dropped."""
@@ -197,18 +209,27 @@ class _Writer:
         share = add("Div", next(counts), add("Max", next(counts), np.float32(1)))
         return add("Unsqueeze", share, _integers(2))
 
-    def _layer(self, x: str, layer: Layer) -> str:
-        add = self._add
-        attended = self._attend(self._optional_norm(x, layer.attention_norm), layer.attention)
-        x = self._add_states(attended, x, layer.attention_residual)
+    def _layer(self, x: str, layer: Layer, *, is_last: bool) -> str:
+        add, attention = self._add, layer.attention
+        attended = self._attend(self._optional_norm(x, layer.attention_norm), attention)
+        path = parent_of(attention.output)
+        x = self._add_states(attended, x, layer.attention_residual, path)
         normed = self._optional_norm(x, layer.up_norm)
-        wide = self._activate(self._linear(normed, layer.up), layer.activation)
-        if layer.gate is not None:
-            wide = add("Mul", wide, self._linear(normed, layer.gate))
-        return self._add_states(self._linear(wide, layer.down), x, layer.residual)
+        wide, *gates = self._read(normed, [layer.up, *filter(None, [layer.gate])])
+        site = f"{parent_of(layer.up)}.activation_input_quantizer"
+        wide = self._activate(self._site("output", site, wide), layer.activation)
+        for gate in gates:
+            wide = add("Mul", wide, gate)
+        (local,) = self._read(wide, [layer.down])
+        path = parent_of(layer.down)
+        x = self._add_states(local, x, layer.residual, path)
+        return self._site("output", f"{path}.layernorm_output_quantizer", x) if is_last else x
 
-    def _add_states(self, local: str, states: str, residual: Residual) -> str:
-        x = self._optional_norm(self._add("Add", local, states), residual.norm)
+    def _add_states(self, local: str, states: str, residual: Residual, path: str) -> str:
+        local = self._site("layer", f"{path}{LOCAL}", local)
+        total = self._add("Add", local, self._site("layer", f"{path}{RESIDUAL}", states))
+        total = self._site("output", f"{path}.layernorm_input_quantizer", total)
+        x = self._optional_norm(total, residual.norm)
         if residual.again is None:
             return x
         return self._optional_norm(self._add("Add", x, states), residual.again)
@@ -225,27 +246,38 @@ class _Writer:
         return self._optional_norm(add("Add", x, added), convolution.norm)
 
     def _attend(self, x: str, attention: Attention) -> str:
-        add = self._add
+        add, path = self._add, parent_of(attention.query)
+        made = self._read(x, [attention.query, attention.key, attention.value])
+        norms = (attention.query_norm, attention.key_norm, None)
+        sizes = [len(linear.bias) // attention.heads for linear in _projections(attention)]
         query, key, value = (
-            self._in_heads(self._optional_norm(self._linear(x, each), norm), attention.heads)
-            for each, norm in (
-                (attention.query, attention.query_norm),
-                (attention.key, attention.key_norm),
-                (attention.value, None),
+            add(
+                "Reshape",
+                self._optional_norm(each, norm),
+                _integers(0, 0, attention.heads, size),
             )
+            for each, norm, size in zip(made, norms, sizes, strict=True)
         )
-        if attention.rotary is not None:
-            query, key = (self._rotate(each, attention.rotary) for each in (query, key))
-        scores = self._scores(query, key, attention)
+        query, value = (add("Transpose", each, perm=[0, 2, 1, 3]) for each in (query, value))
+        if attention.rotary is None:
+            turned = add("Transpose", key, perm=[0, 2, 3, 1])
+        else:
+            query, key = (
+                self._rotate(each, attention.rotary)
+                for each in (query, add("Transpose", key, perm=[0, 2, 1, 3]))
+            )
+            turned = add("Transpose", key, perm=[0, 1, 3, 2])
+        if attention.scales_keys:
+            turned = add("Mul", turned, np.float32(attention.scale))
+        value = self._site("layer", f"{path}.matmul_v_input_quantizer", value)
+        scores = self._scores(query, turned, key, attention)
         scores = add("Add", scores, self._additive_mask(attention.causal, attention.window))
-        context = add("MatMul", add("Softmax", scores, axis=-1), value)
-        joined = add("Reshape", add("Transpose", context, perm=[0, 2, 1, 3]), _integers(0, 0, -1))
-        return self._linear(joined, attention.output)
-
-    def _in_heads(self, x: str, heads: int) -> str:
-        """Return `(batch, heads, seq, size)` of `(batch, seq, heads * size)`."""
-        divided = self._add("Reshape", x, _integers(0, 0, heads, -1))
-        return self._add("Transpose", divided, perm=[0, 2, 1, 3])
+        probabilities = add("Softmax", scores, axis=-1)
+        probabilities = self._site("layer", f"{path}.matmul_a_input_quantizer", probabilities)
+        merged = add("Transpose", add("MatMul", probabilities, value), perm=[0, 2, 1, 3])
+        joined = add("Reshape", merged, _integers(0, 0, attention.heads * sizes[2]))
+        (output,) = self._read(joined, [attention.output])
+        return output
 
     def _rotate(self, x: str, rotary: Rotary) -> str:
         add = self._add
@@ -261,54 +293,106 @@ class _Writer:
         other = add("Add", add("Mul", second, cos), add("Mul", first, sin))
         return add("Concat", turned, other, axis=-1)
 
-    def _scores(self, query: str, key: str, attention: Attention) -> str:
-        add = self._add
-        scores = add("MatMul", query, _turned(add, key))
-        if (relative := attention.relative) is not None:
-            middle = np.array(len(relative.rows) // 2)
-            found = add(
-                "Gather", relative.rows.astype(np.int64), add("Add", self._distance, middle)
-            )
-            # Products with all rows, of which each pair of tokens takes one.
-            shape = add("Shape", scores)
-            if relative.keys is not None:
-                products = add("MatMul", query, relative.keys.transpose(0, 2, 1))
-                picked = add("GatherElements", products, add("Expand", found, shape), axis=3)
-                scores = add("Add", scores, picked)
-            if relative.queries is not None:
-                products = add("MatMul", key, relative.queries.transpose(0, 2, 1))
-                rows = add("Expand", add("Transpose", found, perm=[1, 0]), shape)
-                picked = add("GatherElements", products, rows, axis=3)
-                scores = add("Add", scores, _turned(add, picked))
-        scores = add("Mul", scores, np.float32(attention.scale))
+    def _scores(self, query: str, turned: str, key: str, attention: Attention) -> str:
+        """Return the scores.
+
+        Args:
+            query: `(batch, heads, seq, size)`.
+            turned: Keys, `(batch, heads, size, seq)`.
+            key: Keys, `(batch, seq, heads, size)`, where scores have relative positions.
+            attention: The attention.
+        """
+        add, path = self._add, parent_of(attention.query)
+        scores = add(
+            "MatMul",
+            self._site("layer", f"{path}.matmul_q_input_quantizer", query),
+            self._site("layer", f"{path}.matmul_k_input_quantizer", turned),
+        )
+        scores = self._site("output", f"{path}.softmax_input_quantizer", scores)
+        scale = np.float32(attention.scale)
+        relative = self._relative_scores(query, key, scores, attention)
+        if attention.scales_keys:
+            relative = [add("Mul", each, scale) for each in relative]
+        for each in relative:
+            scores = add("Add", scores, each)
+        if not attention.scales_keys:
+            scores = add("Mul", scores, scale)
         if attention.position_bias is not None:
             middle = np.array(attention.position_bias.shape[1] // 2)
             index = add("Add", self._distance, middle)
             scores = add("Add", scores, add("Gather", attention.position_bias, index, axis=1))
         return scores
 
+    def _relative_scores(
+        self, query: str, key: str, scores: str, attention: Attention
+    ) -> list[str]:
+        """Return what scores get by the distance of query and key."""
+        add, relative = self._add, attention.relative
+        if relative is None:
+            return []
+        middle = np.array(len(relative.rows) // 2)
+        found = add("Gather", relative.rows.astype(np.int64), add("Add", self._distance, middle))
+        # Products with all rows, of which each pair of tokens takes one.
+        shape, made = add("Shape", scores), []
+        if relative.keys is not None:
+            products = add("MatMul", query, relative.keys.transpose(0, 2, 1))
+            made.append(add("GatherElements", products, add("Expand", found, shape), axis=3))
+        if relative.queries is not None:
+            key = add("Transpose", key, perm=[0, 2, 1, 3])
+            products = add("MatMul", key, relative.queries.transpose(0, 2, 1))
+            rows = add("Expand", add("Transpose", found, perm=[1, 0]), shape)
+            picked = add("GatherElements", products, rows, axis=3)
+            made.append(add("Transpose", picked, perm=[0, 1, 3, 2]))
+        return made
+
     def _additive_mask(self, causal: bool, window: int | None) -> str:
         """Return what is added to scores: 0, or the lowest number for pairs that do not attend."""
         if (causal, window) not in self._masks:
             add = self._add
-            kept = add("Cast", self._mask, to=TensorProto.BOOL)
-            kept = add("Unsqueeze", kept, _integers(1, 2))
+            masked = add("Unsqueeze", add("Equal", self._mask, np.array(0)), _integers(1, 2))
             if causal:
-                kept = add("And", kept, add("LessOrEqual", self._distance, np.array(0)))
+                masked = add("Or", masked, add("Greater", self._distance, np.array(0)))
             if window is not None:
                 distance = add("Abs", self._distance)
-                kept = add("And", kept, add("LessOrEqual", distance, np.array(window)))
-            made = add("Where", kept, np.float32(0), _LOWEST)
-            self._masks[causal, window] = made
+                masked = add("Or", masked, add("Greater", distance, np.array(window)))
+            self._masks[causal, window] = add("Where", masked, _LOWEST, np.float32(0))
         return self._masks[causal, window]
 
+    def _read(self, x: str, layers: Sequence[Linear]) -> list[str]:
+        """Return the outputs of linear layers of an encoder layer, with their sites."""
+        if "layer" not in self._groups:
+            return [self._linear(x, layer) for layer in layers]
+        outputs: dict[int, str] = {}
+        for module in _by_module(layers):
+            path = module[0].module
+            weight = module[0].weight
+            if len(module) > 1:
+                weight = np.concatenate([each.weight for each in module])
+            array = self._add.constant(np.asarray(weight, np.float32), f"{path}.weight")
+            site = self._site("layer", f"{path}._weight_quantizer", array)
+            read = self._site("layer", f"{path}._input_quantizer", x)
+            made = self._add("MatMul", read, self._add("Transpose", site, perm=[1, 0]))
+            made = self._biased(made, np.concatenate([each.bias for each in module]), path)
+            parts = [made]
+            if len(module) > 1:
+                sizes = _integers(*(len(each.bias) for each in module))
+                parts = self._add.several("Split", made, sizes, count=len(module), axis=-1)
+            outputs.update(zip(map(id, module), parts, strict=True))
+        return [outputs[id(layer)] for layer in layers]
+
     def _linear(self, x: str, layer: Linear) -> str:
-        add, weight = self._add, layer.weight
+        add = self._add
         if layer.weight is self._model.embeddings.words.rows:
-            product = add("MatMul", x, add("Transpose", self._words, perm=[1, 0]))
+            weight = add("Transpose", self._words, perm=[1, 0])
         else:
-            product = add("MatMul", x, np.asarray(weight, np.float32).T)
-        return add("Add", product, layer.bias) if layer.bias.any() else product
+            array = np.asarray(layer.weight, np.float32).T
+            weight = add.constant(array, layer.module and f"{layer.module}.weight")
+        return self._biased(add("MatMul", x, weight), layer.bias, layer.module)
+
+    def _biased(self, product: str, bias: Array, path: str) -> str:
+        if not bias.any():
+            return product
+        return self._add("Add", product, self._add.constant(bias, path and f"{path}.bias"))
 
     def _optional_norm(self, x: str, norm: Norm | None) -> str:
         if norm is None:
@@ -340,7 +424,7 @@ class _Writer:
         add = self._add
         x = self._run_steps(states, head.steps[: head.token_steps])
         x = self._run_steps(self._pool(x, head), head.steps[head.token_steps :])
-        axes: Sequence[str | None] = ["batch", "seq"] if head.pooling == "none" else ["batch"]
+        axes: Sequence[str | None] = ["batch", "sequence"] if head.pooling == "none" else ["batch"]
         made = []
         for output in head.outputs:
             found, own = x, [*axes, None]
@@ -379,12 +463,19 @@ class _Writer:
         weights = add("Cast", kept, to=TensorProto.FLOAT)
         total = add("ReduceSum", add("Mul", states, weights), _integers(1), keepdims=0)
         count = add("ReduceSum", weights, _integers(1), keepdims=0)
+        # As sentence-transformers does for texts without a token.
+        count = add("Max", count, np.float32(1e-9))
         return add("Div", total, add("Sqrt", count) if head.pooling != "mean" else count)
 
 
-def _turned(add: _Nodes, x: str) -> str:
-    """Return `x` with its last two axes exchanged."""
-    return add("Transpose", x, perm=[0, 1, 3, 2])
+def _projections(attention: Attention) -> tuple[Linear, Linear, Linear]:
+    return attention.query, attention.key, attention.value
+
+
+def _by_module(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
+    """Yield the layers of each module, in the order of its outputs."""
+    for _, found in itertools.groupby(layers, key=lambda layer: layer.module):
+        yield sorted(found, key=lambda layer: layer.first)
 
 
 def _floats(table: Table) -> Array:

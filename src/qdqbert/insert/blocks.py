@@ -117,12 +117,14 @@ class QuantDisentangledSelfAttention(DisentangledSelfAttention):  # type: ignore
             bias = self.disentangled_attention_bias(query, key, relative_pos, positions, factor)
             bias = bias.unflatten(0, (-1, heads))
         query, key, value = (each.unflatten(0, (-1, heads)) for each in (query, key, value))
+        # transformers masks [PAD] as a query too, which changes nothing but its own state.
+        kept = attention_mask.bool().any(dim=-2, keepdim=True)
         context, probabilities = quantized_attention(
             self,
             query,
             key / math.sqrt(query.size(-1) * factor),
             value,
-            torch.where(attention_mask.bool(), bias, torch.finfo(query.dtype).min),
+            torch.where(kept, bias, torch.finfo(query.dtype).min),
             # The keys are scaled already, as in transformers.
             scaling=1.0,
             dropout=self.dropout.p,

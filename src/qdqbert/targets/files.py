@@ -8,14 +8,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import TARGET_NAMES
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import GraphError, UserInputError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.qdq import float_graph
-from qdqbert.targets.target import FileName, Target
+from qdqbert.targets.int8_encoder import quantize_encoder
+from qdqbert.targets.target import FileName, Plan, Target
 
 
 def save_onnx_graph(model: ir.Model, path: Path, longest: int) -> None:
@@ -37,6 +40,23 @@ def save_packed_graph(model: ir.Model, path: Path, longest: int) -> None:
     """
     with _refusing():
         save_packed(pack_model(read_encoder(model, longest=longest)), path)
+
+
+def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path: Path) -> None:
+    """Write a float model as packed weights of the native engine, quantized as a plan says.
+
+    Args:
+        model: The model.
+        plan: The plan of the target.
+        calibration: Ranges for the recipe of the plan.
+        path: The file.
+
+    Raises:
+        CalibrationError: An activation has a spec and no range.
+        UserInputError: The engine does not run a part of the model.
+    """
+    with _refusing():
+        save_packed(pack_model(quantize_encoder(model, plan.specs, calibration)), path)
 
 
 WRITERS: Mapping[FileName, Callable[[ir.Model, Path, int], None]] = {

@@ -163,7 +163,7 @@ def mask_by_tokens(model: ir.Model) -> None:
     tokens = next(value for value in model.graph.inputs if value.name == "input_ids")
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     for node in list(mask.consumers()):
-        if node.op_type == "Unsqueeze" and node.outputs[0].shape.rank() == 4:
+        if node.op_type == "Equal":
             node.replace_input_with(0, tokens)
 
 

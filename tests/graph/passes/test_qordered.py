@@ -21,7 +21,8 @@ from qdqbert.errors import GraphError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
-from qdqbert.graph.export import GraphBody, example_inputs
+from qdqbert.graph.export import GraphBody
+from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
@@ -87,7 +88,7 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def make(save_tiny, export_once, tmp_path_factory) -> Callable[..., Model]:
+def make(save_tiny, tmp_path_factory) -> Callable[..., Model]:
     """Models by family and changes to their config, each made once."""
 
     @functools.cache
@@ -110,7 +111,7 @@ def make(save_tiny, export_once, tmp_path_factory) -> Callable[..., Model]:
         return Model(
             sited=sited,
             body=body,
-            graph=export_once(sited, body, example_inputs(checkpoint.input_names, checkpoint.task)),
+            graph=graph_of(checkpoint, sited),
             batches=batches,
             calibration=calibrate(
                 sited,

@@ -274,7 +274,7 @@ def test_a_folder_of_a_version_that_did_not_record_weights_is_refused(
 ) -> None:
     old = Path(shutil.copytree(both, tmp_path / "old"))
     content = json.loads((old / "quantization.json").read_text())
-    del content["checkpoint"]["weights_sha256"]
+    del content["checkpoint"]["parameters_sha256"]
     (old / "quantization.json").write_text(json.dumps(content))
     with pytest.raises(UserInputError, match="was written by an older version"):
         make(checkpoints("bert"), tmp_path / "out", ranges_from=old)

@@ -165,23 +165,6 @@ def test_families_with_another_attention_are_quantized(
         assert target.fidelity.sqnr_db > 15
 
 
-def test_layers_that_the_native_engine_does_not_run_are_refused_before_calibration(
-    save_tiny, quantized, tmp_path, monkeypatch
-) -> None:
-    data = quantized("classifier").data
-    monkeypatch.delattr("qdqbert.verbs.quantize.prepare.find_calibration")
-    with pytest.raises(UserInputError, match=r"layers of BERT, ModernBERT or DeBERTa") as caught:
-        qdqbert.quantize(
-            save_tiny(tmp_path / "float", "deberta-v2", conv_kernel_size=3, conv_act="gelu"),
-            tmp_path / "int8",
-            targets=["native", "onnxruntime"],
-            calibration_data=data,
-        )
-    assert caught.value.argument == "targets"
-    assert "`targets` for this model. They are: portable, onnxruntime, " in str(caught.value)
-    assert not (tmp_path / "int8").exists()
-
-
 @pytest.fixture(scope="module")
 def for_vnni(checkpoints, quantized, tmp_path_factory):
     """A model with 64 positions, quantized for VNNI on few texts, with invented latencies."""

@@ -9,7 +9,7 @@ from qdqbert.choices import TaskName
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
-from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step, Table
+from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
 
 
@@ -67,18 +67,16 @@ def read_embeddings(
 ) -> Embeddings:
     """Read tables of words, positions and token types, and the LayerNorm of their sum if any."""
     at = reader.at("embeddings")
-    positions = at.table("position_embeddings", width=width)
-    if padding_id is not None:
-        # No token has a position before that of the padding.
-        positions = Table(rows=positions.rows[padding_id:], scale=None)
     has_types = at.has("token_type_embeddings.weight")
     has_norm = at.has("LayerNorm.weight")
     return Embeddings(
         words=at.table("word_embeddings", width=width),
-        positions=positions,
+        positions=at.table("position_embeddings", width=width),
         token_types=at.table("token_type_embeddings", width=width) if has_types else None,
         norm=at.norm("LayerNorm", size=width, epsilon=epsilon) if has_norm else None,
         padding_id=padding_id,
+        # No token has a position before that of the padding.
+        first_position=padding_id or 0,
     )
 
 

@@ -55,7 +55,7 @@ def read_deberta(reader: Reader) -> Encoder:
         at = reader.at(f"encoder.layer.{index}")
 
         def with_positions(attention: Attention) -> Attention:
-            changed = dataclasses.replace(attention, scale=scale)
+            changed = dataclasses.replace(attention, scale=scale, scales_keys=True)
             if positions is None or not kinds:
                 return changed
             return dataclasses.replace(
@@ -123,7 +123,9 @@ def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
 
     def table(name: str) -> Table:
         found = at.table(name, width=width)
-        return found if projection is None else Table(rows=found.rows @ projection.T, scale=None)
+        if projection is None:
+            return found
+        return dataclasses.replace(found, rows=found.rows @ projection.T)
 
     return Embeddings(
         words=table("word_embeddings"),

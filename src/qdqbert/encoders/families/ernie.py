@@ -6,7 +6,6 @@ import dataclasses
 
 from qdqbert.encoders.families.bert import BERT_HEADS, read_bert
 from qdqbert.encoders.family import Encoder, Family
-from qdqbert.encoders.model import Table
 from qdqbert.encoders.reader import Reader
 
 
@@ -19,7 +18,7 @@ def read_ernie(reader: Reader) -> Encoder:
     tasks = reader.tensor("embeddings.task_type_embeddings.weight")
     positions = encoder.embeddings.positions
     assert positions is not None
-    changed = Table(rows=positions.rows + tasks[0], scale=None)
+    changed = dataclasses.replace(positions, rows=positions.rows + tasks[0])
     embeddings = dataclasses.replace(encoder.embeddings, positions=changed)
     return dataclasses.replace(encoder, embeddings=embeddings)
 

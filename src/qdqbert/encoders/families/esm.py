@@ -61,12 +61,9 @@ def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddi
         dropped_id = config.integer("mask_token_id")
         rows = words.rows * np.float32(1 - _MASKED)
         rows[dropped_id : dropped_id + 1] = 0
-        words = Table(rows=rows, scale=None)
+        words = dataclasses.replace(words, rows=rows)
     padding_id = config.integer("pad_token_id")
-    positions = None
-    if has_positions:
-        table = at.table("position_embeddings", width=sizes.hidden)
-        positions = Table(rows=table.rows[padding_id:], scale=None)
+    positions = at.table("position_embeddings", width=sizes.hidden) if has_positions else None
     has_norm = config.flag("emb_layer_norm_before", False)
     return Embeddings(
         words=words,
@@ -74,6 +71,7 @@ def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddi
         token_types=None,
         norm=at.norm("layer_norm", size=sizes.hidden, epsilon=sizes.epsilon) if has_norm else None,
         padding_id=padding_id if has_positions else None,
+        first_position=padding_id if has_positions else 0,
         dropped_id=dropped_id,
     )
 

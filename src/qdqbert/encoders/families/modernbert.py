@@ -122,7 +122,9 @@ def _split(linear: Linear, parts: int) -> list[Linear]:
     size = len(linear.bias) // parts
     places = [slice(start, start + size) for start in range(0, parts * size, size)]
     return [
-        dataclasses.replace(linear, weight=linear.weight[place], bias=linear.bias[place])
+        dataclasses.replace(
+            linear, weight=linear.weight[place], bias=linear.bias[place], first=place.start
+        )
         for place in places
     ]
 

@@ -108,9 +108,10 @@ class _Packer:
         if tables.words.scale is not None:
             self._arrays["word_scale"] = _wide(tables.words.scale, width)
         # The first row is that of padding tokens inside texts.
-        limit = self._model.limit + (tables.padding_id is not None)
+        first = tables.first_position
+        used = slice(first, first + self._model.limit + (tables.padding_id is not None))
         for name, table in (("positions", tables.positions), ("token_types", tables.token_types)):
-            rows = _in_float(table)[:limit] if name == "positions" else _in_float(table)
+            rows = _in_float(table)[used] if name == "positions" else _in_float(table)
             self._arrays[name] = _wide(rows, width)
         return {
             "norm": self._optional_norm("embedding_norm", tables.norm),

@@ -10,7 +10,8 @@ from typing import Any
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 from qdqbert.choices import PoolingMode, Precision, TargetName
 from qdqbert.encoders.checkpoint import family_of, read_encoder
-from qdqbert.encoders.model import EncoderModel, Pooling
+from qdqbert.encoders.heads import POOLINGS
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.rounding import round_encoder
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
@@ -28,12 +29,6 @@ from qdqbert.tokenizer_files import (
     read_tokenizer,
 )
 
-_POOLINGS: Mapping[PoolingMode, Pooling] = {
-    "cls": "first",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-}
 # Tokenizers that make no token types, although tokenizer.json may have some.
 _WITHOUT_TYPES = ("Camembert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Esm")
 # Tokens that classes of tokenizers have without saying so, by their roles.
@@ -67,7 +62,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         weights,
         checkpoint.config,
         checkpoint.task,
-        pooling=_POOLINGS[pooling],
+        pooling=POOLINGS[pooling],
         normalize=head is not None and head.normalize,
         reads_token_types=_reads_token_types(checkpoint.tokenizer_config),
     )

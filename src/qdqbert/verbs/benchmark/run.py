@@ -16,7 +16,8 @@ from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reports import BenchmarkReport
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import GraphBody, choices_of, example_inputs, export_sited
+from qdqbert.graph.export import choices_of
+from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
 from qdqbert.inference.load import open_folder
 from qdqbert.insert.sited import insert_quantizers_
@@ -189,8 +190,6 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint
     """Write the float graph of a checkpoint, and return the checkpoint."""
     checkpoint = load_model(model)
     check_sequences(sequences, model, checkpoint.max_length)
-    body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    sited_graph = export_sited(sited, body, example_inputs(checkpoint.input_names, checkpoint.task))
-    save_graph(float_graph(sited_graph), path)
+    save_graph(float_graph(graph_of(checkpoint, sited)), path)
     return checkpoint

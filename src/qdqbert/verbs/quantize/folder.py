@@ -84,10 +84,10 @@ def fill_folder(
     sited, calibration = ready.sited, ready.calibration
     plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
     overflows = find_overflows(ready, plans, options, progress)
-    with progress.stage("Exporting the graph"):
+    with progress.stage("Writing the graph"):
         graph = sited.graph()
     longest = ready.source.max_length
-    written = write_graphs(plans, graph, calibration, folder, longest, progress)
+    written = write_graphs(plans, sited, calibration, folder, longest, progress)
     left = {str(plan.target.name): found for plan, found in zip(plans, units, strict=True)}
     evidence = make_evidence(
         options, ready, graph, scratch, units_in_float=left, overflows=overflows
@@ -99,7 +99,7 @@ def fill_folder(
     )
     notices = [notice for each in written for notice in each.notices]
     report = make_report(options, ready, evidence, measured, notices)
-    manifest = make_manifest(options, ready, written, ready.ranges.weights_sha256(graph))
+    manifest = make_manifest(options, ready, written, ready.ranges.parameters_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
     write_report(folder, report, origin_of(ready, options), evidence.rows)
     return report
@@ -155,7 +155,7 @@ def make_manifest(
     options: QuantizeOptions,
     ready: Ready,
     written: Sequence[WrittenGraph],
-    weights_sha256: str,
+    parameters_sha256: str,
     choice: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `quantization.json`; see `quantization_json`."""
@@ -167,7 +167,7 @@ def make_manifest(
         ready.examples,
         ready.inputs.task_options,
         max_length=ready.inputs.max_length,
-        weights_sha256=weights_sha256,
+        parameters_sha256=parameters_sha256,
         stored_calibration=ready.ranges.manifest(options),
         earlier={} if ready.ranges.earlier is None else ready.ranges.earlier.quantization,
         choice=choice,

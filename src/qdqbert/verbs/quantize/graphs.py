@@ -7,17 +7,20 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.graph.check import save_graph
+from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import value_names
 from qdqbert.progress import Progress
-from qdqbert.targets.files import WRITERS
+from qdqbert.targets.files import WRITERS, limits_models, save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, measured_plan
+from qdqbert.verbs.quantize.source import SitedSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,7 @@ class WrittenGraph:
 
     Attributes:
         plan: How it was made.
-        model: The graph.
+        model: The graph; `None` if the file was made of an `EncoderModel`.
         path: The file.
         name: Path of the file in the output folder.
         size_bytes: Size of the file.
@@ -34,7 +37,7 @@ class WrittenGraph:
     """
 
     plan: Plan
-    model: ir.Model
+    model: ir.Model | None
     path: Path
     name: str
     size_bytes: int
@@ -43,7 +46,7 @@ class WrittenGraph:
 
 def write_graphs(
     plans: Sequence[Plan],
-    graph: ir.Model,
+    sited: SitedSource,
     calibration: Calibration,
     folder: Path,
     longest: int,
@@ -53,7 +56,7 @@ def write_graphs(
 
     Args:
         plans: One for each target.
-        graph: Float graph with a node at every site.
+        sited: The float model with its sites.
         calibration: Ranges of all sites that the plans quantize.
         folder: Folder to write to.
         longest: Longest text in tokens.
@@ -71,9 +74,13 @@ def write_graphs(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):
-            model = _lower(plan, graph, calibration)
-            WRITERS[plan.target.file](model, path, longest)
-            notices = _write_cache(plan, path, graph, calibration)
+            encoder, model = sited.encoder(), None
+            if limits_models(plan.target) and encoder is not None:
+                save_encoder(encoder, plan, calibration.for_recipe(plan.recipe), path)
+            else:
+                model = _lower(plan, sited.graph(), calibration)
+                WRITERS[plan.target.file](model, path, longest)
+            notices = _write_cache(plan, path, sited, calibration)
         written.append(
             WrittenGraph(
                 plan=plan,
@@ -107,17 +114,19 @@ def with_measurable_graph(
     return dataclasses.replace(written, plan=plan, model=model, path=path)
 
 
-def digest_weights(graph: ir.Model) -> str:
-    """Return the SHA-256 of all constants of a float graph, in the order of their names.
+def digest_parameters(graph: ir.Model) -> str:
+    """Return the SHA-256 of the parameters of a float graph, whatever their names are.
 
     Two models have the same digest if ranges of one fit the other.
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(graph.graph.initializers.items()):
-        digest.update(name.encode())
-        if value.const_value is not None:
-            digest.update(value.const_value.tobytes())
-    return digest.hexdigest()
+    arrays = [constant_array(value) for value in graph.graph.initializers.values()]
+    parameters = [array for array in arrays if array is not None and array.dtype == np.float32]
+    digests = sorted(
+        hashlib.sha256(np.ascontiguousarray(array).data).digest()
+        for array in parameters
+        if array.size > 1
+    )
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
@@ -129,7 +138,7 @@ def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
 
 
 def _write_cache(
-    plan: Plan, path: Path, graph: ir.Model, calibration: Calibration
+    plan: Plan, path: Path, sited: SitedSource, calibration: Calibration
 ) -> tuple[str, ...]:
     """Write the calibration cache that a target reads, or return a notice on why not."""
     if plan.target.calibration_cache is None:
@@ -141,5 +150,5 @@ def _write_cache(
             f"{cache.name} is not written: the ranges are those of smoothed inputs, and the float "
             "graph that it describes has no smoothing. Calibrate again to get one.",
         )
-    write_calibration_cache(unsmoothed.ranges, value_names(graph), cache)
+    write_calibration_cache(unsmoothed.ranges, value_names(sited.graph()), cache)
     return ()

@@ -33,7 +33,7 @@ def quantization_json(
     task_options: TaskOptions,
     *,
     max_length: int,
-    weights_sha256: str,
+    parameters_sha256: str,
     stored_calibration: Mapping[str, Any] | None,
     earlier: Mapping[str, Any],
     choice: Mapping[str, Any] | None = None,
@@ -48,7 +48,7 @@ def quantization_json(
         examples: Examples of the call.
         task_options: Settings of the task.
         max_length: Longest input in tokens.
-        weights_sha256: See `graphs.digest_weights`.
+        parameters_sha256: See `graphs.digest_parameters`.
         stored_calibration: Where the ranges came from, if not from `examples`.
         earlier: Content of the file in the folder whose ranges are used; empty if there is none.
         choice: Engine that was chosen, and the CPU that it was chosen on. `None` if all targets of
@@ -63,7 +63,7 @@ def quantization_json(
             "name": options.model or DEMO_NAME,
             "task": source.task,
             "model_type": source.model_type,
-            "weights_sha256": weights_sha256,
+            "parameters_sha256": parameters_sha256,
             "sentence_head": source.head and dataclasses.asdict(source.head),
             "placement": None if source.stored is None else source.stored.recipe,
         },

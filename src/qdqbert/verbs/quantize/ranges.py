@@ -22,7 +22,7 @@ from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, TensorSpec, is_weight
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.quantize.cluster import cluster_run
-from qdqbert.verbs.quantize.graphs import digest_weights
+from qdqbert.verbs.quantize.graphs import digest_parameters
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.source import ModelSource, SitedSource, StoredQuantizers
 from qdqbert.verbs.settings import quantizer_options_of
@@ -51,11 +51,11 @@ class RangeSource:
     earlier: Artifact | None = None
     notices: tuple[str, ...] = ()
 
-    def weights_sha256(self, graph: ir.Model) -> str:
+    def parameters_sha256(self, graph: ir.Model) -> str:
         """Return the digest of a graph's weights; those of an earlier call were compared."""
         if self.earlier is not None:
-            return str(self.earlier.quantization["checkpoint"]["weights_sha256"])
-        return digest_weights(graph)
+            return str(self.earlier.quantization["checkpoint"]["parameters_sha256"])
+        return digest_parameters(graph)
 
     def manifest(self, options: QuantizeOptions) -> Mapping[str, Any] | None:
         """Return the entry of `quantization.json`; `None` if the ranges are calibrated."""
@@ -256,13 +256,13 @@ def _earlier_calibration(
     """Read the ranges of an earlier call, if they fit these weights and recipes."""
     given = f"`ranges_from={options.ranges_from!r}`"
     theirs = earlier.quantization["checkpoint"]
-    if "weights_sha256" not in theirs:
+    if "parameters_sha256" not in theirs:
         raise UserInputError(
             f"{given} was written by an older version, which did not record the weights. Leave it "
             "out to calibrate.",
             argument="ranges_from",
         )
-    if theirs["weights_sha256"] != digest_weights(sited.graph()):
+    if theirs["parameters_sha256"] != digest_parameters(sited.graph()):
         raise UserInputError(
             f"{given} contains ranges for the weights of {theirs['name']!r}, which differ from "
             f"those of {source.name!r}. Leave it out to calibrate.",

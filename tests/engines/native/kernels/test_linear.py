@@ -231,5 +231,5 @@ def test_values_may_be_rounded_before_they_are_added(
     run(rounding_kernels, "linear_add_rounded", case, out, rows, extra)
     # A value next to the edge of a step may be on its other side.
     wrong = np.abs(out - sum(expected)) > 1e-5
-    assert wrong.mean() <= 0.002
+    assert np.count_nonzero(wrong) <= 4 + 0.002 * wrong.size
     assert np.abs(out - sum(expected))[wrong].max(initial=0) <= 1.01 * steps.max()

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from qdqbert.artifact import QUANTIZATION, Artifact
 from qdqbert.choices import EngineName
 from qdqbert.evidence.reports import CandidateReport, QuantizeReport, TargetReport
@@ -120,10 +118,10 @@ def fill_with_fastest(
     plans, units = meet_limits(
         distinct(ready.plans), ready.sited, ready.calibration, ready.baseline, options, progress
     )
-    with progress.stage("Exporting the graph"):
+    with progress.stage("Writing the graph"):
         graph = ready.sited.graph()
-    digest = ready.ranges.weights_sha256(graph)
-    candidates = _write_candidates(options, ready, plans, units, graph, digest, scratch, progress)
+    digest = ready.ranges.parameters_sha256(graph)
+    candidates = _write_candidates(options, ready, plans, units, digest, scratch, progress)
     features = scratch / "features.json"
     _write_features(ready, options, features)
     time = functools.partial(_time, features=features, total=len(candidates), progress=progress)
@@ -251,7 +249,6 @@ def _write_candidates(
     ready: Ready,
     plans: Sequence[Plan],
     units: Sequence[tuple[Unit, ...]],
-    graph: ir.Model,
     digest: str,
     scratch: Path,
     progress: Progress,
@@ -270,7 +267,7 @@ def _write_candidates(
             )
             whole = dataclasses.replace(plan, target=target)
             [written] = write_graphs(
-                [whole], graph, calibration, folder, source.max_length, Silent()
+                [whole], ready.sited, calibration, folder, source.max_length, Silent()
             )
             manifest = make_manifest(options, ready, [written], digest)
             write_folder(folder, source, calibration, manifest)

@@ -18,6 +18,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
 from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference
@@ -115,6 +116,10 @@ class SitedSource(Protocol):
 
     def graph(self) -> ir.Model:
         """Return the float graph with a node at every site."""
+        ...
+
+    def encoder(self) -> EncoderModel | None:
+        """Return the model as data, in float; `None` if only its graph is known."""
         ...
 
     def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:

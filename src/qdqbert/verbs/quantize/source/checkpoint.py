@@ -16,11 +16,13 @@ from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.export import GraphBody
+from qdqbert.graph.of_checkpoint import encoder_of, graph_of
 from qdqbert.insert.sited import (
     encoder_layers,
     insert_quantizers_,
@@ -80,6 +82,7 @@ class SitedCheckpoint:
         self._checkpoint, self._body = checkpoint, body
         self._sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
         self._graph: ir.Model | None = None
+        self._encoder: EncoderModel | None = None
         self.sites = self._sited.sites
 
     def observed_run(
@@ -100,11 +103,16 @@ class SitedCheckpoint:
         run_observed(self._sited, self._forward, as_tensors(batches), check, check.scales)
 
     def graph(self) -> ir.Model:
-        """Return the float graph with a node at every site. It is exported once."""
+        """Return the float graph with a node at every site. It is made once."""
         if self._graph is None:
-            example = example_inputs(self._checkpoint.input_names, str(self._checkpoint.task))
-            self._graph = export_sited(self._sited, self._body, example)
+            self._graph = graph_of(self._checkpoint, self._sited, self.encoder())
         return self._graph
+
+    def encoder(self) -> EncoderModel | None:
+        """Return the model as data; `None` for decoders. It is read once."""
+        if self._encoder is None and self._checkpoint.task != "text-generation":
+            self._encoder = encoder_of(self._checkpoint)
+        return self._encoder
 
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:

@@ -165,6 +165,9 @@ class SitedOnnx:
         """Return the float graph with a node at every site."""
         return self._sited.graph
 
+    def encoder(self) -> None:
+        """Return `None`: only the graph is known."""
+
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
         """Yield the graph with Q/DQ pairs on ONNX Runtime; see `SitedSource`."""

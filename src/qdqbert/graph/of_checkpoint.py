@@ -1,0 +1,70 @@
+"""The model of a loaded checkpoint as an `EncoderModel`, and as a graph with its sites."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqbert.checkpoint.families import QDQBERT
+from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.heads import POOLINGS
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.weights import Weights
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.insert.sited import SitedModel
+
+# Parts of the names of a quantizer's own parameters.
+_QUANTIZER = "_quantizer."
+
+
+def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
+    """Return the model of a checkpoint in float. It shares the parameters of PyTorch.
+
+    Raises:
+        CheckpointError: The model has a part that `EncoderModel` does not have.
+        UserInputError: The family has no head for the task.
+    """
+    arrays = {
+        name: parameter.detach().numpy()
+        for name, parameter in checkpoint.model.named_parameters(remove_duplicate=False)
+        if _QUANTIZER not in name
+    }
+    values = checkpoint.config.to_dict()
+    if values["model_type"] == QDQBERT:
+        values["model_type"] = "bert"
+    head = checkpoint.head
+    model = read_encoder(
+        Weights.of_arrays(arrays, Path(checkpoint.name)),
+        Config(values=values),
+        checkpoint.task,
+        pooling=None if head is None else POOLINGS[head.pooling],
+        normalize=head is not None and head.normalize,
+    )
+    return dataclasses.replace(model, input_names=checkpoint.input_names)
+
+
+def graph_of(
+    checkpoint: Checkpoint, sited: SitedModel, encoder: EncoderModel | None = None
+) -> ir.Model:
+    """Return the float graph of a checkpoint, with a node at every site of its model.
+
+    A decoder is traced by PyTorch. All others are written from their `EncoderModel`.
+
+    Args:
+        checkpoint: The checkpoint.
+        sited: Its model with quantizers.
+        encoder: The model as `encoder_of` returns it, if it was read already.
+
+    Raises:
+        CheckpointError: The model has a part that `EncoderModel` does not have.
+        UserInputError: The family has no head for the task.
+    """
+    if checkpoint.task == "text-generation":
+        example = example_inputs(checkpoint.input_names, checkpoint.task)
+        return export_sited(sited, GraphBody.of(checkpoint), example)
+    return sited_graph(encoder or encoder_of(checkpoint), {site.group for site in sited.sites})

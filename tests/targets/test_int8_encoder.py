@@ -1,0 +1,141 @@
+"""The INT8 encoder of a plan is the one that its graph with Q/DQ pairs describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from qdqbert.calibration.calibration import Calibration
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.errors import CalibrationError, UserInputError
+from qdqbert.evidence.lowering import check_lowering
+from qdqbert.graph.encoder import read_encoder
+from qdqbert.graph.of_checkpoint import encoder_of, graph_of
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.recipes import QuantizerOptions
+from qdqbert.targets import TARGETS
+from qdqbert.targets.files import save_encoder
+from qdqbert.targets.int8_encoder import quantize_encoder
+from qdqbert.targets.lowering import lower
+from qdqbert.targets.target import make_plan
+
+# Graphs of other families are not read.
+READ = ("bert", "distilbert", "electra", "mpnet", "roberta")
+
+
+def assert_equal(found: Any, expected: Any, path: str = "model") -> None:
+    """Compare dataclasses and tuples field by field, apart from names of modules."""
+    if dataclasses.is_dataclass(expected):
+        for field in dataclasses.fields(expected):
+            # Tables of positions are cut in a graph.
+            if field.name not in ("module", "first", "first_position", "positions"):
+                pair = (getattr(each, field.name) for each in (found, expected))
+                assert_equal(*pair, path=f"{path}.{field.name}")
+    elif isinstance(expected, tuple):
+        assert len(found) == len(expected), path
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            assert_equal(*pair, path=f"{path}[{index}]")
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(np.broadcast_to(found, expected.shape), expected, path)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-6), path
+    else:
+        assert found == expected, path
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe"),
+    [("native", None), ("native", "full-smoothed"), ("native", "full"), ("native-dynamic", None)],
+)
+@pytest.mark.parametrize("family", READ)
+def test_codes_scales_and_biases_are_those_of_the_graph(prepared, family, target, recipe) -> None:
+    each = prepared(family)
+    plan = each.plan(target, recipe)
+    calibration = each.calibration(plan)
+    graph = lower(each.graph, plan, calibration.ranges, each.scales(plan), means=calibration.means)
+    made = quantize_encoder(encoder_of(each.checkpoint), plan.specs, calibration)
+    assert_equal(made, read_encoder(graph, longest=64))
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "recipe"),
+    [
+        ("deberta-v2", "native", None),
+        ("deberta-v2", "native-dynamic", None),
+        ("modernbert", "native", "full"),
+        ("modernbert", "native-dynamic", None),
+    ],
+)
+def test_other_families_agree_with_pytorch_layer_by_layer(
+    prepared, tmp_path, family, target, recipe
+) -> None:
+    each = prepared(family)
+    plan = each.plan(target, recipe)
+    path = tmp_path / "model.safetensors"
+    save_encoder(encoder_of(each.checkpoint), plan, each.calibration(plan), path)
+    check = check_lowering(None, path, each.references(plan), "native")
+    assert check.worst_layer_db >= 40
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_parts_of_a_module_share_its_weight_quantizer(prepared, per_tensor) -> None:
+    each = prepared("modernbert")
+    options = QuantizerOptions(quant_per_tensor=per_tensor)
+    plan = make_plan(
+        TARGETS["native"], each.sited.sites, embeddings="int8", quantizer_options=options
+    )
+    attention = (
+        quantize_encoder(encoder_of(each.checkpoint), plan.specs, each.calibration(plan))
+        .layers[1]
+        .attention
+    )
+    parts = (attention.query, attention.key, attention.value)
+    weight = each.checkpoint.model.layers[1].attn.Wqkv.weight.detach().numpy()
+    codes = np.concatenate([part.weight for part in parts])
+    scales = np.concatenate([part.weight_scale for part in parts])
+    assert (len(set(scales.tolist())) == 1) == per_tensor
+    p = each.calibration(plan).scales["layers.1.attn.Wqkv._input_quantizer"].numpy()
+    error = np.abs(codes * scales[:, None] * p - weight) / (scales[:, None] * p)
+    assert error.max() <= 0.5 + 1e-3
+
+
+def test_a_convolution_runs(save_tiny, tmp_path) -> None:
+    save_tiny(tmp_path, "deberta-v2", conv_kernel_size=3, conv_act="gelu", num_hidden_layers=1)
+    checkpoint = load_checkpoint(str(tmp_path))
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    plan = make_plan(TARGETS["native-dynamic"], sited.sites, embeddings="int8")
+    made = quantize_encoder(encoder_of(checkpoint), plan.specs, Calibration())
+    assert made.convolution is not None
+    assert made.layers[0].up.weight.dtype == np.int8
+
+
+def test_a_tied_decoder_has_the_codes_of_the_table(save_tiny, tmp_path) -> None:
+    save_tiny(tmp_path, "bert", transformers.AutoModelForMaskedLM)
+    checkpoint = load_checkpoint(str(tmp_path), task="fill-mask")
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    plan = make_plan(TARGETS["native-dynamic"], sited.sites, embeddings="int8")
+    made = quantize_encoder(encoder_of(checkpoint), plan.specs, Calibration())
+    read = read_encoder(lower(graph_of(checkpoint, sited), plan, {}, {}))
+    np.testing.assert_array_equal(made.heads[0].steps[-1].weight, read.heads[0].steps[-1].weight)
+
+
+def test_an_activation_without_a_range_is_refused(prepared) -> None:
+    each = prepared("bert")
+    plan = each.plan("native")
+    with pytest.raises(CalibrationError, match=r"query\._input_quantizer` has no calibrated range"):
+        quantize_encoder(encoder_of(each.checkpoint), plan.specs, Calibration())
+
+
+def test_codes_that_the_engine_does_not_have_are_refused(prepared) -> None:
+    each = prepared("bert")
+    plan = each.plan("native")
+    name = "encoder.layer.0.output.dense._input_quantizer"
+    narrow = dataclasses.replace(plan.specs[name], signed=True, symmetric=True, narrow=True)
+    quantize = functools.partial(quantize_encoder, encoder_of(each.checkpoint))
+    with pytest.raises(UserInputError, match=r"output\.dense.* has the codes -127 to 127"):
+        quantize({**plan.specs, name: narrow}, each.calibration(plan))
