@@ -75,7 +75,7 @@ def main() -> None:
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)
     means = seen.means(scales)
-    graph = graph_of(checkpoint, sited)
+    graph = graph_of(checkpoint)
     arrays = {name: scale.numpy() for name, scale in scales.items()}
     clips = [False, True] if recipe.clips_residuals else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):

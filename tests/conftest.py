@@ -305,7 +305,7 @@ def prepare_checkpoint(folder: Path) -> Prepared:
         checkpoint=checkpoint,
         body=body,
         sited=sited,
-        graph=graph_of(checkpoint, sited),
+        graph=graph_of(checkpoint),
         batches=batches,
         smooth=calibration(WIDE_INPUTS),
         plain=calibration(None),

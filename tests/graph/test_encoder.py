@@ -19,7 +19,6 @@ from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
@@ -133,8 +132,7 @@ def test_the_head_of_each_task_is_read(save_tiny, tmp_path, run_plainly, task) -
     auto_class = getattr(transformers, head.auto_class)
     save_tiny(tmp_path, "bert", auto_class, num_hidden_layers=1, **head.changes)
     checkpoint = load_checkpoint(str(tmp_path))
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    model = float_graph(graph_of(checkpoint, sited))
+    model = float_graph(graph_of(checkpoint))
     shape = (2, 5, 9) if task == "multiple-choice" else (5, 9)
     read = check_read(model, run_plainly, random_inputs(shape), has_codes=False)
     (found,) = read.heads

@@ -48,7 +48,7 @@ def sited(save_tiny, tmp_path_factory) -> Callable[[str], tuple[ir.Model, Any]]:
             save_tiny(folder, family, transformers.AutoModelForMaskedLM)
             checkpoint = load_checkpoint(str(folder), task="fill-mask")
             model = insert_quantizers_(checkpoint.model, checkpoint.family)
-            graph = graph_of(checkpoint, model)
+            graph = graph_of(checkpoint)
             made[family] = (graph, model.sites)
         return made[family]
 

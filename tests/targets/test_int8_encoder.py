@@ -120,7 +120,7 @@ def test_a_tied_decoder_has_the_codes_of_the_table(save_tiny, tmp_path) -> None:
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     plan = make_plan(TARGETS["native-dynamic"], sited.sites, embeddings="int8")
     made = quantize_encoder(encoder_of(checkpoint), plan.specs, Calibration())
-    read = read_encoder(lower(graph_of(checkpoint, sited), plan, {}, {}))
+    read = read_encoder(lower(graph_of(checkpoint), plan, {}, {}))
     np.testing.assert_array_equal(made.heads[0].steps[-1].weight, read.heads[0].steps[-1].weight)
 
 

@@ -26,6 +26,7 @@ from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_gra
 from qdqbert.graph.edit import add_outputs
 from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
+from qdqbert.insert.sited_encoder import SitedEncoder
 
 # Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced
 # scale or bias, agreement is far lower.
@@ -129,7 +130,7 @@ class Reference:
 
 def make_references(
     sited: SitedModel,
-    body: GraphBody,
+    body: GraphBody | SitedEncoder,
     sited_graph: ir.Model,
     layers: Sequence[str],
     batches: Sequence[Batch],
@@ -238,7 +239,7 @@ def _with_noise(
 
 
 def _run(
-    body: GraphBody,
+    body: GraphBody | SitedEncoder,
     batch: Batch,
     places: Mapping[str, nn.Module],
     given: Mapping[str, NDArray[np.float32]] | None,

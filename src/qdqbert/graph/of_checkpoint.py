@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,7 +17,8 @@ from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.weights import Weights
 from qdqbert.graph.export import GraphBody, example_inputs, export_sited
 from qdqbert.graph.sited_graph import sited_graph
-from qdqbert.insert.sited import SitedModel
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.spec import SiteGroup
 
 # Parts of the names of a quantizer's own parameters.
 _QUANTIZER = "_quantizer."
@@ -49,22 +51,22 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
 
 
 def graph_of(
-    checkpoint: Checkpoint, sited: SitedModel, encoder: EncoderModel | None = None
+    checkpoint: Checkpoint, groups: Collection[SiteGroup] = ("layer", "table")
 ) -> ir.Model:
-    """Return the float graph of a checkpoint, with a node at every site of its model.
+    """Return the float graph of a checkpoint, with a node at every site.
 
-    A decoder is traced by PyTorch. All others are written from their `EncoderModel`.
+    A decoder is traced by PyTorch, and gets quantizers. All others are written as data.
 
     Args:
         checkpoint: The checkpoint.
-        sited: Its model with quantizers.
-        encoder: The model as `encoder_of` returns it, if it was read already.
+        groups: Groups of sites.
 
     Raises:
         CheckpointError: The model has a part that `EncoderModel` does not have.
         UserInputError: The family has no head for the task.
     """
-    if checkpoint.task == "text-generation":
-        example = example_inputs(checkpoint.input_names, checkpoint.task)
-        return export_sited(sited, GraphBody.of(checkpoint), example)
-    return sited_graph(encoder or encoder_of(checkpoint), {site.group for site in sited.sites})
+    if checkpoint.task != "text-generation":
+        return sited_graph(encoder_of(checkpoint), groups)
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
+    example = example_inputs(checkpoint.input_names, checkpoint.task)
+    return export_sited(sited, GraphBody.of(checkpoint), example)

@@ -20,6 +20,7 @@ from qdqbert.evidence.limits import (
     metric_differences,
 )
 from qdqbert.graph.export import GraphBody, to_numpy
+from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.options import LimitOptions
 from qdqbert.tasks.task import (
     Features,
@@ -83,7 +84,7 @@ class TorchRunner:
 
     precision = "float32"
 
-    def __init__(self, body: GraphBody, input_names: Sequence[str]) -> None:
+    def __init__(self, body: GraphBody | SitedEncoder, input_names: Sequence[str]) -> None:
         """Keep the model and the names of its inputs and outputs."""
         self._body = body
         self.input_names = tuple(input_names)

@@ -111,7 +111,7 @@ def make(save_tiny, tmp_path_factory) -> Callable[..., Model]:
         return Model(
             sited=sited,
             body=body,
-            graph=graph_of(checkpoint, sited),
+            graph=graph_of(checkpoint, ("layer", "table", "output")),
             batches=batches,
             calibration=calibrate(
                 sited,

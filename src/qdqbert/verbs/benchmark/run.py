@@ -20,7 +20,6 @@ from qdqbert.graph.export import choices_of
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
 from qdqbert.inference.load import open_folder
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
@@ -190,6 +189,5 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint
     """Write the float graph of a checkpoint, and return the checkpoint."""
     checkpoint = load_model(model)
     check_sequences(sequences, model, checkpoint.max_length)
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    save_graph(float_graph(graph_of(checkpoint, sited)), path)
+    save_graph(float_graph(graph_of(checkpoint)), path)
     return checkpoint

@@ -17,12 +17,15 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.sites import sites_of
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.graph.export import GraphBody
-from qdqbert.graph.of_checkpoint import encoder_of, graph_of
+from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.insert.outputs import check_outputs
 from qdqbert.insert.sited import (
     encoder_layers,
     insert_quantizers_,
@@ -30,6 +33,7 @@ from qdqbert.insert.sited import (
     quantizing,
     sited_model,
 )
+from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.models.configuration import recipe_of
 from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.spec import Site, SiteGroup
@@ -61,28 +65,57 @@ class CheckpointSource:
         return TorchRunner(self._body, self.input_names)
 
     def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
-        """Return the sites of some groups. They are inserted into a copy without weights."""
+        """Return the sites of some groups."""
+        encoder = self._encoder
+        if encoder is not None:
+            if "output" in groups:
+                check_outputs(self._checkpoint.family)
+            return sites_of(encoder, groups)
         float_class: Any = type(self._checkpoint.model)
         with torch.device("meta"):
             trial = float_class(copy.deepcopy(self.config))
         return insert_quantizers_(trial, self._checkpoint.family, groups).sites
 
     def with_sites(self, groups: Collection[SiteGroup]) -> SitedCheckpoint:
-        """Insert the sites of some groups."""
-        return SitedCheckpoint(self._checkpoint, self._body, groups)
+        """Return the model with the sites of some groups."""
+        return SitedCheckpoint(self._checkpoint, self._encoder, groups)
+
+    @functools.cached_property
+    def _encoder(self) -> EncoderModel | None:
+        is_decoder = self.task == "text-generation"
+        return None if is_decoder else encoder_of(self._checkpoint)
 
 
 class SitedCheckpoint:
-    """A checkpoint with sites; see `SitedSource`."""
+    """A checkpoint with sites; see `SitedSource`.
+
+    An encoder runs as data. A decoder runs with quantizers in its own modules, and is traced.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, body: GraphBody, groups: Collection[SiteGroup]
+        self,
+        checkpoint: Checkpoint,
+        encoder: EncoderModel | None,
+        groups: Collection[SiteGroup],
     ) -> None:
-        """Insert quantizers into the checkpoint's model, in place; they stay disabled."""
-        self._checkpoint, self._body = checkpoint, body
-        self._sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
+        """Make what runs the model, with quantizers that stay disabled.
+
+        Args:
+            checkpoint: The checkpoint. The model of a decoder is changed in place.
+            encoder: Its model as data; `None` for a decoder.
+            groups: Groups of sites.
+        """
+        self._encoder, self._input_names = encoder, checkpoint.input_names
+        self._body: GraphBody | SitedEncoder
+        if encoder is None:
+            self._sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
+            self._body = GraphBody.of(checkpoint)
+            self._layers = encoder_layers(checkpoint.model, checkpoint.family)
+        else:
+            self._body = SitedEncoder(encoder, groups)
+            self._sited, self._layers = self._body.sited, list(self._body.layer_paths)
+        self._groups = groups
         self._graph: ir.Model | None = None
-        self._encoder: EncoderModel | None = None
         self.sites = self._sited.sites
 
     def observed_run(
@@ -104,33 +137,34 @@ class SitedCheckpoint:
 
     def graph(self) -> ir.Model:
         """Return the float graph with a node at every site. It is made once."""
-        if self._graph is None:
-            self._graph = graph_of(self._checkpoint, self._sited, self.encoder())
+        if self._graph is None and self._encoder is not None:
+            self._graph = sited_graph(self._encoder, self._groups)
+        elif self._graph is None:
+            assert isinstance(self._body, GraphBody)
+            example = example_inputs(self._input_names, "text-generation")
+            self._graph = export_sited(self._sited, self._body, example)
         return self._graph
 
     def encoder(self) -> EncoderModel | None:
-        """Return the model as data; `None` for decoders. It is read once."""
-        if self._encoder is None and self._checkpoint.task != "text-generation":
-            self._encoder = encoder_of(self._checkpoint)
+        """Return the model as data; `None` for decoders."""
         return self._encoder
 
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
         """Yield the model with fake quantization; see `SitedSource`."""
         with self._quantizing(plan, calibration):
-            yield TorchRunner(self._body, self._checkpoint.input_names)
+            yield TorchRunner(self._body, self._input_names)
 
     def references(
         self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
     ) -> list[Reference]:
         """Return what PyTorch's fake quantization computes; see `SitedSource`."""
-        layers = encoder_layers(self._checkpoint.model, self._checkpoint.family)
         with self._quantizing(plan, calibration):
             return make_references(
                 self._sited,
                 self._body,
                 self.graph(),
-                layers,
+                self._layers,
                 batches,
                 last_bits=plan.target.last_bits,
             )

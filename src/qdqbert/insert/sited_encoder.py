@@ -1,0 +1,416 @@
+"""Run an `EncoderModel` in PyTorch, with a quantizer at each site.
+
+It is what graphs and engines are compared with. Calibration sees its activations, and fake
+quantization changes them. Its modules have the paths of those of transformers, and states of [PAD]
+have no meaning.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qdqbert.encoders.model import (
+    Activation,
+    Attention,
+    Convolution,
+    Embeddings,
+    EncoderModel,
+    Floats,
+    Head,
+    Layer,
+    Linear,
+    Norm,
+    Pooling,
+    RelativePositions,
+    Residual,
+    Rotary,
+    Step,
+    Table,
+)
+from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of, tables_of
+from qdqbert.insert.factory import PLAIN
+from qdqbert.insert.modules import QuantEmbedding, quantized_linear
+from qdqbert.insert.sited import SitedModel
+from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup, Source
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+class SitedEncoder(nn.Module):
+    """What an `EncoderModel` computes.
+
+    Attributes:
+        quantizers: The quantizers by site.
+        layer_paths: Paths of the encoder layers.
+        output_names: Names of the tensors that `forward` returns, in order.
+    """
+
+    def __init__(self, model: EncoderModel, groups: Collection[SiteGroup]) -> None:
+        """Make the modules of a model, with a disabled quantizer at every site.
+
+        Args:
+            model: The model in float, whose arrays are shared.
+            groups: Groups of sites.
+        """
+        super().__init__()
+        self._model = model
+        self.output_names = tuple(out.name for head in model.heads for out in head.outputs)
+        self.quantizers: dict[str, Quantizer] = {}
+        self.layer_paths = tuple(path_of(layer) for layer in model.layers)
+        # Tensors of arrays that are no parameter of a site, each made once.
+        self._tensors: dict[int, Tensor] = {}
+        for path, layer in zip(self.layer_paths, model.layers, strict=True):
+            _put(self, path, _EncoderLayer(self, layer))
+        if "table" in groups:
+            for table in tables_of(model):
+                self._put_table(table)
+        if "layer" in groups:
+            for layer in model.layers:
+                self._put_linears(layer)
+        made = {each.site.name: each for each in self._quantizers()}
+        for site in sites_of(model, groups):
+            if site.name not in made:
+                made[site.name] = Quantizer(site=site)
+                _put(self, site.name, made[site.name])
+            self.quantizers[site.name] = made[site.name]
+            made[site.name].disable()
+        self.eval()
+
+    @property
+    def sited(self) -> SitedModel:
+        """The model with its quantizers."""
+        return SitedModel(model=self, quantizers=self.quantizers)
+
+    def _quantizers(self) -> Iterator[Any]:
+        yield from (module for module in self.modules() if isinstance(module, Quantizer))
+
+    def _put_table(self, table: Table) -> None:
+        weight = self.tensor(table.rows)
+        rows, width = weight.shape
+        module = nn.Embedding(rows, width, device="meta")
+        module.weight = nn.Parameter(weight, requires_grad=False)
+        _put(self, table.module, QuantEmbedding.from_float(module, name=table.module))
+
+    def _put_linears(self, layer: Layer) -> None:
+        parts: dict[str, list[Linear]] = {}
+        sources: dict[str, Source] = {}
+        for linear, source in linear_layers_of(layer):
+            parts.setdefault(linear.module, []).append(linear)
+            sources[linear.module] = source
+        for path, found in parts.items():
+            found.sort(key=lambda part: part.first)
+            weight = self._joined([np.asarray(part.weight, np.float32) for part in found])
+            module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+            module.weight = nn.Parameter(weight, requires_grad=False)
+            bias = self._joined([part.bias for part in found])
+            module.bias = nn.Parameter(bias, requires_grad=False)
+            made = quantized_linear(
+                module, name=path, source=sources[path], over_tokens=True, factory=PLAIN
+            )
+            _put(self, path, made)
+
+    def _joined(self, arrays: Sequence[Floats]) -> Tensor:
+        return self.tensor(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs, float32.
+
+        Args:
+            input_ids: `(batch, seq)` or `(batch, choices, seq)`, int64.
+            attention_mask: Same shape and dtype, 0 for [PAD].
+            token_type_ids: Same shape and dtype, if the model takes them.
+        """
+        model, shape = self._model, input_ids.shape
+        ids, mask = (each.reshape(-1, shape[-1]) for each in (input_ids, attention_mask))
+        types = None if token_type_ids is None else token_type_ids.reshape(-1, shape[-1])
+        masks = _Masks(mask)
+        x = embedded = self._embed(model.embeddings, ids, mask, types)
+        for index, path in enumerate(self.layer_paths):
+            x = self.get_submodule(path)(x, masks)
+            if index == 0 and model.convolution is not None:
+                x = self._convolve(x, embedded, mask, model.convolution)
+        x = self.norm(x, model.final_norm)
+        outputs = []
+        for head in model.heads:
+            made = self._head(x, mask, head)
+            for output in head.outputs:
+                found = made if output.column is None else made[..., output.column]
+                outputs.append(found.reshape(shape[:2]) if model.has_choices else found)
+        return tuple(outputs)
+
+    def tensor(self, array: NDArray[np.generic]) -> Tensor:
+        """Return the tensor of an array, which shares its memory."""
+        if id(array) not in self._tensors:
+            with warnings.catch_warnings():
+                # Arrays of files are read-only, and nothing is written to them.
+                warnings.simplefilter("ignore", UserWarning)
+                made = torch.from_numpy(np.ascontiguousarray(array))
+            # The array stays alive, so that no other one gets its id.
+            made.array = array  # type: ignore[attr-defined]
+            self._tensors[id(array)] = made
+        return self._tensors[id(array)]
+
+    def at(self, site: str, x: Tensor) -> Tensor:
+        """Return what the quantizer at a site makes of a tensor."""
+        quantizer = self.quantizers.get(site)
+        if quantizer is None:
+            return x
+        made: Tensor = quantizer(x)
+        return made
+
+    def read(self, x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
+        """Return the outputs of linear layers that read the same tensor."""
+        made: dict[str, Tensor] = {}
+        outputs = []
+        for layer in layers:
+            if f"{layer.module}._input_quantizer" not in self.quantizers:
+                outputs.append(self.linear(x, layer))
+                continue
+            if layer.module not in made:
+                made[layer.module] = self.get_submodule(layer.module)(x)
+            outputs.append(made[layer.module][..., layer.first : layer.first + len(layer.bias)])
+        return outputs
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        """Return the output of a linear layer without sites."""
+        return functional.linear(
+            x, self.tensor(np.asarray(layer.weight, np.float32)), self.tensor(layer.bias)
+        )
+
+    def norm(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """Return a normalized tensor."""
+        if norm is None:
+            return x
+        weight, bias = self.tensor(norm.weight), self.tensor(norm.bias)
+        if norm.subtracts_mean:
+            return functional.layer_norm(x, weight.shape, weight, bias, norm.epsilon)
+        return functional.rms_norm(x, weight.shape, weight, norm.epsilon) + bias
+
+    def _embed(
+        self, embeddings: Embeddings, ids: Tensor, mask: Tensor, types: Tensor | None
+    ) -> Tensor:
+        x = self._look_up(embeddings.words, ids)
+        if embeddings.dropped_id is not None:
+            others = (mask * (ids != embeddings.dropped_id)).sum(dim=1)
+            x = x * (mask.sum(dim=1) / others.clamp(min=1))[:, None, None]
+        if embeddings.token_types is not None:
+            given = torch.zeros((), dtype=torch.int64) if types is None else types
+            x = x + self._look_up(embeddings.token_types, given.to(ids.device))
+        if embeddings.positions is not None:
+            places = torch.arange(ids.shape[1], device=ids.device)
+            if embeddings.padding_id is not None:
+                counted = ids != embeddings.padding_id
+                places = counted.cumsum(dim=1) * counted
+            x = x + self._look_up(embeddings.positions, embeddings.first_position + places)
+        x = self.norm(x, embeddings.norm)
+        return x if embeddings.projection is None else self.linear(x, embeddings.projection)
+
+    def _look_up(self, table: Table, rows: Tensor) -> Tensor:
+        if f"{table.module}._weight_quantizer" not in self.quantizers:
+            return functional.embedding(rows, self.tensor(table.rows))
+        found: Tensor = self.get_submodule(table.module)(rows)
+        return found
+
+    def _convolve(
+        self, x: Tensor, embedded: Tensor, mask: Tensor, convolution: Convolution
+    ) -> Tensor:
+        weight = convolution.linear.weight
+        hidden = len(weight)
+        near = weight.reshape(hidden, -1, hidden).transpose(0, 2, 1)
+        channels = (embedded * mask[..., None]).transpose(1, 2)
+        added = functional.conv1d(
+            channels,
+            torch.from_numpy(np.ascontiguousarray(near, np.float32)),
+            self.tensor(convolution.linear.bias),
+            padding="same",
+        )
+        activated = _ACTIVATIONS[convolution.activation](added.transpose(1, 2))
+        return self.norm(x + activated, convolution.norm)
+
+    def _head(self, states: Tensor, mask: Tensor, head: Head) -> Tensor:
+        x = self._steps(states, head.steps[: head.token_steps])
+        return self._steps(_pool(x, mask, head.pooling), head.steps[head.token_steps :])
+
+    def _steps(self, x: Tensor, steps: Sequence[Step]) -> Tensor:
+        for step in steps:
+            if isinstance(step, Linear):
+                x = self.linear(x, step)
+            elif isinstance(step, Norm):
+                x = self.norm(x, step)
+            elif step == "normalize":
+                x = functional.normalize(x, dim=-1)
+            else:
+                x = _ACTIVATIONS[step](x)
+        return x
+
+
+class _Masks:
+    """What is added to the scores of a batch, made once for each kind of attention."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._mask = mask
+        self._made: dict[tuple[bool, int | None], Tensor] = {}
+        places = torch.arange(mask.shape[1], device=mask.device)
+        # `[i, j]` is j - i.
+        self.distance = places - places[:, None]
+
+    def additive(self, attention: Attention) -> Tensor:
+        """Return 0, or the lowest number for pairs that do not attend; `(batch, 1, ..., seq)`."""
+        key = (attention.causal, attention.window)
+        if key not in self._made:
+            masked = (self._mask == 0)[:, None, None]
+            if attention.causal:
+                masked = masked | (self.distance > 0)
+            if attention.window is not None:
+                masked = masked | (self.distance.abs() > attention.window)
+            lowest = torch.finfo(torch.float32).min
+            self._made[key] = torch.zeros_like(masked, dtype=torch.float32).masked_fill(
+                masked, lowest
+            )
+        return self._made[key]
+
+
+class _EncoderLayer(nn.Module):
+    """An encoder layer, whose modules are those of the model at its path."""
+
+    def __init__(self, model: SitedEncoder, layer: Layer) -> None:
+        super().__init__()
+        # In a tuple, so that it is not registered as a child.
+        self._parent, self._layer = (model,), layer
+
+    def forward(self, x: Tensor, masks: _Masks) -> Tensor:
+        """Map states `(texts, seq, hidden)` to states of that shape."""
+        (model,), layer = self._parent, self._layer
+        attended = self._attend(model.norm(x, layer.attention_norm), layer.attention, masks)
+        x = self._add(attended, x, layer.attention_residual, parent_of(layer.attention.output))
+        normed = model.norm(x, layer.up_norm)
+        wide, *gates = model.read(normed, [layer.up, *filter(None, [layer.gate])])
+        wide = model.at(f"{parent_of(layer.up)}.activation_input_quantizer", wide)
+        wide = _ACTIVATIONS[layer.activation](wide)
+        for gate in gates:
+            wide = wide * gate
+        (local,) = model.read(wide, [layer.down])
+        path = parent_of(layer.down)
+        x = self._add(local, x, layer.residual, path)
+        return model.at(f"{path}.layernorm_output_quantizer", x)
+
+    def _add(self, local: Tensor, states: Tensor, residual: Residual, path: str) -> Tensor:
+        (model,) = self._parent
+        total = model.at(f"{path}{LOCAL}", local) + model.at(f"{path}{RESIDUAL}", states)
+        total = model.at(f"{path}.layernorm_input_quantizer", total)
+        x = model.norm(total, residual.norm)
+        return x if residual.again is None else model.norm(x + states, residual.again)
+
+    def _attend(self, x: Tensor, attention: Attention, masks: _Masks) -> Tensor:
+        (model,) = self._parent
+        path, parts = parent_of(attention.query), (attention.query, attention.key, attention.value)
+        norms = (attention.query_norm, attention.key_norm, None)
+        query, key, value = (
+            _in_heads(model.norm(each, norm), attention.heads)
+            for each, norm in zip(model.read(x, parts), norms, strict=True)
+        )
+        if attention.rotary is not None:
+            query, key = (self._rotate(each, attention.rotary) for each in (query, key))
+        turned = key.transpose(2, 3)
+        if attention.scales_keys:
+            turned = turned * attention.scale
+        scores = torch.matmul(
+            model.at(f"{path}.matmul_q_input_quantizer", query),
+            model.at(f"{path}.matmul_k_input_quantizer", turned),
+        )
+        scores = model.at(f"{path}.softmax_input_quantizer", scores)
+        if not attention.scales_keys:
+            scores = scores * attention.scale
+        if attention.relative is not None:
+            relative = self._relative(query, key, attention.relative, masks.distance)
+            scores = scores + relative * attention.scale
+        if attention.position_bias is not None:
+            middle = attention.position_bias.shape[1] // 2
+            scores = scores + model.tensor(attention.position_bias)[:, masks.distance + middle]
+        scores = scores + masks.additive(attention)
+        probabilities = functional.softmax(scores, dim=-1)
+        probabilities = model.at(f"{path}.matmul_a_input_quantizer", probabilities)
+        value = model.at(f"{path}.matmul_v_input_quantizer", value)
+        context = torch.matmul(probabilities, value).transpose(1, 2).flatten(2)
+        (output,) = model.read(context, [attention.output])
+        return output
+
+    def _rotate(self, x: Tensor, rotary: Rotary) -> Tensor:
+        (model,) = self._parent
+        first, second = x.chunk(2, dim=-1)
+        cos, sin = (model.tensor(each)[: x.shape[2]] for each in (rotary.cos, rotary.sin))
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+    def _relative(
+        self, query: Tensor, key: Tensor, relative: RelativePositions, distance: Tensor
+    ) -> Tensor:
+        """Return what scores get by the distance of query and key, not scaled."""
+        (model,) = self._parent
+        rows = model.tensor(relative.rows)[distance + len(relative.rows) // 2].long()
+        total = torch.zeros(())
+        shape = (*query.shape[:2], *rows.shape)
+        if relative.keys is not None:
+            products = torch.matmul(query, model.tensor(relative.keys).transpose(1, 2))
+            total = total + products.gather(3, rows.expand(shape))
+        if relative.queries is not None:
+            products = torch.matmul(key, model.tensor(relative.queries).transpose(1, 2))
+            total = total + products.gather(3, rows.T.expand(shape)).transpose(2, 3)
+        return total
+
+
+def path_of(layer: Layer) -> str:
+    """Return the path of an encoder layer: what the paths of its linear layers have in common."""
+    paths = [linear.module.split(".") for linear, _ in linear_layers_of(layer)]
+    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in shared)
+
+
+def _in_heads(x: Tensor, heads: int) -> Tensor:
+    """Return `(texts, heads, seq, size)` of `(texts, seq, heads * size)`."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    match pooling:
+        case "none":
+            return states
+        case "first":
+            return states[:, 0]
+        case "max":
+            lowest = torch.finfo(states.dtype).min
+            return states.masked_fill((mask == 0)[..., None], lowest).amax(dim=1)
+    count = mask.sum(dim=1, keepdim=True).to(states.dtype).clamp(min=1e-9)
+    total = (states * mask[..., None]).sum(dim=1)
+    return total / (count if pooling == "mean" else count.sqrt())
+
+
+def _put(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Add a module at a path, with the modules around it."""
+    *around, name = path.split(".")
+    for part in around:
+        if part not in dict(root.named_children()):
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    root.add_module(name, module)
