@@ -467,7 +467,7 @@ def _hull(ranges: list[Range]) -> Range:
 def _with_tables(recipe: Recipe, embeddings: Embeddings) -> Recipe:
     # A table is read by row. With one scale for each hidden channel, one vector of scales serves
     # every token.
-    rule = Rule(site="*embeddings._weight_quantizer", spec=WEIGHT if embeddings == "int8" else None)
+    rule = Rule(site="*embed*s._weight_quantizer", spec=WEIGHT if embeddings == "int8" else None)
     return dataclasses.replace(
         recipe, rules=(rule, *recipe.rules), groups=("table", *recipe.groups)
     )

@@ -139,7 +139,7 @@ class Family:
         model_type: transformers' name of the family, as in `config.json`.
         layer: Regular expression that matches the end of a layer's path.
         layer_example: Such a path, for messages.
-        sites: The sites of each layer.
+        sites: The sites of each layer; `None` for families whose modules get no quantizers.
         cross_attention: Additional sites of a decoder's layer with cross-attention.
         tables: Names of the embedding tables.
         positions_follow: Id of the token after whose row of the position table positions are
@@ -151,7 +151,7 @@ class Family:
     model_type: str
     layer: str = r"(^|\.)encoder\.layer\.\d+$"
     layer_example: str = "encoder.layer.0"
-    sites: LayerSites = BERT_LAYER
+    sites: LayerSites | None = BERT_LAYER
     cross_attention: LayerSites | None = None
     tables: tuple[str, ...] = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     positions_follow: int | Literal["padding"] | None = None
@@ -228,6 +228,25 @@ FAMILIES = {
 }
 
 
+_AS_DATA = (
+    "bert-generation",
+    "data2vec-text",
+    "deberta",
+    "ernie",
+    "esm",
+    "eurobert",
+    "gte",
+    "jina_embeddings_v3",
+    "megatron-bert",
+    "nomic_bert",
+    "rembert",
+    "roberta-prelayernorm",
+    "roformer",
+    "xlm-roberta-xl",
+)
+"""Families whose models are quantized as data only: modules of transformers get no quantizers."""
+
+
 QDQBERT = "qdqbert"
 """`model_type` of BERT models with quantizers; see `qdqbert.models`."""
 
@@ -240,9 +259,11 @@ def family_of(model_type: str) -> Family:
     """
     if model_type == QDQBERT:
         return FAMILIES["bert"]
+    if model_type in _AS_DATA:
+        return Family(model_type=model_type, sites=None, mask="plain")
     if model_type not in FAMILIES:
         raise CheckpointError(
             f"Checkpoints of type `{model_type}` are not supported. "
-            f"Supported families: {', '.join(sorted(FAMILIES))}."
+            f"Supported families: {', '.join(sorted((*FAMILIES, *_AS_DATA)))}."
         )
     return FAMILIES[model_type]

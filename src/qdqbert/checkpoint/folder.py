@@ -10,6 +10,7 @@ from qdqbert.checkpoint.families import QDQBERT, family_of
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
 from qdqbert.checkpoint.task_names import AUTO_CLASSES, task_of_architecture
+from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object
 
@@ -95,7 +96,11 @@ def _check_code(name: str, fields: Mapping[str, Any]) -> None:
     """Refuse a model whose class is code of the checkpoint."""
     mapped = fields.get("auto_map")
     classes = mapped if isinstance(mapped, Mapping) else {}
-    custom = next((each for key, each in classes.items() if key.startswith("AutoModel")), None)
+    family = ENCODERS.get(fields["model_type"])
+    # Classes that transformers has now.
+    known = () if family is None else family.code
+    named = [str(each) for key, each in classes.items() if key.startswith("AutoModel")]
+    custom = next((each for each in named if each.rpartition(".")[2] not in known), None)
     if custom is not None:
         raise CheckpointError(
             f"The model of checkpoint {name!r} is code of its own: `auto_map` in config.json names "

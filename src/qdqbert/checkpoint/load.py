@@ -105,7 +105,7 @@ def load_checkpoint(
         name, stored if isinstance(stored, SentenceHead) else None, chosen, pooling
     )
     cross_encoder, pair_notices = used_files(stored, config.to_dict(), chosen)
-    _check_config(config, chosen)
+    _check_config(config, chosen, family)
     if new_head is None:
         _check_other_heads(name, config, head_of(chosen))
     elif new_head and head_of(chosen) not in tasks_of(config):
@@ -258,8 +258,9 @@ def _pooling_mode(pooling: str) -> PoolingMode:
     )
 
 
-def _check_config(config: Any, task: TaskName) -> None:
-    check_positions(config)
+def _check_config(config: Any, task: TaskName, family: Family) -> None:
+    if family.sites is not None:
+        check_positions(config)
     if task == "text-generation":
         # Without it BERT's causal head would see the tokens that it has to predict.
         config.is_decoder, config.use_cache = True, False

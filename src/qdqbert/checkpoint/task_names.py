@@ -32,6 +32,7 @@ _TASKS_BY_SUFFIX: dict[str, TaskName] = {
     "LMHeadModel": "text-generation",
     "ForCausalLM": "text-generation",
     "Model": "feature-extraction",
+    "GenerationEncoder": "feature-extraction",
     # Those of DPR.
     "ContextEncoder": "feature-extraction",
     "QuestionEncoder": "feature-extraction",

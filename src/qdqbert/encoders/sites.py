@@ -23,7 +23,7 @@ def sites_of(
     found = [table_site(table.module) for table in tables_of(model)]
     for layer in model.layers:
         found += [*_sites(layer), *_output_sites(layer, is_last=layer is model.layers[-1])]
-    # Layers that share their modules share their sites.
+    # A module that is read as several layers has one site.
     by_name = {site.name: site for site in found if site.group in groups}
     return tuple(by_name.values())
 

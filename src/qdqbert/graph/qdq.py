@@ -136,12 +136,11 @@ def insert_qdq(
         elif name not in ranges and not spec.dynamic:
             raise CalibrationError(f"Site `{name}` has no calibrated range. Calibrate it first.")
         else:
+            label = _label(node)
             if scale is not None:
-                _apply_pre_quant_scale(model.graph, node, name, scale, scaled)
+                _apply_pre_quant_scale(model.graph, node, label, scale, scaled)
                 if is_residual_input(name):
-                    _undo_pre_quant_scale(model.graph, node, name, scale)
-            reader = node.attributes.get("reader")
-            label = name if reader is None else f"{name}.{reader.as_int()}"
+                    _undo_pre_quant_scale(model.graph, node, label, scale)
             if spec.dynamic:
                 _lower_dynamic(model.graph, node, label, pairs)
             else:
@@ -153,7 +152,7 @@ def insert_qdq(
 def _add_site_per_reader(graph: ir.Graph) -> None:
     """Copy the site of each activation, so that every reader has a site of its own.
 
-    The copies have the same site name, and a number in their attribute `reader`.
+    The copies have the same site, and names of their own.
     """
     for node in sites_of(graph):
         result = node.outputs[0]
@@ -164,14 +163,24 @@ def _add_site_per_reader(graph: ir.Graph) -> None:
             copy = ir.node(
                 "Site",
                 list(node.inputs),
-                {**node.attributes, "reader": ir.AttrInt64("reader", index)},
+                node.attributes,
                 domain=SITE_DOMAIN,
-                name=f"{node.name}.{index}",
+                name=f"{_label(node)}.{index}",
             )
             made = copy.outputs[0]
             made.name, made.shape, made.type = f"{result.name}.{index}", result.shape, result.type
             graph.insert_after(node, copy)
             use.node.replace_input_with(use.idx, made)
+
+
+def _label(node: ir.Node) -> str:
+    """Return the start of the names of what replaces a site's node.
+
+    It is the site's name, with a number for the node of a further reader.
+    """
+    site = node.attributes["site"].as_string()
+    name = node.name or ""
+    return name if name.startswith(site) else site
 
 
 def _remove_site(graph: ir.Graph, node: ir.Node) -> None:

@@ -29,8 +29,7 @@ def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
     for node in graph.graph:
         if node.name in made.sites:
             node.op_type, node.domain = "Site", SITE_DOMAIN
-            site = str(node.name).partition("#")[0]
-            node.attributes["site"] = ir.AttrString("site", site)
+            node.attributes["site"] = ir.AttrString("site", str(node.name))
     if not model.has_choices:
         _name_sizes(graph.graph)
     graph.opset_imports[SITE_DOMAIN] = 1

@@ -161,13 +161,8 @@ class _Writer:
         """Add a site that reads a value, if the graph has sites of its group."""
         if group not in self._groups:
             return x
-        # A module that several layers share has one site, which is read in several places.
-        count, node = 0, name
-        while node in self.sites:
-            count += 1
-            node = f"{name}#{count}"
-        self.sites.add(node)
-        return self._add("Identity", x, name=node)
+        self.sites.add(name)
+        return self._add("Identity", x, name=name)
 
     def _embed(self, embeddings: Embeddings) -> str:
         add = self._add

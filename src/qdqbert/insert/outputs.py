@@ -27,7 +27,7 @@ def check_outputs(family: Family) -> None:
     Raises:
         CheckpointError: The outputs of this family's layers are not known.
     """
-    if family.sites.activation is None:
+    if family.sites is None or family.sites.activation is None:
         raise CheckpointError(
             "Quantizers on all outputs need encoder layers like BERT's, and those of family "
             f"`{family.model_type}` differ. Choose another `recipe`.",
@@ -47,6 +47,7 @@ def add_output_quantizers_(
         factory: Makes the quantizers.
     """
     sites = family.sites
+    assert sites is not None
     assert sites.activation is not None
     places = [
         (sites.attention, "softmax_input_quantizer", (2, 3)),

@@ -100,6 +100,11 @@ def insert_quantizers_(
             known for the family.
     """
     layers = encoder_layers(model, family)
+    if family.sites is None:
+        raise CheckpointError(
+            f"Modules of family `{family.model_type}` get no quantizers, so it has no QAT. "
+            "`quantize` calibrates its checkpoints."
+        )
     if not layers:
         raise CheckpointError(
             f"The model ({type(model).__name__}) has no encoder layer of family "
@@ -154,6 +159,7 @@ def encoder_layers(model: nn.Module, family: Family) -> list[str]:
 def _insert_in_layer_(
     model: nn.Module, layer: str, family: Family, factory: QuantizerFactory
 ) -> None:
+    assert family.sites is not None
     _insert_at_(model, layer, family.sites, factory)
     cross = family.cross_attention
     if cross is not None and _has(model, f"{layer}.{cross.attention}"):

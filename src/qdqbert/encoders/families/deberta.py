@@ -53,9 +53,11 @@ def _layer(at: Reader, sizes: Sizes, positions: Floats | None, limit: int) -> La
     by_head = joined.reshape(sizes.heads, 3, sizes.head, hidden).transpose(1, 0, 2, 3)
     query, key, value = by_head.reshape(3, hidden, hidden)
 
-    def linear(weight: Floats, bias: str | None) -> Linear:
+    def linear(name: str, weight: Floats, bias: str | None) -> Linear:
         found = at.zeros(hidden) if bias is None else own.tensor(bias, (hidden,))
-        return Linear(weight=weight, weight_scale=None, bias=found, codes=None)
+        # The model has one module for all three, whose outputs are in another order.
+        module = f"{own.module}{name}"
+        return Linear(weight=weight, weight_scale=None, bias=found, codes=None, module=module)
 
     kinds = product_kinds(at)
     relative = None
@@ -70,9 +72,9 @@ def _layer(at: Reader, sizes: Sizes, positions: Floats | None, limit: int) -> La
     paths, epsilon = BERT_LAYER, sizes.epsilon
     return Layer(
         attention=Attention(
-            query=linear(query, "q_bias"),
-            key=linear(key, None),
-            value=linear(value, "v_bias"),
+            query=linear("query", query, "q_bias"),
+            key=linear("key", key, None),
+            value=linear("value", value, "v_bias"),
             output=at.linear(paths.output, inputs=hidden, outputs=hidden),
             heads=sizes.heads,
             scale=1 / math.sqrt(sizes.head * (1 + len(kinds))),

@@ -56,6 +56,8 @@ class CheckpointSource:
         self.generation_config = checkpoint.model.generation_config if is_generator else None
         self.head, self.cross_encoder = checkpoint.head, checkpoint.cross_encoder
         self.max_length = checkpoint.max_length
+        if self._encoder is not None:
+            self.max_length = min(self.max_length, self._encoder.limit)
         self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
         self.notices: tuple[str, ...] = checkpoint.notices
         self.stored = _take_stored_quantizers_(checkpoint)
