@@ -1,7 +1,8 @@
 """Read a graph with Q/DQ pairs as an encoder that the native engine runs.
 
-The graph is followed from its outputs back to its inputs: heads, layers, embeddings. Every node has
-to be part of one of them.
+Graphs of existing ONNX models and of decoders for text generation are read. The graph is followed
+from its outputs back to its inputs: heads, layers, embeddings. Every node has to be part of one of
+them.
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
     context = producer_of(merged, "MatMul")
     if context is None or merged in view.linear_layers:
         raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
-    value = read_projection(view, context, 1, tokens_axis=2)
+    value = _read_projection(view, context, 1, tokens_axis=2)
     if value.factor != 1 or value.is_rotated:
         raise refuse(context, "reads values that are multiplied by a factor")
     softmax, probability_codes = _probabilities(view, context)
     scores = read_scores(view, softmax)
-    query = read_projection(view, scores.matmul, 0, tokens_axis=2)
-    key = read_projection(view, scores.matmul, 1, tokens_axis=3)
+    query = _read_projection(view, scores.matmul, 0, tokens_axis=2)
+    key = _read_projection(view, scores.matmul, 1, tokens_axis=3)
     for part in (key, value):
         if (part.heads, part.width) != (query.heads, query.width):
             raise refuse(scores.matmul, "has heads of different sizes, or shares keys or values")
@@ -134,7 +134,9 @@ def _probabilities(view: GraphView, context: ir.Node) -> tuple[ir.Node, RoundTri
     return softmax, round_trip(pairs[0]) if pairs else None
 
 
-def read_projection(view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int) -> HeadNodes:
+def _read_projection(
+    view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int
+) -> HeadNodes:
     """Read an input of one of the two matmuls.
 
     Args:

@@ -25,7 +25,6 @@ from qdqbert.graph.encoder.norms import read_norm
 from qdqbert.graph.encoder.probe import Array
 from qdqbert.graph.encoder.quantization import pair_of, round_trip, split_channel_factor
 from qdqbert.graph.encoder.refusal import refuse
-from qdqbert.graph.encoder.relative import read_relative
 from qdqbert.graph.encoder.residuals import sum_of
 from qdqbert.graph.encoder.rotation import read_rotary
 from qdqbert.graph.encoder.scores import read_distances
@@ -146,7 +145,6 @@ def _with_positions(
         attention,
         position_bias=distances.bias,
         window=distances.window,
-        relative=read_relative(view, found, limit=limit, window=distances.window),
         rotary=read_rotary(view, found.query, found.key, limit=limit, known=rotations),
     )
     return dataclasses.replace(nodes.layer, attention=changed)

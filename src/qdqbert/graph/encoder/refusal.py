@@ -16,6 +16,7 @@ def refuse(node: ir.Node | None, what: str) -> GraphError:
     """
     named = "an input or constant" if node is None else f"node {node.name!r} ({node.op_type})"
     return GraphError(
-        f"The native engine cannot run this graph. It runs encoders with layers of BERT, "
-        f"ModernBERT or DeBERTa, and {named} {what}. Choose other `targets` for this model."
+        "The native engine cannot run this graph. It reads graphs with layers of BERT or "
+        f"ModernBERT, and {named} {what}. Quantize the checkpoint instead of an .onnx file, or "
+        "choose other `targets` for this model."
     )

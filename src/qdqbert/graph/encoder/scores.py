@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -28,38 +27,22 @@ class ScoreNodes:
     Attributes:
         softmax: The Softmax.
         value: What it reads.
-        content: The output of the matmul of queries and keys.
-        relative: The outputs of matmuls of queries or keys with a table of positions.
+        products: The output of the matmul of queries and keys.
     """
 
     softmax: ir.Node
     value: ir.Value
-    content: ir.Value
-    relative: tuple[ir.Value, ...]
+    products: ir.Value
 
-    def evaluate(
-        self,
-        view: GraphView,
-        content: Array,
-        relative: Mapping[ir.Value, Array] | None = None,
-        probe: Probe | None = None,
-    ) -> Array:
+    def evaluate(self, view: GraphView, products: Array, probe: Probe | None = None) -> Array:
         """Compute the scores.
 
         Args:
             view: The graph.
-            content: Products of queries and keys.
-            relative: Products with tables of positions; zeros where they are left out.
+            products: Products of queries and keys.
             probe: Inputs of the graph; `view.probe` by default.
         """
-        others = {
-            end: np.zeros(view.shape(end, probe), np.float32)
-            for end in self.relative
-            if relative is None or end not in relative
-        }
-        return view.evaluate(
-            self.value, {self.content: content, **others, **(relative or {})}, probe
-        )
+        return view.evaluate(self.value, {self.products: products}, probe)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +69,7 @@ def read_scores(view: GraphView, softmax: ir.Node) -> Scores:
         GraphError: Something else is done to them.
     """
     nodes = _nodes_before(view, softmax)
-    matmul = nodes.content.producer()
+    matmul = nodes.products.producer()
     assert matmul is not None
     probe = view.probe
     texts, tokens = probe.ids.shape
@@ -95,7 +78,7 @@ def read_scores(view: GraphView, softmax: ir.Node) -> Scores:
     if zero.ndim != 4:
         raise refuse(softmax, "does not read scores (batch, heads, queries, keys)")
     is_causal, window = _read_mask(softmax, zero, probe)
-    allowed = np.broadcast_to(allowed_keys(probe, is_causal, window), one.shape)
+    allowed = np.broadcast_to(_allowed_keys(probe, is_causal, window), one.shape)
     # Masked scores may be infinite.
     x, zero, one = (np.broadcast_to(each, one.shape)[allowed] for each in (x, zero, one))
     factor = float(np.median((one - zero) / x))
@@ -172,7 +155,7 @@ def _by_distance(
     # The last row of the scores, and the first one.
     table = np.concatenate([added[:, -1, :-1], added[:, 0, :]], axis=-1)
     table = np.where(table > _LOW, table, np.float32(0))
-    distance = distances(tokens) + tokens - 1
+    distance = _distances(tokens) + tokens - 1
     allowed = _within(tokens, is_causal, window)
     for bias, row in zip(added, table, strict=True):
         # A row at a time: with a table of distances, one of all pairs would take 8 times as much.
@@ -181,7 +164,7 @@ def _by_distance(
     return table, window
 
 
-def distances(tokens: int) -> NDArray[np.int32]:
+def _distances(tokens: int) -> NDArray[np.int32]:
     """Return key minus query, `(queries, keys)`."""
     places = np.arange(tokens, dtype=np.int32)
     return places - places[:, None]
@@ -191,9 +174,9 @@ def _within(tokens: int, is_causal: bool, window: int | None) -> NDArray[np.bool
     """Return which keys each query of a text without padding reads, `(queries, keys)`."""
     allowed = np.ones((tokens, tokens), bool)
     if is_causal:
-        allowed &= distances(tokens) <= 0
+        allowed &= _distances(tokens) <= 0
     if window is not None:
-        allowed &= np.abs(distances(tokens)) <= window
+        allowed &= np.abs(_distances(tokens)) <= window
     return allowed
 
 
@@ -213,37 +196,30 @@ def _check_padded(
         raise refuse(softmax, f"is in a graph for at most {limit} tokens")
     added = nodes.evaluate(view, np.zeros((texts, 1, tokens, tokens), np.float32))
     expected = np.broadcast_to(
-        table[:, distances(tokens) + limit - 1],
+        table[:, _distances(tokens) + limit - 1],
         (*added.shape[:1], *table.shape[:1], tokens, tokens),
     )
-    allowed = np.broadcast_to(allowed_keys(view.probe, is_causal, window), added.shape)
+    allowed = np.broadcast_to(_allowed_keys(view.probe, is_causal, window), added.shape)
     if (added != np.broadcast_to(expected, added.shape))[allowed].any():
         raise refuse(softmax, "adds a bias that differs between texts")
 
 
 def _nodes_before(view: GraphView, softmax: ir.Node) -> ScoreNodes:
-    """Return what a Softmax reads: the matmul of queries and keys, and those with positions."""
+    """Return what a Softmax reads: the products of queries and keys, changed in some way."""
     value = softmax.inputs[0]
     assert value is not None
     region = view.region(value)
     if region.pairs:
         raise refuse(region.pairs[0], "quantizes the scores, which the engine keeps in float")
-    content: list[ir.Value] = []
-    relative: list[ir.Value] = []
     for end in region.sources:
-        matmul = producer_of(end, "MatMul")
-        if matmul is None or end in view.linear_layers:
+        if producer_of(end, "MatMul") is None or end in view.linear_layers:
             raise refuse(end.producer(), "is where the matmul of queries and keys should be")
-        second = matmul.inputs[1]
-        assert second is not None
-        of_table = not view.region(second, mark=False).sources
-        (relative if of_table else content).append(end)
-    if len(content) != 1:
+    if len(region.sources) != 1:
         raise refuse(softmax, "does not read the scores of one matmul of queries and keys")
-    return ScoreNodes(softmax=softmax, value=value, content=content[0], relative=tuple(relative))
+    return ScoreNodes(softmax=softmax, value=value, products=region.sources[0])
 
 
-def allowed_keys(probe: Probe, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
+def _allowed_keys(probe: Probe, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
     """Return which keys each query of a text reads, `(texts, 1, queries, keys)`."""
     tokens = probe.ids.shape[1]
     allowed = probe.is_text[:, None, None, :] & probe.is_text[:, None, :, None]
@@ -261,7 +237,7 @@ def _read_mask(
     queries = np.broadcast_to(probe.is_text[:, None, :, None], added.shape)
     for window in (None, *range(probe.ids.shape[1])):
         for is_causal in (False, True):
-            expected = np.broadcast_to(allowed_keys(probe, is_causal, window), added.shape)
+            expected = np.broadcast_to(_allowed_keys(probe, is_causal, window), added.shape)
             if ((added > _LOW) == expected)[queries].all():
                 return is_causal, window
     raise refuse(softmax, "has a mask that is neither of padding nor causal nor a window")
