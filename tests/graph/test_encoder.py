@@ -249,8 +249,31 @@ def test_what_the_engine_does_not_run_is_refused(bert, change) -> None:
     model = lowered(bert, "linear")
     edit, message = CHANGES[change]
     edit(model)
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(GraphError, match=f"{message}.*Quantize the checkpoint instead"):
         read_encoder(model)
+
+
+def test_a_deep_graph_without_declared_shapes_is_read(save_tiny, tmp_path) -> None:
+    save_tiny(tmp_path, "bert", num_hidden_layers=24)
+    checkpoint = load_checkpoint(str(tmp_path))
+    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
+    model = float_graph(graph_of(checkpoint, sited))
+    for node in model.graph:
+        for value in node.outputs:
+            value.shape = None
+    assert len(read_encoder(model).layers) == 24
+
+
+def test_states_may_be_multiplied_by_the_mask(bert, run_plainly) -> None:
+    model = float_graph(bert.graph)
+    mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+    axes = add_constant(model.graph, "axes", np.array([2]))
+    column = ir.node("Unsqueeze", [mask, axes])
+    kept = ir.node("Cast", column.outputs, {"to": ir.DataType.FLOAT})
+    model.graph.insert_before(model.graph[0], [column, kept])
+    insert_after(model, "LayerNormalization", "Mul", kept.outputs, index=2)
+    read = check_read(model, run_plainly, random_inputs((5, 9)), has_codes=False)
+    assert len(read.layers) == 2
 
 
 def test_one_linear_layer_may_compute_query_key_and_value(bert, run_plainly) -> None:

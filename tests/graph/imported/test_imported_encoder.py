@@ -121,6 +121,22 @@ def test_heads_of_each_family_are_read(
     assert kinds(found.steps) == steps
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_layers_of_modernbert_are_read(make_model, run_plainly, tmp_path, attention) -> None:
+    model = make_model("modernbert", vocab_size=128)
+    model.set_attn_implementation(attention)
+    plain = Plain(model, lambda made, _: (made.last_hidden_state,))
+    graph = float_graph(export(tmp_path / "model.onnx", plain, ["last_hidden_state"]).graph)
+    read = check_read(graph, run_plainly, random_inputs((5, 23)), has_codes=False, longest=64)
+    assert read.limit == 64
+    assert read.final_norm is not None
+    assert [layer.attention.window for layer in read.layers] == [None, 4]
+    for layer in read.layers:
+        assert layer.attention.rotary is not None
+        assert layer.gate is not None
+        assert layer.up_norm is not None
+
+
 def pool_in_each_way(outputs: Any, mask: Tensor, *, dense: nn.Module) -> tuple[Tensor, ...]:
     states = outputs.last_hidden_state
     pooled = [

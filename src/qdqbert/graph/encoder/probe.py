@@ -32,6 +32,7 @@ class Probe:
         inputs: The inputs of the graph by name.
         sizes: Sizes of the named dimensions of the inputs.
         arrays: Values of the graph that depend on the inputs only.
+        shapes: Shapes of values of the graph.
     """
 
     ids: Array
@@ -40,6 +41,7 @@ class Probe:
     inputs: Mapping[str, Array]
     sizes: Mapping[str, int]
     arrays: dict[ir.Value, Array] = dataclasses.field(default_factory=dict)
+    shapes: dict[ir.Value, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def resolve(self, shape: ir.Shape | None) -> tuple[int, ...] | None:
         """Return the sizes of a declared shape; `None` if they are not those of the inputs."""

@@ -10,7 +10,7 @@ possible.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -207,7 +207,7 @@ class GraphView:
         source, pairs = self.source(value, what)
         x = numbered(self.shape(source))
         made = self.evaluate(value, {source: x})
-        # DeBERTa multiplies by the mask.
+        # XLM multiplies by the mask.
         is_of_tokens = x.shape[:2] == self.probe.is_text.shape and made.size == x.size
         kept = self.probe.is_text if is_of_tokens else ...
         if pairs or not np.array_equal(made.reshape(x.shape)[kept], x[kept]):
@@ -268,9 +268,53 @@ class GraphView:
             return run.array(value)
 
     def shape(self, value: ir.Value, probe: Probe | None = None) -> tuple[int, ...]:
-        """Return the shape of a value for the inputs of a probe."""
-        with np.errstate(all="ignore"):
-            return _Evaluation(self, probe or self.probe, {}).shape(value)
+        """Return the shape of a value for the inputs of a probe.
+
+        Raises:
+            GraphError: It is not declared, and a node cannot be computed.
+        """
+        probe = probe or self.probe
+        if probe.resolve(value.shape) is None and value not in probe.shapes:
+            # Each part needs the shapes of those just before it, and not of all.
+            for end in self._ends_before(value):
+                self._known_shape(end, probe)
+        return self._known_shape(value, probe)
+
+    def _ends_before(self, value: ir.Value) -> Iterator[ir.Value]:
+        """Yield the outputs of the parts before a value, in the order of the graph."""
+        for node in self.graph:
+            if node is value.producer():
+                return
+            yield from filter(self.is_end, node.outputs)
+
+    def _known_shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
+        if value not in probe.shapes:
+            probe.shapes[value] = self._find_shape(value, probe)
+        return probe.shapes[value]
+
+    def _find_shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
+        if value.is_graph_input() or constant_array(value) is not None:
+            return self.evaluate(value, probe=probe).shape
+        declared = probe.resolve(value.shape)
+        if declared is not None:
+            return declared
+        node = value.producer()
+        assert node is not None
+        inputs = [each for each in node.inputs if each is not None]
+        if node.op_type in _KEEPS_SHAPE:
+            return self._known_shape(inputs[0], probe)
+        if node.op_type in _BROADCASTS:
+            return np.broadcast_shapes(*(self._known_shape(each, probe) for each in inputs))
+        if node.op_type == "MatMul":
+            first, second = (self._known_shape(each, probe) for each in inputs)
+            return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
+        if node.op_type == "Gemm":
+            columns = self._known_shape(inputs[1], probe)[node.attributes.get_int("transB", 0) - 1]
+            return (self._known_shape(inputs[0], probe)[0], columns)
+        ends = self.region(value, mark=False).sources
+        return self.evaluate(
+            value, {end: np.zeros(self._known_shape(end, probe), np.float32) for end in ends}, probe
+        ).shape
 
     def evaluator(self, node: ir.Node) -> ReferenceEvaluator:
         """Return what computes a node."""
@@ -298,27 +342,18 @@ def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
 
 
 class _Evaluation:
-    """Arrays and shapes of values for one probe.
+    """Arrays of values for one probe.
 
     Args:
         view: The graph.
         probe: The inputs.
         known: Arrays of parts of the encoder.
-        fills: Whether the other parts are zeros, because only shapes matter.
     """
 
-    def __init__(
-        self,
-        view: GraphView,
-        probe: Probe,
-        known: Mapping[ir.Value, Array],
-        *,
-        fills: bool = False,
-    ) -> None:
-        self._view, self._probe, self._fills = view, probe, fills
+    def __init__(self, view: GraphView, probe: Probe, known: Mapping[ir.Value, Array]) -> None:
+        self._view, self._probe = view, probe
         # Those that depend on `known`. The probe keeps the other ones.
         self._arrays = dict(known)
-        self._shapes: dict[ir.Value, tuple[int, ...]] = {}
 
     def array(self, value: ir.Value) -> Array:
         for kept in (self._arrays, self._probe.arrays):
@@ -336,15 +371,12 @@ class _Evaluation:
             assert quantize.inputs[0] is not None
             self._arrays[value] = self.array(quantize.inputs[0])
             return self._arrays[value]
-        if self._view.is_end(value) and self._fills:
-            self._arrays[value] = np.zeros(self.shape(value), np.float32)
-            return self._arrays[value]
         if self._view.is_end(value):
             raise refuse(node, "is read where only shapes and masks are expected")
         if node.op_type == "Shape":
             assert node.inputs[0] is not None
             start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
-            sizes = np.array(self.shape(node.inputs[0])[start:end], np.int64)
+            sizes = np.array(self._shape(node.inputs[0])[start:end], np.int64)
             # The shape may be that of an array in `known`.
             self._arrays[value] = sizes
             return sizes
@@ -362,29 +394,7 @@ class _Evaluation:
         kept.update(zip(node.outputs, map(np.asarray, made), strict=False))
         return kept
 
-    def shape(self, value: ir.Value) -> tuple[int, ...]:
-        if value not in self._shapes:
-            self._shapes[value] = self._find_shape(value)
-        return self._shapes[value]
-
-    def _find_shape(self, value: ir.Value) -> tuple[int, ...]:
-        if value in self._arrays or value.is_graph_input() or constant_array(value) is not None:
-            return tuple(self.array(value).shape)
-        declared = self._probe.resolve(value.shape)
-        if declared is not None:
-            return declared
-        node = value.producer()
-        assert node is not None
-        inputs = [each for each in node.inputs if each is not None]
-        if node.op_type in _KEEPS_SHAPE:
-            return self.shape(inputs[0])
-        if node.op_type in _BROADCASTS:
-            return tuple(np.broadcast_shapes(*map(self.shape, inputs)))
-        if node.op_type == "MatMul":
-            first, second = map(self.shape, inputs)
-            return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
-        if node.op_type == "Gemm":
-            columns = self.shape(inputs[1])[node.attributes.get_int("transB", 0) - 1]
-            return (self.shape(inputs[0])[0], columns)
-        filled = _Evaluation(self._view, self._probe, self._arrays, fills=True)
-        return tuple(filled.array(value).shape)
+    def _shape(self, value: ir.Value) -> tuple[int, ...]:
+        if value in self._arrays:
+            return tuple(self._arrays[value].shape)
+        return self._view.shape(value, self._probe)
