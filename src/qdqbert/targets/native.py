@@ -1,8 +1,7 @@
 """This package's own engine, which generates its kernels for the CPU that it runs on.
 
-It runs encoders of the forms of BERT, ModernBERT and DeBERTa. Their weights are packed once, in
-the order in which the kernels read them, so that loading maps the file into memory and changes
-nothing.
+It runs an `EncoderModel`, whose weights are packed once, in the order in which the kernels read
+them, so that loading maps the file into memory and changes nothing.
 """
 
 from __future__ import annotations
