@@ -256,8 +256,7 @@ def test_what_the_engine_does_not_run_is_refused(bert, change) -> None:
 def test_a_deep_graph_without_declared_shapes_is_read(save_tiny, tmp_path) -> None:
     save_tiny(tmp_path, "bert", num_hidden_layers=24)
     checkpoint = load_checkpoint(str(tmp_path))
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family)
-    model = float_graph(graph_of(checkpoint, sited))
+    model = float_graph(graph_of(checkpoint))
     for node in model.graph:
         for value in node.outputs:
             value.shape = None

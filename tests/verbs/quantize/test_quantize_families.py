@@ -109,7 +109,5 @@ def test_code_of_a_checkpoint_that_transformers_has_now_is_not_run(save, tmp_pat
     assert report.targets[0].lowering.is_exact
     config["auto_map"] = {"AutoModel": "someone--modeling.OtherModel"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        CheckpointError, match=r"code of its own: .* someone--modeling\.OtherModel"
-    ):
+    with pytest.raises(CheckpointError, match=r"code of its own: .* someone--modeling\.OtherModel"):
         quantize(tmp_path / "other")
