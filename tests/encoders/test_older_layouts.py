@@ -18,7 +18,7 @@ from encoder_reference import run_text
 from encoders.test_families import SIZES, random_inputs, save_model
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.rounding import round_encoder
+from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner

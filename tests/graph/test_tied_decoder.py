@@ -12,9 +12,9 @@ import transformers
 
 from encoder_reference import random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.shared_table import joined, rest_of
 from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.of_checkpoint import graph_of

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import transformers
 
-from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.errors import CalibrationError, UserInputError
+from qdqbert.encoders.quantize import Choices, quantize_encoder
+from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.of_checkpoint import encoder_of, graph_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.targets import TARGETS
-from qdqbert.targets.files import save_encoder
-from qdqbert.targets.int8_encoder import quantize_encoder
+from qdqbert.targets.files import choices_of, save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 
@@ -58,7 +57,9 @@ def test_codes_scales_and_biases_are_those_of_the_graph(prepared, family, target
     plan = each.plan(target, recipe)
     calibration = each.calibration(plan)
     graph = lower(each.graph, plan, calibration.ranges, each.scales(plan), means=calibration.means)
-    made = quantize_encoder(encoder_of(each.checkpoint), plan.specs, calibration)
+    made = quantize_encoder(
+        encoder_of(each.checkpoint), plan.specs, choices_of(calibration, plan.specs)
+    )
     assert_equal(made, read_encoder(graph, longest=64))
 
 
@@ -90,7 +91,9 @@ def test_parts_of_a_module_share_its_weight_quantizer(prepared, per_tensor) -> N
         TARGETS["native"], each.sited.sites, embeddings="int8", quantizer_options=options
     )
     attention = (
-        quantize_encoder(encoder_of(each.checkpoint), plan.specs, each.calibration(plan))
+        quantize_encoder(
+            encoder_of(each.checkpoint), plan.specs, choices_of(each.calibration(plan), plan.specs)
+        )
         .layers[1]
         .attention
     )
@@ -109,7 +112,7 @@ def test_a_convolution_runs(save_tiny, tmp_path) -> None:
     checkpoint = load_checkpoint(str(tmp_path))
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     plan = make_plan(TARGETS["native-dynamic"], sited.sites, embeddings="int8")
-    made = quantize_encoder(encoder_of(checkpoint), plan.specs, Calibration())
+    made = quantize_encoder(encoder_of(checkpoint), plan.specs, Choices())
     assert made.convolution is not None
     assert made.layers[0].up.weight.dtype == np.int8
 
@@ -119,7 +122,7 @@ def test_a_tied_decoder_has_the_codes_of_the_table(save_tiny, tmp_path) -> None:
     checkpoint = load_checkpoint(str(tmp_path), task="fill-mask")
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     plan = make_plan(TARGETS["native-dynamic"], sited.sites, embeddings="int8")
-    made = quantize_encoder(encoder_of(checkpoint), plan.specs, Calibration())
+    made = quantize_encoder(encoder_of(checkpoint), plan.specs, Choices())
     read = read_encoder(lower(graph_of(checkpoint), plan, {}, {}))
     np.testing.assert_array_equal(made.heads[0].steps[-1].weight, read.heads[0].steps[-1].weight)
 
@@ -128,7 +131,7 @@ def test_an_activation_without_a_range_is_refused(prepared) -> None:
     each = prepared("bert")
     plan = each.plan("native")
     with pytest.raises(CalibrationError, match=r"query\._input_quantizer` has no calibrated range"):
-        quantize_encoder(encoder_of(each.checkpoint), plan.specs, Calibration())
+        quantize_encoder(encoder_of(each.checkpoint), plan.specs, Choices())
 
 
 def test_codes_that_the_engine_does_not_have_are_refused(prepared) -> None:
@@ -137,5 +140,5 @@ def test_codes_that_the_engine_does_not_have_are_refused(prepared) -> None:
     name = "encoder.layer.0.output.dense._input_quantizer"
     narrow = dataclasses.replace(plan.specs[name], signed=True, symmetric=True, narrow=True)
     quantize = functools.partial(quantize_encoder, encoder_of(each.checkpoint))
-    with pytest.raises(UserInputError, match=r"output\.dense.* has the codes -127 to 127"):
-        quantize({**plan.specs, name: narrow}, each.calibration(plan))
+    with pytest.raises(GraphError, match=r"output\.dense.* has the codes -127 to 127"):
+        quantize({**plan.specs, name: narrow}, choices_of(each.calibration(plan), plan.specs))

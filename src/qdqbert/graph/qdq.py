@@ -29,7 +29,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.shared_table import rest_of
+from qdqbert.encoders.shared_table import rest_of
 from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.graph.edit import (
     add_constant,

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqbert.encoders.model import Floats
-from qdqbert.engines.native.shared_table import STEPS, joined
+from qdqbert.encoders.shared_table import STEPS, joined
 from qdqbert.graph.edit import add_constant, constant_array, producer_of
 
 _OPERATORS = ("Mul", "Mul", "Cast", "Add")

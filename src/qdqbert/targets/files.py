@@ -10,14 +10,17 @@ import onnx_ir as ir
 
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import TARGET_NAMES
+from qdqbert.encoders.affine import Bools
 from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.quantize import Choices, Specs, quantize_encoder
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import GraphError, UserInputError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.qdq import float_graph
-from qdqbert.targets.int8_encoder import quantize_encoder
+from qdqbert.machine import usable_cores
+from qdqbert.numerics.weight_rounding import rounding_of
 from qdqbert.targets.target import FileName, Plan, Target
 
 
@@ -56,7 +59,26 @@ def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path
         UserInputError: The engine does not run a part of the model.
     """
     with _refusing():
-        save_packed(pack_model(quantize_encoder(model, plan.specs, calibration)), path)
+        made = quantize_encoder(
+            model, plan.specs, choices_of(calibration, plan.specs), threads=usable_cores()
+        )
+        save_packed(pack_model(made), path)
+
+
+def choices_of(calibration: Calibration, specs: Specs) -> Choices:
+    """Return what a calibration chose, as numpy arrays."""
+
+    def rounds_up(site: str, width: int) -> Bools | None:
+        found = rounding_of(calibration.roundings, site, width, specs)
+        return None if found is None else found.numpy()
+
+    return Choices(
+        ranges=calibration.ranges,
+        scales={name: each.numpy() for name, each in calibration.scales.items()},
+        weight_amax={name: each.numpy() for name, each in calibration.weight_amax.items()},
+        means={name: each.numpy() for name, each in calibration.means.items()},
+        rounds_up=rounds_up,
+    )
 
 
 WRITERS: Mapping[FileName, Callable[[ir.Model, Path, int], None]] = {

@@ -23,11 +23,11 @@ from qdqbert.encoders.model import (
     RoundTrip,
     Table,
 )
+from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.engines.native.computed import check_model, same_codes
 from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.memory import padded
-from qdqbert.engines.native.shared_table import joined, rest_of
 from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import GraphError
 

@@ -27,7 +27,7 @@ from qdqbert.inference.float_checkpoint.source import (
 _LOGGER = logging.getLogger("qdqbert")
 
 # Numbers of what is written, from the same checkpoint and settings.
-_VERSIONS = {"int8": f"2.{FORMAT}", "float": "float 1"}
+_VERSIONS = {"int8": f"3.{FORMAT}", "float": "float 1"}
 
 
 def is_float_checkpoint(folder: Path) -> bool:

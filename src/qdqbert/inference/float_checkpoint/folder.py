@@ -12,7 +12,7 @@ from qdqbert.choices import PoolingMode, Precision, TargetName
 from qdqbert.encoders.checkpoint import family_of, read_encoder
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
-from qdqbert.encoders.rounding import round_encoder
+from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed

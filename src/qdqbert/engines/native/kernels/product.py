@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoders.shared_table import joined
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.records import FLOAT_LINEAR
-from qdqbert.engines.native.shared_table import joined
 
 # Rows of a table that are converted together.
 _ROWS_TOGETHER = 256 * PANEL

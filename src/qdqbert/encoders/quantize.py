@@ -1,0 +1,331 @@
+"""Quantize an `EncoderModel` with numpy alone: as specs and a calibration say, or without data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from qdqbert.encoders.affine import Bools, parameters_of, quantize_weight, rounding_shift
+from qdqbert.encoders.model import (
+    Codes,
+    Embeddings,
+    EncoderModel,
+    Floats,
+    Head,
+    Layer,
+    Linear,
+    Residual,
+    RoundTrip,
+    Table,
+)
+from qdqbert.encoders.shared_table import joined, rest_of
+from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of
+from qdqbert.errors import CalibrationError, GraphError
+from qdqbert.recipes import WEIGHT
+from qdqbert.spec import (
+    LOCAL,
+    RESIDUAL,
+    SAFE_ADJACENT_SUM_LIMIT,
+    Range,
+    TensorSpec,
+    is_linear_input,
+    is_weight,
+    table_site,
+)
+
+Specs = Mapping[str, TensorSpec | None]
+"""Spec of every site by name; `None` is float."""
+
+# Each token has a scale and a zero point of its own.
+_DYNAMIC = TensorSpec(signed=False, symmetric=False, dynamic=True, per_row=True)
+
+
+def _round_to_nearest(site: str, width: int) -> Bools | None:
+    del site, width
+    return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What was chosen for the sites of a model besides their specs, by name of the site.
+
+    Attributes:
+        ranges: Ranges of activations. If the site has a scale, the range is that of the activation
+            after multiplication by the scale.
+        scales: What inputs are multiplied by before they are quantized, `(channels,)`.
+        weight_amax: Largest magnitude of weights that do not use their own, `()` or `(channels,)`.
+        means: Mean of the inputs of linear layers whose biases are corrected, before any
+            multiplication, `(channels,)`.
+        rounds_up: Returns whether each value of a weight becomes the code above it, given its site
+            and its number of inputs; `None` rounds to the nearest code.
+    """
+
+    ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
+    scales: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    weight_amax: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    means: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    rounds_up: Callable[[str, int], Bools | None] = _round_to_nearest
+
+
+def dynamic_specs(model: EncoderModel) -> Specs:
+    """Return specs of int8 linear layers whose inputs are quantized while the model runs."""
+    return {
+        site.name: WEIGHT if is_weight(site.name) else _DYNAMIC
+        for site in sites_of(model)
+        if site.group == "layer" and (is_weight(site.name) or is_linear_input(site.name))
+    }
+
+
+def round_encoder(
+    model: EncoderModel,
+    specs: Specs | None = None,
+    choices: Choices | None = None,
+    *,
+    limits_pairs: bool = False,
+    threads: int = 1,
+) -> EncoderModel:
+    """Return a model in INT8 without any data, whose table of words has codes, too.
+
+    Weights are rounded to the nearest codes.
+
+    Args:
+        model: The model in float. It is not changed.
+        specs: Specs of the sites of its layers; by default the `dynamic_specs`.
+        choices: Ranges and so on, where specs need some.
+        limits_pairs: Whether sums of two adjacent codes are limited, so that AVX2's fast kernel is
+            exact. It costs about 0.5 dB.
+        threads: Number of layers that are rounded at the same time.
+
+    Raises:
+        CalibrationError: An activation has a spec and no range.
+        GraphError: The engine has no such codes.
+    """
+    specs = dynamic_specs(model) if specs is None else specs
+    if limits_pairs:
+        specs = {name: _limited(spec) if is_weight(name) else spec for name, spec in specs.items()}
+    words = table_site(model.embeddings.words.module)
+    return quantize_encoder(
+        model,
+        {**specs, words.name: dataclasses.replace(WEIGHT, axis=words.channel_axis)},
+        choices or Choices(),
+        fits_closely=True,
+        threads=threads,
+    )
+
+
+def _limited(spec: TensorSpec | None) -> TensorSpec | None:
+    return spec and dataclasses.replace(spec, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
+
+
+def quantize_encoder(
+    model: EncoderModel,
+    specs: Specs,
+    choices: Choices,
+    *,
+    fits_closely: bool = False,
+    threads: int = 1,
+) -> EncoderModel:
+    """Return a model in INT8. Heads stay in float.
+
+    The codes, scales and biases are those that `graph.qdq` writes for the same specs.
+
+    Args:
+        model: The model in float. It is not changed.
+        specs: Specs of all sites of its layers. Tables without one stay in float.
+        choices: Ranges, and how weights are scaled and rounded.
+        fits_closely: See `affine.quantize_weight`.
+        threads: Number of layers that are quantized at the same time.
+
+    Raises:
+        CalibrationError: An activation has a spec and no range.
+        GraphError: The engine has no such codes.
+    """
+    quantizer = _Quantizer(specs, choices, fits_closely)
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
+        table = pool.submit(quantizer.table, model.embeddings.words)
+        layers = tuple(pool.map(quantizer.layer, model.layers))
+        words = table.result()
+    return dataclasses.replace(
+        model,
+        embeddings=quantizer.embeddings(model.embeddings, words),
+        layers=layers,
+        heads=tuple(_with_words(head, model.embeddings.words, words) for head in model.heads),
+    )
+
+
+class _Quantizer:
+    def __init__(self, specs: Specs, choices: Choices, fits_closely: bool) -> None:
+        self._specs, self._choices, self._fits_closely = specs, choices, fits_closely
+
+    def embeddings(self, embeddings: Embeddings, words: Table) -> Embeddings:
+        return dataclasses.replace(
+            embeddings,
+            words=words,
+            positions=embeddings.positions and self.table(embeddings.positions),
+            token_types=embeddings.token_types and self.table(embeddings.token_types),
+        )
+
+    def table(self, table: Table) -> Table:
+        spec = self._specs.get(f"{table.module}._weight_quantizer")
+        if spec is None:
+            return table
+        codes, scale = quantize_weight(np.asarray(table.rows, np.float32), spec)
+        scales = np.broadcast_to(scale, codes.shape[1:])
+        return dataclasses.replace(table, rows=codes, scale=np.ascontiguousarray(scales))
+
+    def layer(self, layer: Layer) -> Layer:
+        attention = layer.attention
+        linears = [linear for linear, _ in linear_layers_of(layer)]
+        made = {id(each): new for each, new in zip(linears, self._linears(linears), strict=True)}
+        path = parent_of(attention.query)
+
+        def matmul(letter: str, factor: float = 1.0) -> RoundTrip | None:
+            return self._round_trip(f"{path}.matmul_{letter}_input_quantizer", factor)
+
+        return dataclasses.replace(
+            layer,
+            attention=dataclasses.replace(
+                attention,
+                query=made[id(attention.query)],
+                key=made[id(attention.key)],
+                value=made[id(attention.value)],
+                output=made[id(attention.output)],
+                query_codes=matmul("q"),
+                # The engine rounds keys before it scales the scores.
+                key_codes=matmul("k", attention.scale if attention.scales_keys else 1.0),
+                probability_codes=matmul("a"),
+                value_codes=matmul("v"),
+            ),
+            attention_residual=self._residual(
+                layer.attention_residual, parent_of(attention.output)
+            ),
+            up=made[id(layer.up)],
+            gate=None if layer.gate is None else made[id(layer.gate)],
+            down=made[id(layer.down)],
+            residual=self._residual(layer.residual, parent_of(layer.down)),
+        )
+
+    def _residual(self, residual: Residual, path: str) -> Residual:
+        return dataclasses.replace(
+            residual,
+            local_codes=self._round_trip(f"{path}{LOCAL}"),
+            residual_codes=self._round_trip(f"{path}{RESIDUAL}"),
+        )
+
+    def _round_trip(self, site: str, factor: float = 1.0) -> RoundTrip | None:
+        """Return the fake quantization at a site, whose input is multiplied by a factor there."""
+        spec = self._specs.get(site)
+        if spec is None:
+            return None
+        _check_bits(site, spec)
+        scale, zero_point = parameters_of(self._range(site), spec)
+        return RoundTrip(
+            scale=scale / factor,
+            zero_point=zero_point,
+            low=spec.qmin,
+            high=spec.qmax,
+            pre_quant_scale=self._choices.scales.get(site),
+        )
+
+    def _range(self, site: str) -> Range:
+        if site not in self._choices.ranges:
+            raise CalibrationError(f"Site `{site}` has no calibrated range. Calibrate it first.")
+        return self._choices.ranges[site]
+
+    def _linears(self, linears: Sequence[Linear]) -> list[Linear]:
+        """Return the linear layers of an encoder layer in INT8."""
+        by_module: dict[str, list[Linear]] = {}
+        for linear in linears:
+            by_module.setdefault(linear.module, []).append(linear)
+        made: dict[int, Linear] = {}
+        for parts in by_module.values():
+            parts.sort(key=lambda each: each.first)
+            made.update(zip(map(id, parts), self._module(parts), strict=True))
+        return [made[id(linear)] for linear in linears]
+
+    def _module(self, parts: Sequence[Linear]) -> list[Linear]:
+        """Return the layers of a module in INT8, which share one weight quantizer."""
+        site = f"{parts[0].module}._input_quantizer"
+        weight_site = f"{parts[0].module}._weight_quantizer"
+        spec, weight_spec = self._specs[site], self._specs[weight_site]
+        if spec is None or weight_spec is None:
+            missing = site if spec is None else weight_site
+            raise GraphError(
+                f"The native engine runs all linear layers in int8, and `{missing}` is in float."
+            )
+        choices = self._choices
+        scale, mean = choices.scales.get(site), choices.means.get(site)
+        weight = _joined([np.asarray(each.weight, np.float32) for each in parts])
+        if scale is not None:
+            weight = weight * (np.float32(1) / scale)
+            mean = None if mean is None else mean * scale
+        codes, steps = quantize_weight(
+            weight,
+            weight_spec,
+            choices.weight_amax.get(weight_site),
+            choices.rounds_up(weight_site, weight.shape[1]),
+            fits_closely=self._fits_closely,
+        )
+        steps = np.ascontiguousarray(np.broadcast_to(steps, len(codes)))
+        bias = _joined([each.bias for each in parts])
+        if mean is not None:
+            bias = bias + rounding_shift(weight, codes * steps[:, None], mean)
+        inputs = self._codes(site, spec, scale)
+        return [
+            dataclasses.replace(
+                each,
+                weight=codes[place],
+                weight_scale=steps[place],
+                bias=bias[place],
+                codes=inputs,
+            )
+            for each, place in zip(parts, _places(parts), strict=True)
+        ]
+
+    def _codes(self, site: str, spec: TensorSpec, scale: Floats | None) -> Codes:
+        """Return the codes of the input of a linear layer."""
+        _check_bits(site, spec)
+        by = np.ones((), np.float32) if scale is None else scale
+        if spec.dynamic:
+            return Codes(scale=1.0, zero_point=0, multiplier=by, dynamic=True)
+        step, zero_point = parameters_of(self._range(site), spec)
+        return Codes(
+            scale=step,
+            # The engine's codes are unsigned.
+            zero_point=zero_point - spec.qmin,
+            multiplier=(by.astype(np.float64) / step).astype(np.float32),
+        )
+
+
+def _check_bits(site: str, spec: TensorSpec) -> None:
+    if spec.qmax - spec.qmin != 255:
+        raise GraphError(
+            f"The native engine uses all 256 codes of 8 bits, and `{site}` has the codes "
+            f"{spec.qmin} to {spec.qmax}."
+        )
+
+
+def _joined(arrays: Sequence[Floats]) -> Floats:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _places(parts: Sequence[Linear]) -> list[slice]:
+    ends = np.cumsum([len(each.bias) for each in parts]).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _with_words(head: Head, words: Table, rounded: Table) -> Head:
+    """Return a head whose decoder has the table of words in two parts of 8 bits; see `joined`."""
+    if rounded.scale is None:
+        return head
+    codes, scale = rounded.rows.astype(np.int8, copy=False), rounded.scale
+    steps = []
+    for step in head.steps:
+        if isinstance(step, Linear) and step.weight is words.rows:
+            weight = joined(codes, rest_of(words.rows.astype(np.float32), codes, scale), scale)
+            step = dataclasses.replace(step, weight=weight)
+        steps.append(step)
+    return dataclasses.replace(head, steps=tuple(steps))
