@@ -29,6 +29,7 @@ LAYERS = (
     "tables",
     "spec",
     "recipes",
+    "encoders",
     "numerics",
     "quantizers",
     "compat",

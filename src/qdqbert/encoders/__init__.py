@@ -1,4 +1,4 @@
-"""Read float checkpoints as `EncoderModel`, with numpy alone.
+"""Read checkpoints as `EncoderModel` and quantize it, with numpy alone.
 
 A family is one file in `families/`: which tensors of a checkpoint are which part of the model. No
 code of a checkpoint is run, and neither torch nor transformers is imported.

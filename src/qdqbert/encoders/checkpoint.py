@@ -99,13 +99,16 @@ def family_of(config: Config) -> Family:
 def _check_unused(parts: Parts) -> None:
     """Refuse tensors of the encoder that nothing reads. Heads and poolers may be left out."""
     weights, start = parts.root.weights, parts.body.path
+    has_quantizers = "quantizers" in parts.root.config
     used = set(weights) - set(weights.unused)
     # The encoder has a prefix, or its parts are at the root.
     roots = {name.removeprefix(start).partition(".")[0] for name in used}
     for name in weights.unused:
         own = name.removeprefix(start)
         is_inner = name.startswith(start) and own.partition(".")[0] in roots
-        if is_inner and not _LEFT_OUT.search(name):
+        # `encoders.stored` reads them.
+        is_range = has_quantizers and "_quantizer." in name
+        if is_inner and not is_range and not _LEFT_OUT.search(name):
             raise CheckpointError(
                 f"{str(weights.path)!r} has the tensor `{name}` in its encoder, which a model of "
                 "its type does not have: an adapter, more layers, or a part of other code. Merge "

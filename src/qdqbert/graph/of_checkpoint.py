@@ -8,7 +8,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqbert.checkpoint.families import QDQBERT
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
@@ -36,13 +35,10 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
         for name, parameter in checkpoint.model.named_parameters(remove_duplicate=False)
         if _QUANTIZER not in name
     }
-    values = checkpoint.config.to_dict()
-    if values["model_type"] == QDQBERT:
-        values["model_type"] = "bert"
     head = checkpoint.head
     model = read_encoder(
         Weights.of_arrays(arrays, Path(checkpoint.name)),
-        Config(values=values),
+        Config(values=checkpoint.config.to_dict()),
         checkpoint.task,
         pooling=None if head is None else POOLINGS[head.pooling],
         normalize=head is not None and head.normalize,

@@ -76,7 +76,7 @@ def load(
 
     It is a folder that `quantize` wrote, or a float checkpoint. The weights of a checkpoint are
     rounded when it is first loaded, in seconds and without data, and kept in the cache of this
-    package for the native engine.
+    package for the native engine. A checkpoint that stores quantizers has their ranges.
 
     The graph is loaded when it is first needed; with a `provider` other than the CPU at once. Texts
     are tokenized without transformers, and run without torch.
@@ -108,8 +108,9 @@ def load(
 
     Raises:
         CheckpointError: There is no such folder, and no such model on the hub or no connection; the
-            folder is neither, is incomplete, or is of a family that is not supported; or the graph
-            or the tokenizer differs from its checksum in SHA256SUMS.
+            folder is neither, is incomplete, is of a family that is not supported, or stores
+            quantizers that the native engine does not have; or the graph or the tokenizer differs
+            from its checksum in SHA256SUMS.
         UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
         MissingExtraError: The engine or the provider is not installed.
 

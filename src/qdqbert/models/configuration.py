@@ -7,14 +7,9 @@ from typing import Any
 
 from transformers import BertConfig
 
+from qdqbert.encoders.stored import FORMAT, check_format
 from qdqbert.errors import CheckpointError
 from qdqbert.recipes import QuantizerOptions
-
-FORMAT = 2
-"""Version of the keys in config.json that describe quantizers.
-
-Version 1 had no number. Its `placement` is now `recipe`, and its `recipe` is `quantizer_options`.
-"""
 
 
 class QDQBertConfig(BertConfig):  # type: ignore[misc]
@@ -80,12 +75,7 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
         CheckpointError: They were written by a newer version.
     """
     new = dict(values)
-    found = new.get("qdqbert_format") or 1
-    if found > FORMAT:
-        raise CheckpointError(
-            f"config.json describes quantizers in format {found}. This version of qdqbert reads "
-            f"formats up to {FORMAT}: install a newer version."
-        )
+    check_format(new)
     is_first = "placement" in new or isinstance(new.get("recipe"), Mapping)
     if is_first:
         new["quantizer_options"] = new.pop("recipe", None)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from qdqbert.encoders.stored import FORMAT
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.insert.sited import sited_model
-from qdqbert.models.configuration import FORMAT
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.recipes import QuantizerOptions
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import check_positions
+from qdqbert.encoders.stored import BUFFERS
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import ATTENTION
@@ -33,7 +34,6 @@ from qdqbert.models.state import (
     restore_,
     stored_state,
 )
-from qdqbert.quantizers.quantizer import BUFFERS
 from qdqbert.recipes import QuantizerOptions, build_recipe
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.encoders.stored import STATE_VERSION, TENSORS, default_state, names_of
 from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.insert.sited import SitedModel, site_of, weight_of
-from qdqbert.quantizers.quantizer import BUFFERS, STATE_DEFAULTS, Quantizer
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.spec import Range, TensorSpec, is_residual_input, weight_site_of
-
-_VERSION = 1
-# Names of tensors as they are stored.
-_TENSORS = tuple(buffer.removeprefix("_") for buffer in BUFFERS)
 
 MOVING = 0.01
 """Share of a batch in moving ranges, as in torch's observers."""
@@ -178,10 +175,10 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
     """
     base = _base_of(sited)
     changed: dict[str, dict[str, Any]] = {}
-    shapes: dict[str, dict[str, str]] = {tensor: {} for tensor in _TENSORS}
+    shapes: dict[str, dict[str, str]] = {tensor: {} for tensor in TENSORS}
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
-        defaults = {**STATE_DEFAULTS, "axis": site_of(quantizer).channel_axis}
+        defaults = default_state(site_of(quantizer))
         values = quantizer.state()
         different = {key: value for key, value in values.items() if value != defaults[key]}
         if different:
@@ -190,7 +187,7 @@ def stored_state(sited: SitedModel) -> dict[str, Any]:
             tensor = getattr(quantizer, f"_{buffer}", None)
             if tensor is not None:
                 known[name] = ",".join(str(size) for size in tensor.shape)
-    return {"version": _VERSION, **shapes, "changed": changed}
+    return {"version": STATE_VERSION, **shapes, "changed": changed}
 
 
 def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
@@ -199,14 +196,8 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: The state has another version, or names a quantizer that the model lacks.
     """
-    if stored.get("version") != _VERSION:
-        raise CheckpointError(
-            f"`quantizers` in config.json has version {stored.get('version')!r}, and this version "
-            f"of qdqbert reads version {_VERSION}. Install the version that wrote the checkpoint."
-        )
-    named = {name for part in (*_TENSORS, "changed") for name in stored.get(part, ())}
     base = _base_of(sited)
-    unknown = sorted(named - {path.removeprefix(base) for path in sited.quantizers})
+    unknown = sorted(names_of(stored) - {path.removeprefix(base) for path in sited.quantizers})
     if unknown:
         raise CheckpointError(
             f"config.json describes {len(unknown)} quantizers that the model does not have, such "
@@ -217,9 +208,9 @@ def restore_(sited: SitedModel, stored: Mapping[str, Any]) -> None:
     is_loading = torch.empty(0).is_meta
     for path, quantizer in sited.quantizers.items():
         name = path.removeprefix(base)
-        defaults = {**STATE_DEFAULTS, "axis": site_of(quantizer).channel_axis}
+        defaults = default_state(site_of(quantizer))
         quantizer.restore({**defaults, **stored["changed"].get(name, {})})
-        for buffer in _TENSORS:
+        for buffer in TENSORS:
             shape = stored.get(buffer, {}).get(name)
             if shape is not None and is_loading:
                 sizes = tuple(int(size) for size in shape.split(",") if size)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qdqbert.encoders.stored import BUFFERS, TOOLKIT_DEFAULTS, spec_of
 from qdqbert.errors import CheckpointError, UncalibratedError
 from qdqbert.numerics.affine import affine_parameters, reduce_amax, round_trip, widened
 from qdqbert.numerics.fake_quantization import Codes, fake_quantize_amax, reduced_axes
@@ -21,25 +22,8 @@ from qdqbert.spec import Range, Site, TensorSpec, is_residual_input
 Action = Callable[[Tensor], Tensor]
 """What a quantizer does instead of quantizing, such as to show the tensor to an observer."""
 
-BUFFERS = ("_amax", "_range", "_pre_quant_scale")
-"""Names of a quantizer's tensors in a checkpoint."""
-
 _STATE = "quantizer"
 _STATE_VERSION = 1
-# Further entries that a stored state can have, with the only value that this class supports.
-_FIXED = {"scale_amax": None, "fake_quant": True, "if_quant": True, "if_clip": False}
-
-STATE_DEFAULTS: Mapping[str, Any] = {
-    "num_bits": 8,
-    "unsigned": False,
-    "narrow_range": False,
-    "symmetric": True,
-    "moving": None,
-    "learn_amax": False,
-    "disabled": False,
-    **_FIXED,
-}
-"""What a stored state leaves out, besides `axis`, whose default is that of the site."""
 
 
 class Quantizer(nn.Module):
@@ -366,7 +350,8 @@ class Quantizer(nn.Module):
         Raises:
             CheckpointError: The state is that of a toolkit quantizer that has no equivalent.
         """
-        unsupported = [name for name, only in _FIXED.items() if state.get(name, only) != only]
+        toolkit = TOOLKIT_DEFAULTS.items()
+        unsupported = [name for name, only in toolkit if state.get(name, only) != only]
         bits, axis = state["num_bits"], state["axis"]
         if unsupported or not isinstance(bits, int) or not isinstance(axis, int | None):
             words = unsupported or ["num_bits" if not isinstance(bits, int) else "axis"]
@@ -374,15 +359,10 @@ class Quantizer(nn.Module):
                 f"A stored quantizer sets `{words[0]}`, which only QDQBERT models support."
                 f"{self._where()}"
             )
-        symmetric = state["symmetric"]
         self._is_enabled = not state["disabled"]
-        self._spec = TensorSpec(
-            bits=bits,
-            signed=symmetric and not state["unsigned"],
-            symmetric=symmetric,
-            narrow=state["narrow_range"] and symmetric and not state["unsigned"],
-            axis=axis if symmetric else None,
-        )
+        spec = spec_of({**state, "disabled": False})
+        assert spec is not None
+        self._spec = spec
         self.moving = state["moving"]
         if state.get("learn_amax"):
             self.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True)

@@ -268,6 +268,16 @@ def test_int8_of_a_checkpoint_reads_as_many_tokens_as_float(checkpoint_copy, wri
     assert all(any("1 of 2 texts" in notice for notice in each) for each in notices)
 
 
+def test_int8_of_a_checkpoint_with_quantizers_has_their_ranges(checkpoint_copy, write_file) -> None:
+    folder = checkpoint_copy("classifier")
+    model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
+    batch = {"input_ids": torch.arange(2, 18)[None]}
+    qdqbert.calibrate(model, [batch]).save_pretrained(folder)
+    data = write_file("dev.csv", "text,label\nthe cat,0\nrain,1\n")
+    report = qdqbert.evaluate(folder, data, engine="native")
+    assert any("with the ranges that it stores" in notice for notice in report.notices)
+
+
 def test_int8_of_a_checkpoint_whose_code_transformers_lacks(checkpoint_copy, write_file) -> None:
     folder = checkpoint_copy("classifier")
     sizes = {"vocab_size": 263, "hidden_size": 32, "num_attention_heads": 2}

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from qdqbert.compat.calibrators import Calibrator
 from qdqbert.compat.tensor_quant import E4M3, NumBits, codes_of
-from qdqbert.errors import SpecError
+from qdqbert.encoders.stored import BUFFERS, STATE_DEFAULTS, spec_of
 from qdqbert.numerics.affine import reduce_amax
 from qdqbert.numerics.fake_quantization import E4M3_MAX, Axis, Codes, reduced_axes
 from qdqbert.quantizers.clip import Clip
-from qdqbert.quantizers.quantizer import BUFFERS, STATE_DEFAULTS, Quantizer
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import Range, TensorSpec
 
 _LOG = logging.getLogger(__name__)
@@ -139,16 +139,7 @@ class DescribedQuantizer(Quantizer):
         Raises:
             SpecError: No `TensorSpec` describes it.
         """
-        if self._disabled or not self._if_quant:
-            return None
-        bits, axis = self._num_bits, self._axis
-        axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
-        if not isinstance(bits, int) or isinstance(axis, tuple):
-            raise SpecError(f"num_bits={bits} and axis={axis} have no integer spec.{self._where()}")
-        if not self._symmetric:
-            return TensorSpec(bits=bits, signed=False, symmetric=False)
-        narrow = self._narrow_range and not self._unsigned
-        return TensorSpec(bits=bits, signed=not self._unsigned, narrow=narrow, axis=axis)
+        return spec_of(self.state())
 
     @property
     def is_enabled(self) -> bool:

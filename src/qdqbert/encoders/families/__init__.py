@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.encoders.families.albert import ALBERT
-from qdqbert.encoders.families.bert import BERT
+from qdqbert.encoders.families.bert import BERT, QDQBERT
 from qdqbert.encoders.families.bert_generation import BERT_GENERATION
 from qdqbert.encoders.families.data2vec_text import DATA2VEC_TEXT
 from qdqbert.encoders.families.deberta import DEBERTA
@@ -51,6 +51,7 @@ FAMILIES = {
         MPNET,
         NEW,
         NOMIC_BERT,
+        QDQBERT,
         REMBERT,
         ROBERTA,
         ROBERTA_PRELAYERNORM,

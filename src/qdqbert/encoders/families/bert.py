@@ -175,3 +175,6 @@ BERT_HEADS: Mapping[TaskName, ReadHead] = {
 }
 
 BERT = Family(model_type="bert", prefix="bert", encoder=read_bert, heads=BERT_HEADS)
+
+# BERT with quantizers; see `encoders.stored`.
+QDQBERT = dataclasses.replace(BERT, model_type="qdqbert")

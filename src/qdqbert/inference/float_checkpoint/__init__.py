@@ -1,8 +1,9 @@
 """Run a float checkpoint at once: it becomes a folder of the cache, as `quantize` writes them.
 
-In INT8, weights are rounded and packed for the native engine, target `native-dynamic`. This takes
-no data: the scale of each activation is computed while the model runs. In float, ONNX Runtime runs
-the checkpoint as it is.
+In INT8, weights are rounded and packed for the native engine. This takes no data: the scale of each
+activation is computed while the model runs, target `native-dynamic`. A checkpoint with quantizers
+of its own has the ranges of activations, target `native`. In float, ONNX Runtime runs the weights
+as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from qdqbert.artifact import CONFIG, Artifact, open_artifact
 from qdqbert.cache import kept_folder
 from qdqbert.choices import Precision
-from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.storage import FORMAT
 from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
 from qdqbert.inference.float_checkpoint.source import (
@@ -71,10 +71,9 @@ def open_float_checkpoint(
 
     def write(new: Path) -> None:
         # What reads families and writes models is needed once for a checkpoint.
-        from qdqbert.inference.float_checkpoint.folder import read_model, write_folder
+        from qdqbert.inference.float_checkpoint.folder import write_folder
 
-        model = read_model(checkpoint, Weights(checkpoint.encoder_folder))
-        write_folder(checkpoint, model, new, key=key, precision=precision)
+        write_folder(checkpoint, new, key=key, precision=precision)
 
     settings = _VERSIONS[precision]
     if precision == "int8":
@@ -94,7 +93,7 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
         from qdqbert.inference.float_checkpoint.comparison import measure_closeness
 
         try:
-            found = measure_closeness(checkpoint, artifact.model_for("native", "native-dynamic"))
+            found = measure_closeness(checkpoint, artifact.model_for("native"))
         except OSError as error:
             _LOGGER.warning(
                 "INT8 of %s was not compared with float, whose graph cannot be written to %s: %s.",

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
-from qdqbert.choices import PoolingMode, Precision, TargetName
+from qdqbert.choices import PoolingMode, Precision
 from qdqbert.encoders.checkpoint import family_of, read_encoder
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import round_encoder
+from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.storage import save_packed
-from qdqbert.errors import CheckpointError
+from qdqbert.engines.native.storage import Packed, save_packed
+from qdqbert.errors import CalibrationError, CheckpointError, GraphError
 from qdqbert.files import write_json
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
 from qdqbert.machine import usable_cores
@@ -69,27 +71,25 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
 
 
 def write_folder(
-    checkpoint: FloatCheckpoint,
-    model: EncoderModel,
-    folder: Path,
-    *,
-    key: str,
-    precision: Precision,
+    checkpoint: FloatCheckpoint, folder: Path, *, key: str, precision: Precision
 ) -> None:
     """Write what runs a checkpoint, in the form of the folders of `quantize`.
 
     Args:
         checkpoint: The checkpoint.
-        model: Its model in float.
         folder: An empty folder.
         key: What tells it from others: it depends on the weights.
         precision: Whether linear layers are int8, for the native engine, or all is float, for ONNX
             Runtime.
 
     Raises:
-        CheckpointError: The tokenizer is missing or damaged, or is that of another model.
+        CheckpointError: A file is missing or damaged, or of a kind that is not supported; or the
+            native engine cannot run the quantizers of the checkpoint.
+        UserInputError: The family has no head for the checkpoint's task.
         GraphError: The native engine does not compute a part of the model.
     """
+    weights = Weights(checkpoint.encoder_folder)
+    model = read_model(checkpoint, weights)
     tokenizer = read_tokenizer(checkpoint.encoder_folder / TOKENIZER)
     rows = len(model.embeddings.words.rows)
     if tokenizer.largest_id >= rows:
@@ -101,8 +101,11 @@ def write_folder(
     if checkpoint.layout is not None and checkpoint.layout.lower_case:
         put_lower_case_first_(backend)
     backend.save(str(folder / TOKENIZER))
-    target = TARGETS[_TARGETS[precision]]
-    _WRITERS[precision](model, folder / target.file)
+    target = _target_of(checkpoint, precision)
+    if precision == "float":
+        _write_float(model, folder / target.file)
+    else:
+        save_packed(_packed(checkpoint, weights, model), folder / target.file)
     length = _max_length(checkpoint, model)
     write_json(folder / CONFIG, dict(checkpoint.config.values))
     write_json(folder / TOKENIZER_CONFIG, _tokenizer_settings(checkpoint, backend, length))
@@ -112,9 +115,28 @@ def write_folder(
     write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target, key))
 
 
-def _write_rounded(model: EncoderModel, path: Path) -> None:
-    rounded = round_encoder(model, limits_pairs=limits_pairs(), threads=usable_cores())
-    save_packed(pack_model(rounded), path)
+def _target_of(checkpoint: FloatCheckpoint, precision: Precision) -> Target:
+    if precision == "float":
+        return TARGETS["float"]
+    return TARGETS["native" if "quantizers" in checkpoint.config else "native-dynamic"]
+
+
+def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) -> Packed:
+    """Return a model in INT8, with the ranges that the checkpoint stores, if it stores some."""
+    rounded = functools.partial(
+        round_encoder, model, limits_pairs=limits_pairs(), threads=usable_cores()
+    )
+    config = checkpoint.config
+    if "quantizers" not in config:
+        return pack_model(rounded())
+    try:
+        return pack_model(rounded(*read_stored(weights, config, model, family_of(config).prefix)))
+    except (CalibrationError, GraphError) as error:
+        raise CheckpointError(
+            f"{str(checkpoint.folder)!r} cannot be run with the quantizers that it stores. {error} "
+            "`quantize` makes a model of the checkpoint with other quantizers (its `recipe`), or "
+            "for another runtime (its `targets`)."
+        ) from error
 
 
 def _write_float(model: EncoderModel, path: Path) -> None:
@@ -122,13 +144,6 @@ def _write_float(model: EncoderModel, path: Path) -> None:
     from qdqbert.graph.writer import write_graph
 
     write_graph(model, path)
-
-
-_TARGETS: Mapping[Precision, TargetName] = {"int8": "native-dynamic", "float": "float"}
-_WRITERS: Mapping[Precision, Callable[[EncoderModel, Path], None]] = {
-    "int8": _write_rounded,
-    "float": _write_float,
-}
 
 
 def _reads_token_types(settings: Mapping[str, Any]) -> bool:
@@ -160,6 +175,7 @@ def _description(
     checkpoint: FloatCheckpoint, model: EncoderModel, length: int, target: Target, key: str
 ) -> dict[str, Any]:
     """Return the content of quantization.json."""
+    recipe = "stored" if target.name == "native" else target.recipe
     return {
         "format": QUANTIZATION_FORMAT,
         "checkpoint": {
@@ -179,7 +195,7 @@ def _description(
                 # Others compute floats in bfloat16 on some CPUs.
                 "engines": [target.engines[0]],
                 "is_proxy": False,
-                "recipe": {"name": target.recipe, "rules": [], "smoothing": None},
+                "recipe": {"name": recipe, "rules": [], "smoothing": None},
                 "rewrites": [],
                 "sites": {},
             }

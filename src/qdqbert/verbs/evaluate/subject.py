@@ -25,10 +25,16 @@ from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.inference import TorchRunner
 from qdqbert.verbs.settings import input_length
 
-_ROUNDED = (
-    "The model is the float checkpoint in INT8, as `qdqbert.load` runs it: its weights were "
-    "rounded without data."
-)
+_NOTICES = {
+    "native-dynamic": (
+        "The model is the float checkpoint in INT8, as `qdqbert.load` runs it: its weights were "
+        "rounded without data."
+    ),
+    "native": (
+        "The model is the checkpoint in INT8, as `qdqbert.load` runs it: with the ranges that it "
+        "stores."
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +171,7 @@ def _load_rounded(name: str, request: Request) -> Subject:
     return dataclasses.replace(
         subject,
         stored_task_options=trained.get("task_options", {}),
-        notices=(_ROUNDED, *subject.notices),
+        notices=(_NOTICES[artifact.target_for("native")], *subject.notices),
     )
 
 
