@@ -61,6 +61,8 @@ def folder(tmp_path: Path) -> Path:
     [
         ({"num_bits": [4, 3]}, GraphError, r"query\._weight_quantizer` has no codes: num_bits="),
         ({"axis": 1}, GraphError, "axis=1 is not that of its channels"),
+        ({"unsigned": True}, GraphError, "weights need signed codes"),
+        ({"symmetric": False}, GraphError, "weights need signed codes"),
         ({"num_bits": 99}, GraphError, "between 2 and 8"),
         ([], CheckpointError, "has to be an object"),
     ],

@@ -256,11 +256,6 @@ class _Quantizer:
             raise GraphError(
                 f"The native engine runs all linear layers in int8, and `{missing}` is in float."
             )
-        if not (weight_spec.symmetric and weight_spec.signed):
-            raise GraphError(
-                f"The native engine has symmetric and signed weights only, and `{weight_site}` has "
-                f"the codes {weight_spec.qmin} to {weight_spec.qmax}."
-            )
         choices = self._choices
         scale, mean = choices.scales.get(site), choices.means.get(site)
         weight = _joined([np.asarray(each.weight, np.float32) for each in parts])
