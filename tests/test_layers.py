@@ -35,7 +35,6 @@ LAYERS = (
     "compat",
     "nn",
     "tensor_quant",
-    "encoders",
     "checkpoint",
     "encoding",
     "insert",

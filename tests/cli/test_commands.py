@@ -201,7 +201,7 @@ def test_the_error_for_an_unknown_family_lists_the_known_ones(write_file, out, t
     write_file("model.safetensors", "")
     message = fails(["quantize", tmp_path, "-o", out])
     assert "type `gpt2` are not supported" in message
-    assert "Supported families: bert, camembert, deberta-v2, distilbert, electra" in message
+    assert "Supported families: bert, bert-generation, camembert, data2vec-text" in message
 
 
 def test_pickled_weights_are_refused_with_the_way_out(checkpoint_copy, out) -> None:
@@ -262,19 +262,15 @@ def test_weights_that_do_not_fit_the_config_are_reported_in_one_line(checkpoint_
 
 
 @pytest.mark.parametrize(
-    ("weight", "named"),
-    [
-        ("bert.encoder.layer.0.output.dense.weight", "Site `bert.encoder.layer."),
-        ("classifier.weight", "classifier-copy"),
-    ],
-    ids=["seen-by-a-site", "seen-by-none"],
+    "weight", ["bert.encoder.layer.0.output.dense.weight", "classifier.weight"]
 )
-def test_nan_weights_are_refused_wherever_they_stand(checkpoint_copy, out, weight, named) -> None:
+def test_nan_weights_are_refused_wherever_they_stand(checkpoint_copy, out, weight) -> None:
     folder = checkpoint_copy("classifier")
     damage_weights(folder, lambda name, array: array * np.nan if name == weight else array)
     message = fails(["quantize", folder, "-o", out, "--calibration-samples", "4"])
-    assert named in message
-    assert "NaN" in message
+    assert f"Tensor `{weight}` of " in message
+    assert "classifier-copy" in message
+    assert "not finite" in message
     assert not out.exists()
 
 

@@ -158,7 +158,7 @@ def reference(make_model):
         model = make_model(family)
         sited = insert_quantizers_(model, family_of(family), ["layer"])
         built = build_recipe(recipe)
-        rules = [rule for rule in built.rules if "embeddings" not in rule.site]
+        rules = [rule for rule in built.rules if "embed" not in rule.site]
         specs = resolve(rules, sited.sites)
         batches = [
             Batch(indices=(0, 1, 2), inputs={name: x.numpy() for name, x in batch.items()})

@@ -72,7 +72,7 @@ class CheckpointSource:
         if encoder is not None:
             if "output" in groups:
                 check_outputs(self._checkpoint.family)
-            return sites_of(encoder, groups)
+            return sites_of(encoder, self._with_stored(encoder, groups))
         float_class: Any = type(self._checkpoint.model)
         with torch.device("meta"):
             trial = float_class(copy.deepcopy(self.config))
@@ -80,7 +80,18 @@ class CheckpointSource:
 
     def with_sites(self, groups: Collection[SiteGroup]) -> SitedCheckpoint:
         """Return the model with the sites of some groups."""
+        if self._encoder is not None:
+            groups = self._with_stored(self._encoder, groups)
         return SitedCheckpoint(self._checkpoint, self._encoder, groups)
+
+    def _with_stored(
+        self, encoder: EncoderModel, groups: Collection[SiteGroup]
+    ) -> Collection[SiteGroup]:
+        """Return groups of sites, and those of the checkpoint's own quantizers."""
+        if self.stored is None:
+            return groups
+        every = sites_of(encoder, ("layer", "table", "output"))
+        return {*groups, *(site.group for site in every if site.name in self.stored.specs)}
 
     @functools.cached_property
     def _encoder(self) -> EncoderModel | None:
