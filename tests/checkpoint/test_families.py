@@ -51,6 +51,12 @@ def test_an_unknown_family_lists_the_known_ones() -> None:
         family_of("t5")
 
 
+@pytest.mark.parametrize("family", ["albert", "dpr"])
+def test_families_that_load_runs_alone_are_named(family) -> None:
+    with pytest.raises(CheckpointError, match=rf"`{family}` .*`qdqbert.load` runs them in INT8"):
+        family_of(family)
+
+
 def test_families_are_listed_under_their_own_names() -> None:
     assert {name: family.model_type for name, family in FAMILIES.items()} == {
         name: name for name in FAMILIES

@@ -247,6 +247,11 @@ _AS_DATA = (
 """Families whose models are quantized as data only: modules of transformers get no quantizers."""
 
 
+_RUN_ONLY = ("albert", "dpr")
+"""Families that `load` runs, and that have no graphs: layers of ALBERT share their weights, which
+ONNX Runtime refuses in INT8 on some CPUs, and the encoders of DPR have no token states."""
+
+
 QDQBERT = "qdqbert"
 """`model_type` of BERT models with quantizers; see `qdqbert.models`."""
 
@@ -261,6 +266,11 @@ def family_of(model_type: str) -> Family:
         return FAMILIES["bert"]
     if model_type in _AS_DATA:
         return Family(model_type=model_type, sites=None, mask="plain")
+    if model_type in _RUN_ONLY:
+        raise CheckpointError(
+            f"Checkpoints of type `{model_type}` are not quantized for other runtimes. "
+            "`qdqbert.load` runs them in INT8 as they are."
+        )
     if model_type not in FAMILIES:
         raise CheckpointError(
             f"Checkpoints of type `{model_type}` are not supported. "
