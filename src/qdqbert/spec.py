@@ -222,6 +222,31 @@ def residual_sites(path: str) -> tuple[Site, Site]:
     return local, residual
 
 
+def output_sites(
+    attention: str, activation: str, sums: Sequence[str], *, is_last: bool
+) -> tuple[Site, ...]:
+    """Return the sites of outputs of a layer that no other site reads.
+
+    Args:
+        attention: Path of the module that computes the attention matmuls.
+        activation: Path of the module that computes the activation function.
+        sums: Paths of the modules with a residual add and a LayerNorm, in order.
+        is_last: Whether no other layer reads the result of the layer.
+
+    Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
+    """
+    places: dict[str, tuple[int, ...]] = {
+        f"{attention}.softmax_input_quantizer": (2, 3),
+        f"{activation}.activation_input_quantizer": (1,),
+        **{f"{path}.layernorm_input_quantizer": (1,) for path in sums},
+        **({f"{sums[-1]}.layernorm_output_quantizer": (1,)} if is_last else {}),
+    }
+    return tuple(
+        Site(name=name, kind="activation", sequence_axes=axes, group="output")
+        for name, axes in places.items()
+    )
+
+
 def table_site(path: str) -> Site:
     """Return the site of an embedding table."""
     return Site(name=f"{path}._weight_quantizer", kind="weight", channel_axis=1, group="table")

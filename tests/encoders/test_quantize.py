@@ -12,14 +12,14 @@ import transformers
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoders.quantize import Choices, quantize_encoder
-from qdqbert.errors import CalibrationError, GraphError
+from qdqbert.errors import CalibrationError, GraphError, UserInputError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.of_checkpoint import encoder_of, graph_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.targets import TARGETS
-from qdqbert.targets.files import choices_of, save_encoder
+from qdqbert.targets.files import check_encoder, choices_of, save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 
@@ -142,3 +142,19 @@ def test_codes_that_the_engine_does_not_have_are_refused(prepared) -> None:
     quantize = functools.partial(quantize_encoder, encoder_of(each.checkpoint))
     with pytest.raises(GraphError, match=r"output\.dense.* has the codes -127 to 127"):
         quantize({**plan.specs, name: narrow}, choices_of(each.calibration(plan), plan.specs))
+
+
+def test_parts_that_the_engine_does_not_compute_are_refused_before_calibration(prepared) -> None:
+    model = encoder_of(prepared("bert").checkpoint)
+    first, second = model.layers
+    other = dataclasses.replace(
+        model, layers=(first, dataclasses.replace(second, activation="relu"))
+    )
+    check_encoder(TARGETS["native"], model)
+    check_encoder(TARGETS["onnxruntime"], other)
+    with pytest.raises(
+        UserInputError, match=r"layer 1 differs.* run all models: portable, "
+    ) as found:
+        check_encoder(TARGETS["native-dynamic"], other)
+    assert found.value.argument == "targets"
+    assert "native" not in str(found.value).partition("models: ")[2]

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.errors import CheckpointError
 from qdqbert.spec import Source
 
@@ -228,32 +229,18 @@ FAMILIES = {
 }
 
 
-_AS_DATA = (
-    "bert-generation",
-    "data2vec-text",
-    "deberta",
-    "ernie",
-    "esm",
-    "eurobert",
-    "gte",
-    "jina_embeddings_v3",
-    "megatron-bert",
-    "nomic_bert",
-    "rembert",
-    "roberta-prelayernorm",
-    "roformer",
-    "xlm-roberta-xl",
-)
-"""Families whose models are quantized as data only: modules of transformers get no quantizers."""
-
-
-_RUN_ONLY = ("albert", "dpr")
-"""Families that `load` runs, and that have no graphs: layers of ALBERT share their weights, which
-ONNX Runtime refuses in INT8 on some CPUs, and the encoders of DPR have no token states."""
-
-
 QDQBERT = "qdqbert"
 """`model_type` of BERT models with quantizers; see `qdqbert.models`."""
+
+# Families that `load` runs, and that have no graphs: layers of ALBERT share their weights, which
+# ONNX Runtime refuses in INT8 on some CPUs, and the encoders of DPR have no token states.
+_RUN_ONLY = ("albert", "dpr")
+_NOT_IN_TRANSFORMERS = ("jina-bert", "new")
+
+# Families that are quantized as data only: modules of transformers get no quantizers.
+_AS_DATA = tuple(
+    name for name in ENCODERS if name not in (*FAMILIES, *_RUN_ONLY, *_NOT_IN_TRANSFORMERS, QDQBERT)
+)
 
 
 def family_of(model_type: str) -> Family:

@@ -94,13 +94,7 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> None:
 
 def _check_code(name: str, fields: Mapping[str, Any]) -> None:
     """Refuse a model whose class is code of the checkpoint."""
-    mapped = fields.get("auto_map")
-    classes = mapped if isinstance(mapped, Mapping) else {}
-    family = ENCODERS.get(fields["model_type"])
-    # Classes that transformers has now.
-    known = () if family is None else family.code
-    named = [str(each) for key, each in classes.items() if key.startswith("AutoModel")]
-    custom = next((each for each in named if each.rpartition(".")[2] not in known), None)
+    custom = ENCODERS[fields["model_type"]].other_code(fields.get("auto_map"))
     if custom is not None:
         raise CheckpointError(
             f"The model of checkpoint {name!r} is code of its own: `auto_map` in config.json names "

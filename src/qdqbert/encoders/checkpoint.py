@@ -84,15 +84,13 @@ def family_of(config: Config) -> Family:
             f"Checkpoints of type `{kind:.80}` are not supported. Supported families: "
             f"{', '.join(sorted(FAMILIES))}."
         )
-    mapped = config.values.get("auto_map")
-    for auto, path in mapped.items() if isinstance(mapped, dict) else ():
-        if auto.startswith("AutoModel") and str(path).rpartition(".")[2] not in family.code:
-            raise config.refuse(
-                "auto_map",
-                f"the model is code of its own, which is never run, and a model of type `{kind}` "
-                "may compute something else. If both compute the same, remove `auto_map` in a copy "
-                "of the folder.",
-            )
+    if family.other_code(config.values.get("auto_map")) is not None:
+        raise config.refuse(
+            "auto_map",
+            f"the model is code of its own, which is never run, and a model of type `{kind}` "
+            "may compute something else. If both compute the same, remove `auto_map` in a copy "
+            "of the folder.",
+        )
     return family
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
@@ -105,6 +106,12 @@ class Family:
     code: tuple[str, ...] = ()
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
+
+    def other_code(self, auto_map: Any) -> str | None:
+        """Return the class in a config's `auto_map` that computes something else, if any."""
+        named = auto_map.items() if isinstance(auto_map, Mapping) else ()
+        models = (str(path) for auto, path in named if auto.startswith("AutoModel"))
+        return next((path for path in models if path.rpartition(".")[2] not in self.code), None)
 
     def read(self, weights: Weights, config: Config, *, has_head: bool) -> Parts:
         """Read the encoder.

@@ -22,7 +22,13 @@ from qdqbert.encoders.model import (
     Table,
 )
 from qdqbert.encoders.shared_table import joined, rest_of
-from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of
+from qdqbert.encoders.sites import (
+    linear_layers_of,
+    module_parameters,
+    modules_of,
+    parent_of,
+    sites_of,
+)
 from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.recipes import WEIGHT
 from qdqbert.spec import (
@@ -237,12 +243,8 @@ class _Quantizer:
 
     def _linears(self, linears: Sequence[Linear]) -> list[Linear]:
         """Return the linear layers of an encoder layer in INT8."""
-        by_module: dict[str, list[Linear]] = {}
-        for linear in linears:
-            by_module.setdefault(linear.module, []).append(linear)
         made: dict[int, Linear] = {}
-        for parts in by_module.values():
-            parts.sort(key=lambda each: each.first)
+        for parts in modules_of(linears):
             made.update(zip(map(id, parts), self._module(parts), strict=True))
         return [made[id(linear)] for linear in linears]
 
@@ -258,7 +260,7 @@ class _Quantizer:
             )
         choices = self._choices
         scale, mean = choices.scales.get(site), choices.means.get(site)
-        weight = _joined([np.asarray(each.weight, np.float32) for each in parts])
+        weight, bias = module_parameters(parts)
         if scale is not None:
             weight = weight * (np.float32(1) / scale)
             mean = None if mean is None else mean * scale
@@ -270,10 +272,10 @@ class _Quantizer:
             fits_closely=self._fits_closely,
         )
         steps = np.ascontiguousarray(np.broadcast_to(steps, len(codes)))
-        bias = _joined([each.bias for each in parts])
         if mean is not None:
             bias = bias + rounding_shift(weight, codes * steps[:, None], mean)
         inputs = self._codes(site, spec, scale)
+        places = [slice(each.first, each.first + len(each.bias)) for each in parts]
         return [
             dataclasses.replace(
                 each,
@@ -282,7 +284,7 @@ class _Quantizer:
                 bias=bias[place],
                 codes=inputs,
             )
-            for each, place in zip(parts, _places(parts), strict=True)
+            for each, place in zip(parts, places, strict=True)
         ]
 
     def _codes(self, site: str, spec: TensorSpec, scale: Floats | None) -> Codes:
@@ -306,15 +308,6 @@ def _check_bits(site: str, spec: TensorSpec) -> None:
             f"The native engine uses all 256 codes of 8 bits, and `{site}` has the codes "
             f"{spec.qmin} to {spec.qmax}."
         )
-
-
-def _joined(arrays: Sequence[Floats]) -> Floats:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _places(parts: Sequence[Linear]) -> list[slice]:
-    ends = np.cumsum([len(each.bias) for each in parts]).tolist()
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _with_words(head: Head, words: Table, rounded: Table) -> Head:

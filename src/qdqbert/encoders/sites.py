@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from qdqbert.encoders.model import EncoderModel, Layer, Linear, Table
+import numpy as np
+
+from qdqbert.encoders.model import EncoderModel, Floats, Layer, Linear, Table
 from qdqbert.spec import (
     Site,
     SiteGroup,
     Source,
     linear_sites,
     matmul_sites,
+    output_sites,
     residual_sites,
     table_site,
 )
@@ -56,6 +59,23 @@ def linear_layers_of(layer: Layer) -> Iterator[tuple[Linear, Source]]:
     yield layer.down, "activation" if layer.gate is None else "gate"
 
 
+def modules_of(linears: Iterable[Linear]) -> Iterator[tuple[Linear, ...]]:
+    """Yield the linear layers of each module, in the order of its outputs."""
+    found: dict[str, list[Linear]] = {}
+    for linear in linears:
+        found.setdefault(linear.module, []).append(linear)
+    for parts in found.values():
+        yield tuple(sorted(parts, key=lambda part: part.first))
+
+
+def module_parameters(parts: Sequence[Linear]) -> tuple[Floats, Floats]:
+    """Return weight `(out, in)` and bias of the module that linear layers in float are parts of."""
+    if len(parts) == 1:
+        return np.asarray(parts[0].weight, np.float32), parts[0].bias
+    weights = [np.asarray(part.weight, np.float32) for part in parts]
+    return np.concatenate(weights), np.concatenate([part.bias for part in parts])
+
+
 def _sites(layer: Layer) -> Iterator[Site]:
     for linear, source in linear_layers_of(layer):
         yield from linear_sites(linear.module, source)
@@ -65,17 +85,9 @@ def _sites(layer: Layer) -> Iterator[Site]:
 
 
 def _output_sites(layer: Layer, *, is_last: bool) -> Iterator[Site]:
-    """Yield the outputs that no other site reads, for the recipe `qordered`.
-
-    Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
-    """
-    after, end = parent_of(layer.attention.output), parent_of(layer.down)
-    places = {
-        f"{parent_of(layer.attention.query)}.softmax_input_quantizer": (2, 3),
-        f"{parent_of(layer.up)}.activation_input_quantizer": (1,),
-        f"{after}.layernorm_input_quantizer": (1,),
-        f"{end}.layernorm_input_quantizer": (1,),
-        **({f"{end}.layernorm_output_quantizer": (1,)} if is_last else {}),
-    }
-    for name, axes in places.items():
-        yield Site(name=name, kind="activation", sequence_axes=axes, group="output")
+    yield from output_sites(
+        parent_of(layer.attention.query),
+        parent_of(layer.up),
+        [parent_of(layer.attention.output), parent_of(layer.down)],
+        is_last=is_last,
+    )

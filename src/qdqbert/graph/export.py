@@ -23,7 +23,9 @@ from torch.nn import functional
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.heads import POOLINGS
 from qdqbert.insert.sited import SitedModel, marking
+from qdqbert.insert.sited_encoder import pool as pool_states
 
 OPSET = 21
 """Opset of exported graphs.
@@ -143,17 +145,7 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
 
     Source: sentence-transformers, `Pooling.forward` and `Normalize.forward`.
     """
-    mask = attention_mask.unsqueeze(-1).to(states.dtype)
-    count = mask.sum(dim=1).clamp_min(1e-9)
-    match head.pooling:
-        case "cls":
-            pooled = states[:, 0]
-        case "max":
-            pooled = states.masked_fill(mask == 0, torch.finfo(states.dtype).min).amax(dim=1)
-        case "mean":
-            pooled = (states * mask).sum(dim=1) / count
-        case "mean_sqrt_len_tokens":
-            pooled = (states * mask).sum(dim=1) / count.sqrt()
+    pooled = pool_states(states, attention_mask, POOLINGS[head.pooling])
     return functional.normalize(pooled, dim=-1) if head.normalize else pooled
 
 
@@ -177,6 +169,12 @@ def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
     if choices is not None:
         known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
     return {name: known[name] for name in input_names}
+
+
+def trace_decoder(sited: SitedModel, checkpoint: Checkpoint) -> ir.Model:
+    """Return the float graph of a decoder, whose model got quantizers, with a node at each site."""
+    example = example_inputs(checkpoint.input_names, checkpoint.task)
+    return export_sited(sited, GraphBody.of(checkpoint), example)
 
 
 def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tensor]) -> ir.Model:

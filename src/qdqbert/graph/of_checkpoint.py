@@ -14,7 +14,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.weights import Weights
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.export import trace_decoder
 from qdqbert.graph.sited_graph import sited_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.spec import SiteGroup
@@ -64,5 +64,4 @@ def graph_of(
     if checkpoint.task != "text-generation":
         return sited_graph(encoder_of(checkpoint), groups)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
-    example = example_inputs(checkpoint.input_names, checkpoint.task)
-    return export_sited(sited, GraphBody.of(checkpoint), example)
+    return trace_decoder(sited, checkpoint)

@@ -10,8 +10,7 @@ With sites, each is an Identity node of its own. The weight of a linear layer is
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ from qdqbert.encoders.model import (
     Step,
     Table,
 )
-from qdqbert.encoders.sites import parent_of
+from qdqbert.encoders.sites import module_parameters, modules_of, parent_of
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.spec import (
     LOCAL,
@@ -358,16 +357,13 @@ class _Writer:
         if "layer" not in self._groups:
             return [self._linear(x, layer) for layer in layers]
         outputs: dict[int, str] = {}
-        for module in _by_module(layers):
-            path = module[0].module
-            weight = module[0].weight
-            if len(module) > 1:
-                weight = np.concatenate([each.weight for each in module])
-            array = self._add.constant(np.asarray(weight, np.float32), f"{path}.weight")
+        for module in modules_of(layers):
+            path, (weight, bias) = module[0].module, module_parameters(module)
+            array = self._add.constant(weight, f"{path}.weight")
             site = self._site("layer", f"{path}._weight_quantizer", array)
             read = self._site("layer", f"{path}._input_quantizer", x)
             made = self._add("MatMul", read, self._add("Transpose", site, perm=[1, 0]))
-            made = self._biased(made, np.concatenate([each.bias for each in module]), path)
+            made = self._biased(made, bias, path)
             parts = [made]
             if len(module) > 1:
                 sizes = _integers(*(len(each.bias) for each in module))
@@ -465,12 +461,6 @@ class _Writer:
 
 def _projections(attention: Attention) -> tuple[Linear, Linear, Linear]:
     return attention.query, attention.key, attention.value
-
-
-def _by_module(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
-    """Yield the layers of each module, in the order of its outputs."""
-    for _, found in itertools.groupby(layers, key=lambda layer: layer.module):
-        yield sorted(found, key=lambda layer: layer.first)
 
 
 def _floats(table: Table) -> Array:

@@ -18,7 +18,7 @@ from qdqbert.checkpoint.families import Family
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.factory import QuantizerFactory
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.spec import Site
+from qdqbert.spec import output_sites
 
 
 def check_outputs(family: Family) -> None:
@@ -49,22 +49,15 @@ def add_output_quantizers_(
     sites = family.sites
     assert sites is not None
     assert sites.activation is not None
-    places = [
-        (sites.attention, "softmax_input_quantizer", (2, 3)),
-        (sites.activation, "activation_input_quantizer", (1,)),
-        *((path, "layernorm_input_quantizer", (1,)) for path in sites.residual_outputs),
-    ]
-    result = (sites.residual_outputs[-1], "layernorm_output_quantizer", (1,))
     for layer in layers:
-        for path, attribute, axes in [*places, *([result] if layer == layers[-1] else [])]:
-            site = Site(
-                name=f"{layer}.{path}.{attribute}",
-                kind="activation",
-                sequence_axes=axes,
-                group="output",
-            )
-            module = model.get_submodule(f"{layer}.{path}")
-            module.add_module(attribute, factory.activation(site))
+        for site in output_sites(
+            f"{layer}.{sites.attention}",
+            f"{layer}.{sites.activation}",
+            [f"{layer}.{path}" for path in sites.residual_outputs],
+            is_last=layer == layers[-1],
+        ):
+            path, _, attribute = site.name.rpartition(".")
+            model.get_submodule(path).add_module(attribute, factory.activation(site))
         activation: Any = model.get_submodule(f"{layer}.{sites.activation}")
         activation.intermediate_act_fn = _QuantizedActivation(
             activation.intermediate_act_fn, activation.activation_input_quantizer

@@ -25,7 +25,6 @@ from qdqbert.encoders.model import (
     Convolution,
     Embeddings,
     EncoderModel,
-    Floats,
     Head,
     Layer,
     Linear,
@@ -37,12 +36,19 @@ from qdqbert.encoders.model import (
     Step,
     Table,
 )
-from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of, tables_of
+from qdqbert.encoders.sites import (
+    linear_layers_of,
+    module_parameters,
+    modules_of,
+    parent_of,
+    sites_of,
+    tables_of,
+)
 from qdqbert.insert.factory import PLAIN
 from qdqbert.insert.modules import QuantEmbedding, quantized_linear
 from qdqbert.insert.sited import SitedModel
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup, Source
+from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup
 
 _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -75,7 +81,7 @@ class SitedEncoder(nn.Module):
         self.quantizers: dict[str, Quantizer] = {}
         self.layer_paths = tuple(path_of(layer) for layer in model.layers)
         # Tensors of arrays that are no parameter of a site, each made once.
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: dict[int, tuple[NDArray[np.generic], Tensor]] = {}
         for path, layer in zip(self.layer_paths, model.layers, strict=True):
             _put(self, path, _EncoderLayer(self, layer))
         if "table" in groups:
@@ -109,25 +115,17 @@ class SitedEncoder(nn.Module):
         _put(self, table.module, QuantEmbedding.from_float(module, name=table.module))
 
     def _put_linears(self, layer: Layer) -> None:
-        parts: dict[str, list[Linear]] = {}
-        sources: dict[str, Source] = {}
-        for linear, source in linear_layers_of(layer):
-            parts.setdefault(linear.module, []).append(linear)
-            sources[linear.module] = source
-        for path, found in parts.items():
-            found.sort(key=lambda part: part.first)
-            weight = self._joined([np.asarray(part.weight, np.float32) for part in found])
+        sources = {linear.module: source for linear, source in linear_layers_of(layer)}
+        for parts in modules_of(linear for linear, _ in linear_layers_of(layer)):
+            path = parts[0].module
+            weight, bias = (self.tensor(array) for array in module_parameters(parts))
             module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
             module.weight = nn.Parameter(weight, requires_grad=False)
-            bias = self._joined([part.bias for part in found])
             module.bias = nn.Parameter(bias, requires_grad=False)
             made = quantized_linear(
                 module, name=path, source=sources[path], over_tokens=True, factory=PLAIN
             )
             _put(self, path, made)
-
-    def _joined(self, arrays: Sequence[Floats]) -> Tensor:
-        return self.tensor(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
 
     def forward(
         self,
@@ -168,9 +166,8 @@ class SitedEncoder(nn.Module):
                 warnings.simplefilter("ignore", UserWarning)
                 made = torch.from_numpy(np.ascontiguousarray(array))
             # The array stays alive, so that no other one gets its id.
-            made.array = array  # type: ignore[attr-defined]
-            self._tensors[id(array)] = made
-        return self._tensors[id(array)]
+            self._tensors[id(array)] = (array, made)
+        return self._tensors[id(array)][1]
 
     def at(self, site: str, x: Tensor) -> Tensor:
         """Return what the quantizer at a site makes of a tensor."""
@@ -195,9 +192,7 @@ class SitedEncoder(nn.Module):
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         """Return the output of a linear layer without sites."""
-        return functional.linear(
-            x, self.tensor(np.asarray(layer.weight, np.float32)), self.tensor(layer.bias)
-        )
+        return functional.linear(x, self.tensor(layer.weight), self.tensor(layer.bias))
 
     def norm(self, x: Tensor, norm: Norm | None) -> Tensor:
         """Return a normalized tensor."""
@@ -251,7 +246,7 @@ class SitedEncoder(nn.Module):
 
     def _head(self, states: Tensor, mask: Tensor, head: Head) -> Tensor:
         x = self._steps(states, head.steps[: head.token_steps])
-        return self._steps(_pool(x, mask, head.pooling), head.steps[head.token_steps :])
+        return self._steps(pool(x, mask, head.pooling), head.steps[head.token_steps :])
 
     def _steps(self, x: Tensor, steps: Sequence[Step]) -> Tensor:
         for step in steps:
@@ -392,7 +387,16 @@ def _in_heads(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def _pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Pool token states `(texts, seq, hidden)` into one vector per text, unless `pooling` is none.
+
+    Args:
+        states: Token states.
+        mask: `(texts, seq)`, 0 for [PAD].
+        pooling: How they are pooled.
+
+    Source: sentence-transformers, `Pooling.forward`.
+    """
     match pooling:
         case "none":
             return states

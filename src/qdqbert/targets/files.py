@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.choices import TARGET_NAMES
 from qdqbert.encoders.affine import Bools
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices, Specs, quantize_encoder
+from qdqbert.engines.native.computed import check_parts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import GraphError, UserInputError
@@ -21,6 +21,7 @@ from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import usable_cores
 from qdqbert.numerics.weight_rounding import rounding_of
+from qdqbert.targets import TARGETS
 from qdqbert.targets.target import FileName, Plan, Target
 
 
@@ -108,11 +109,28 @@ def check_model(target: Target, sited: ir.Model, longest: int) -> None:
             read_encoder(float_graph(sited), longest=longest)
 
 
+def check_encoder(target: Target, model: EncoderModel) -> None:
+    """Refuse a model that a target does not run, before anything is calibrated; see `check_model`.
+
+    Args:
+        target: The target.
+        model: The model in float.
+
+    Raises:
+        UserInputError: The target does not run it. The message names the targets that remain.
+    """
+    if limits_models(target):
+        with _refusing():
+            check_parts(model)
+
+
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
     """Turn the refusal of a graph into an error of the user."""
     try:
         yield
     except GraphError as error:
-        others = ", ".join(name for name in TARGET_NAMES if name != "native")
-        raise UserInputError(f"{error} They are: {others}.", argument="targets") from error
+        others = ", ".join(name for name, each in TARGETS.items() if not limits_models(each))
+        raise UserInputError(
+            f"{error} Targets that run all models: {others}.", argument="targets"
+        ) from error

@@ -10,8 +10,8 @@ from qdqbert.encoders.model import Codes, EncoderModel, Layer, Linear, RelativeP
 from qdqbert.errors import GraphError
 
 
-def check_model(model: EncoderModel) -> None:
-    """Refuse a model that the kernels do not compute.
+def check_parts(model: EncoderModel) -> None:
+    """Refuse a model with parts that the kernels do not compute, in float or in INT8.
 
     Raises:
         GraphError: It has such a part. The message names the layer.
@@ -36,6 +36,17 @@ def check_model(model: EncoderModel) -> None:
                 f"all of their channels; those of layer {index} differ."
             )
         _check_relative(layer.attention.relative, model, index)
+
+
+def check_model(model: EncoderModel) -> None:
+    """Refuse a model that the kernels do not compute.
+
+    Raises:
+        GraphError: It has such a part, or such codes. The message names the layer.
+    """
+    check_parts(model)
+    for index, layer in enumerate(model.layers):
+        attention = layer.attention
         if layer.gate is not None and not same_codes((layer.up, layer.gate)):
             raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
         linears = (attention.query, attention.key, attention.value, attention.output)

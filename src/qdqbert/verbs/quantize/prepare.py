@@ -19,7 +19,7 @@ from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
-from qdqbert.targets.files import check_model, limits_models
+from qdqbert.targets.files import check_encoder, check_model, limits_models
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
@@ -326,14 +326,16 @@ def check_models(
     """
     if not any(limits_models(plan.target) for plan in plans):
         return list(plans)
-    with progress.stage("Reading the model"):
-        # What the engine does not run is refused while a checkpoint is read.
-        graph = sited.graph() if sited.encoder() is None else None
-    kept = []
+    encoder, kept = sited.encoder(), []
+    if encoder is None:
+        with progress.stage("Reading the graph"):
+            graph = sited.graph()
     for plan in plans:
         with _leaving_out(plan.target, refused):
-            if graph is not None:
+            if encoder is None:
                 check_model(plan.target, graph, source.max_length)
+            else:
+                check_encoder(plan.target, encoder)
             kept.append(plan)
     return kept
 

@@ -22,7 +22,7 @@ from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.graph.export import GraphBody, example_inputs, export_sited
+from qdqbert.graph.export import GraphBody, trace_decoder
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.sited_graph import sited_graph
 from qdqbert.insert.outputs import check_outputs
@@ -118,7 +118,7 @@ class SitedCheckpoint:
             encoder: Its model as data; `None` for a decoder.
             groups: Groups of sites.
         """
-        self._encoder, self._input_names = encoder, checkpoint.input_names
+        self._checkpoint, self._encoder = checkpoint, encoder
         self._body: GraphBody | SitedEncoder
         if encoder is None:
             self._sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
@@ -150,12 +150,13 @@ class SitedCheckpoint:
 
     def graph(self) -> ir.Model:
         """Return the float graph with a node at every site. It is made once."""
-        if self._graph is None and self._encoder is not None:
-            self._graph = sited_graph(self._encoder, self._groups)
-        elif self._graph is None:
-            assert isinstance(self._body, GraphBody)
-            example = example_inputs(self._input_names, "text-generation")
-            self._graph = export_sited(self._sited, self._body, example)
+        if self._graph is None:
+            encoder = self._encoder
+            self._graph = (
+                trace_decoder(self._sited, self._checkpoint)
+                if encoder is None
+                else sited_graph(encoder, self._groups)
+            )
         return self._graph
 
     def encoder(self) -> EncoderModel | None:
@@ -166,7 +167,7 @@ class SitedCheckpoint:
     def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
         """Yield the model with fake quantization; see `SitedSource`."""
         with self._quantizing(plan, calibration):
-            yield TorchRunner(self._body, self._input_names)
+            yield TorchRunner(self._body, self._checkpoint.input_names)
 
     def references(
         self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
