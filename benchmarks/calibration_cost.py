@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.calibration.statistics import CombinedObserver
     from qdqbert.checkpoint.demo import demo_checkpoint
     from qdqbert.checkpoint.load import load_checkpoint
-    from qdqbert.graph.export import GraphBody
+    from qdqbert.insert.body import GraphBody
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.recipes import PERCENTILE

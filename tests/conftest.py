@@ -41,8 +41,8 @@ from qdqbert.evidence.lowering import (
     check_lowering,
     make_references,
 )
-from qdqbert.graph.export import GraphBody
 from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.insert.body import GraphBody
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max

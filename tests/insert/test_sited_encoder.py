@@ -9,8 +9,8 @@ import transformers
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.graph.export import GraphBody, example_inputs
 from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.insert.body import GraphBody, example_inputs
 from qdqbert.insert.sited import encoder_layers, insert_quantizers_, observing, quantizing
 from qdqbert.insert.sited_encoder import SitedEncoder
 from task_files import HEADS

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Iterable, Mapping
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts
 from qdqbert.encoders.heads import states
-from qdqbert.encoders.model import EncoderModel, Pooling
+from qdqbert.encoders.model import EncoderModel, Layer, Pooling
 from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
 
 # Poolers, and buffers that follow from the config.
 _LEFT_OUT = re.compile(r"(^|\.)(pooler|contact_head)\.|(embed_positions\.weight|inv_freq)$")
+
+# Tasks with the head of another one.
+_SAME_HEAD: Mapping[TaskName, TaskName] = {
+    "reranking": "text-classification",
+    "text-generation": "fill-mask",
+}
 
 
 def read_encoder(
@@ -31,7 +39,8 @@ def read_encoder(
     Args:
         weights: Tensors of the checkpoint.
         config: Its config.
-        task: The task. "reranking" has the head of "text-classification".
+        task: The task. "reranking" has the head of "text-classification", and "text-generation"
+            that of "fill-mask".
         pooling: How an embedder makes one vector of the token states; `None` for token states only.
             Families with a way of their own ignore it.
         normalize: Whether an embedder scales this vector to length 1.
@@ -42,15 +51,18 @@ def read_encoder(
         UserInputError: The family has no such head.
     """
     family = family_of(config)
-    if config.flag("is_decoder", False):
-        raise config.refuse("is_decoder", "only models that read texts in both directions are run.")
+    is_decoder = task == "text-generation"
+    if config.flag("is_decoder", False) != is_decoder:
+        raise config.refuse(
+            "is_decoder", "it has to be true for the task `text-generation`, and false for others."
+        )
     parts = family.read(weights, config, has_head=task != "feature-extraction")
     _check_unused(parts)
     if task == "feature-extraction":
         own = family.embedding
         heads = states(pooling, normalize=normalize) if own is None else own(parts)
     else:
-        read = family.heads.get("text-classification" if task == "reranking" else task)
+        read = family.heads.get(_SAME_HEAD.get(task, task))
         if read is None:
             known = ("feature-extraction", *sorted(family.heads))
             raise UserInputError(
@@ -61,13 +73,21 @@ def read_encoder(
         heads = read(parts)
     return EncoderModel(
         embeddings=parts.encoder.embeddings,
-        layers=parts.encoder.layers,
+        layers=_causal(parts.encoder.layers) if is_decoder else parts.encoder.layers,
         heads=heads,
         limit=parts.encoder.limit,
         input_names=_input_names(parts, reads_token_types),
         final_norm=parts.encoder.final_norm,
         has_choices=task == "multiple-choice",
         convolution=parts.encoder.convolution,
+    )
+
+
+def _causal(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Return layers in which a token attends only to itself and those before it."""
+    return tuple(
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, causal=True))
+        for layer in layers
     )
 
 

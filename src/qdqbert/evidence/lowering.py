@@ -24,7 +24,7 @@ from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
 from qdqbert.graph.edit import add_outputs
-from qdqbert.graph.export import OUTPUTS, GraphBody, to_numpy
+from qdqbert.insert.body import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 from qdqbert.insert.sited_encoder import SitedEncoder
 

@@ -14,9 +14,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.weights import Weights
-from qdqbert.graph.export import trace_decoder
 from qdqbert.graph.sited_graph import sited_graph
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.spec import SiteGroup
 
 # Parts of the names of a quantizer's own parameters.
@@ -51,8 +49,6 @@ def graph_of(
 ) -> ir.Model:
     """Return the float graph of a checkpoint, with a node at every site.
 
-    A decoder is traced by PyTorch, and gets quantizers. All others are written as data.
-
     Args:
         checkpoint: The checkpoint.
         groups: Groups of sites.
@@ -61,7 +57,4 @@ def graph_of(
         CheckpointError: The model has a part that `EncoderModel` does not have.
         UserInputError: The family has no head for the task.
     """
-    if checkpoint.task != "text-generation":
-        return sited_graph(encoder_of(checkpoint), groups)
-    sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
-    return trace_decoder(sited, checkpoint)
+    return sited_graph(encoder_of(checkpoint), groups)

@@ -2,7 +2,6 @@
 
     with observing(sited, observe): ...                     # calibration
     with quantizing(sited, specs, ranges, scales): ...      # compute what INT8 will compute
-    with marking(sited): ...                                # export: sites become nodes
 
 `insert_quantizers_` leaves all quantizers disabled, so outside of these the model still computes
 what the float model does.
@@ -42,7 +41,6 @@ from qdqbert.numerics.affine import (
     rounding_shift,
 )
 from qdqbert.numerics.weight_rounding import Roundings, rounding_of
-from qdqbert.quantizers.export import mark
 from qdqbert.quantizers.quantizer import Action, Quantizer
 from qdqbert.spec import (
     CROSS_SEQUENCE_AXES,
@@ -302,15 +300,6 @@ def quantizing(
                 f"it in float with `Rule(site={site.name!r}, spec=None)`."
             )
     with _acting(sited, actions), _shifting_biases(sited.model, shifts):
-        yield
-
-
-@contextlib.contextmanager
-def marking(sited: SitedModel) -> Iterator[None]:
-    """Turn every site into a `qdqbert::Site` node of the graph that is being exported."""
-    with _acting(
-        sited, {site.name: functools.partial(mark, name=site.name) for site in sited.sites}
-    ):
         yield
 
 

@@ -39,18 +39,6 @@ def is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def mark(x: Tensor, name: str) -> Tensor:
-    """Return `x`, and write a `qdqbert::Site` node with the site's name into the exported graph.
-
-    Only for use under `torch.onnx.export(dynamo=True)`.
-    """
-    marked = torch.onnx.ops.symbolic(
-        "qdqbert::Site", (x,), {"site": name}, dtype=x.dtype, shape=x.shape, version=1
-    )
-    assert isinstance(marked, Tensor)
-    return marked
-
-
 @contextlib.contextmanager
 def on_real_tensors() -> Iterator[None]:
     """Compute real values while a call is being exported."""

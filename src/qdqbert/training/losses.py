@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
-from qdqbert.graph.export import pool
+from qdqbert.insert.body import pool
 from qdqbert.tasks.task import IGNORED
 
 MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)

@@ -19,7 +19,7 @@ from qdqbert.evidence.limits import (
     check_limits,
     metric_differences,
 )
-from qdqbert.graph.export import GraphBody, to_numpy
+from qdqbert.insert.body import GraphBody, to_numpy
 from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.options import LimitOptions
 from qdqbert.tasks.task import (

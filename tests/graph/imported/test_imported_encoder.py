@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from encoder_reference import check_read, random_inputs
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
-from qdqbert.graph.export import pool
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.roles import find_roles
 from qdqbert.graph.imported.sites import SitedGraph, mark_sites
 from qdqbert.graph.qdq import float_graph, insert_qdq
+from qdqbert.insert.body import pool
 from qdqbert.spec import Range
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import make_plan

@@ -14,7 +14,6 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch
-from qdqbert.graph.export import GraphBody
 from qdqbert.graph.imported import observed_graph
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
@@ -22,6 +21,7 @@ from qdqbert.graph.imported.observed_graph import ObservedGraph
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.roles import find_roles
 from qdqbert.graph.imported.sites import SitedGraph, mark_sites
+from qdqbert.insert.body import GraphBody
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe

@@ -21,10 +21,10 @@ from qdqbert.errors import GraphError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
-from qdqbert.graph.export import GraphBody
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
 from qdqbert.graph.qdq import insert_qdq
+from qdqbert.insert.body import GraphBody
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import QuantizerOptions

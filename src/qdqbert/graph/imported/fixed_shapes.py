@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import UserInputError
-from qdqbert.graph.export import OF_TOKENS, SENTENCE_EMBEDDING
+from qdqbert.insert.body import OF_TOKENS, SENTENCE_EMBEDDING
 
 _SPAN_TASK = "question-answering"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.export import OF_TOKENS, OUTPUTS, SENTENCE_EMBEDDING
+from qdqbert.insert.body import OF_TOKENS, OUTPUTS, SENTENCE_EMBEDDING
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _ALIASES = {

@@ -17,8 +17,8 @@ from onnx_ir.passes import common
 
 from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT
-from qdqbert.graph.export import OPSET
 from qdqbert.graph.imported.file_errors import one_line
+from qdqbert.graph.writer import OPSET
 
 # BERT's operators differ before this opset, which transformers' exporters started with.
 OLDEST_OPSET = 11

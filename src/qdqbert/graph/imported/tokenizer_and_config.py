@@ -23,10 +23,10 @@ from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError, naming
-from qdqbert.graph.export import SENTENCE_EMBEDDING
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
+from qdqbert.insert.body import SENTENCE_EMBEDDING
 from qdqbert.tokenizer_files import put_lower_case_first_
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")

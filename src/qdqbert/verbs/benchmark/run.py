@@ -16,10 +16,10 @@ from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reports import BenchmarkReport
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.export import choices_of
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
 from qdqbert.inference.load import open_folder
+from qdqbert.insert.body import choices_of
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress

@@ -16,7 +16,7 @@ from qdqbert.artifact import Artifact, open_artifact, size_bytes
 from qdqbert.errors import GraphError, MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TensorRTReport, TensorRTTiming
 from qdqbert.files import write_bytes
-from qdqbert.graph.export import choices_of
+from qdqbert.insert.body import choices_of
 from qdqbert.progress import Progress
 from qdqbert.targets.tensorrt import TENSORRT, Shape, trtexec_command, version_numbers
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions

@@ -13,10 +13,10 @@ from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
-from qdqbert.graph.export import GraphBody
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.inference.load import open_folder
+from qdqbert.insert.body import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.tasks.registry import TASKS, task_for

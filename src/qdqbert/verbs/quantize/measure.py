@@ -17,7 +17,7 @@ from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, 
 from qdqbert.evidence.reports import LatencyReport, RivalReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
-from qdqbert.graph.export import choices_of
+from qdqbert.insert.body import choices_of
 from qdqbert.machine import cpu_features, has_int8_products
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress

@@ -13,7 +13,7 @@ import torch
 
 from qdqbert.evidence.processes import serve
 from qdqbert.evidence.worker import times
-from qdqbert.graph.export import GraphBody
+from qdqbert.insert.body import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.verbs.inference import TorchRunner
 

@@ -13,7 +13,7 @@ from qdqbert.errors import QdqBertError
 from qdqbert.evidence.latency import Candidate, Timing
 from qdqbert.evidence.reports import RivalReport
 from qdqbert.evidence.rivals import RIVALS, run_rival
-from qdqbert.graph.export import choices_of
+from qdqbert.insert.body import choices_of
 from qdqbert.progress import Progress
 from qdqbert.verbs.inference import Baseline, EncodedExamples, predict
 from qdqbert.verbs.quantize.options import QuantizeOptions

@@ -13,7 +13,7 @@ from qdqbert import resources
 from qdqbert.choices import VerificationData
 from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.verification import VerificationRow
-from qdqbert.graph.export import SENTENCE_EMBEDDING, choices_of
+from qdqbert.insert.body import SENTENCE_EMBEDDING, choices_of
 from qdqbert.tasks.texts import encode_texts
 from qdqbert.verbs.quantize.prepare import Ready
 

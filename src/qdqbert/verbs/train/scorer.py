@@ -8,7 +8,7 @@ import torch
 
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoding import make_batches
-from qdqbert.graph.export import GraphBody
+from qdqbert.insert.body import GraphBody
 from qdqbert.tasks.task import Features, Metric, Task, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, TorchRunner, predict
 

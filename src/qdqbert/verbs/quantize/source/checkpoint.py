@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import onnx_ir as ir
-import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibrate import as_tensors, run_observed
@@ -22,17 +19,11 @@ from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.graph.export import GraphBody, trace_decoder
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.insert.body import GraphBody
 from qdqbert.insert.outputs import check_outputs
-from qdqbert.insert.sited import (
-    encoder_layers,
-    insert_quantizers_,
-    linear_weights,
-    quantizing,
-    sited_model,
-)
+from qdqbert.insert.sited import linear_weights, quantizing, sited_model
 from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.models.configuration import recipe_of
 from qdqbert.models.state import stored_calibration, stored_specs
@@ -55,9 +46,8 @@ class CheckpointSource:
         is_generator = self.task == "text-generation"
         self.generation_config = checkpoint.model.generation_config if is_generator else None
         self.head, self.cross_encoder = checkpoint.head, checkpoint.cross_encoder
-        self.max_length = checkpoint.max_length
-        if self._encoder is not None:
-            self.max_length = min(self.max_length, self._encoder.limit)
+        self._encoder = encoder_of(checkpoint)
+        self.max_length = min(checkpoint.max_length, self._encoder.limit)
         self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
         self.notices: tuple[str, ...] = checkpoint.notices
         self.stored = _take_stored_quantizers_(checkpoint)
@@ -68,66 +58,35 @@ class CheckpointSource:
 
     def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
         """Return the sites of some groups."""
-        encoder = self._encoder
-        if encoder is not None:
-            if "output" in groups:
-                check_outputs(self._checkpoint.family)
-            return sites_of(encoder, self._with_stored(encoder, groups))
-        float_class: Any = type(self._checkpoint.model)
-        with torch.device("meta"):
-            trial = float_class(copy.deepcopy(self.config))
-        return insert_quantizers_(trial, self._checkpoint.family, groups).sites
+        if "output" in groups:
+            check_outputs(self._checkpoint.family)
+        return sites_of(self._encoder, self._with_stored(groups))
 
     def with_sites(self, groups: Collection[SiteGroup]) -> SitedCheckpoint:
         """Return the model with the sites of some groups."""
-        if self._encoder is not None:
-            groups = self._with_stored(self._encoder, groups)
-        return SitedCheckpoint(self._checkpoint, self._encoder, groups)
+        return SitedCheckpoint(self._encoder, self._with_stored(groups))
 
-    def _with_stored(
-        self, encoder: EncoderModel, groups: Collection[SiteGroup]
-    ) -> Collection[SiteGroup]:
+    def _with_stored(self, groups: Collection[SiteGroup]) -> Collection[SiteGroup]:
         """Return groups of sites, and those of the checkpoint's own quantizers."""
         if self.stored is None:
             return groups
-        every = sites_of(encoder, ("layer", "table", "output"))
+        every = sites_of(self._encoder, ("layer", "table", "output"))
         return {*groups, *(site.group for site in every if site.name in self.stored.specs)}
-
-    @functools.cached_property
-    def _encoder(self) -> EncoderModel | None:
-        is_decoder = self.task == "text-generation"
-        return None if is_decoder else encoder_of(self._checkpoint)
 
 
 class SitedCheckpoint:
-    """A checkpoint with sites; see `SitedSource`.
+    """A checkpoint with sites; see `SitedSource`."""
 
-    An encoder runs as data. A decoder runs with quantizers in its own modules, and is traced.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        encoder: EncoderModel | None,
-        groups: Collection[SiteGroup],
-    ) -> None:
+    def __init__(self, encoder: EncoderModel, groups: Collection[SiteGroup]) -> None:
         """Make what runs the model, with quantizers that stay disabled.
 
         Args:
-            checkpoint: The checkpoint. The model of a decoder is changed in place.
-            encoder: Its model as data; `None` for a decoder.
+            encoder: The model as data.
             groups: Groups of sites.
         """
-        self._checkpoint, self._encoder = checkpoint, encoder
-        self._body: GraphBody | SitedEncoder
-        if encoder is None:
-            self._sited = insert_quantizers_(checkpoint.model, checkpoint.family, groups)
-            self._body = GraphBody.of(checkpoint)
-            self._layers = encoder_layers(checkpoint.model, checkpoint.family)
-        else:
-            self._body = SitedEncoder(encoder, groups)
-            self._sited, self._layers = self._body.sited, list(self._body.layer_paths)
-        self._groups = groups
+        self._encoder, self._groups = encoder, groups
+        self._body = SitedEncoder(encoder, groups)
+        self._sited = self._body.sited
         self._graph: ir.Model | None = None
         self.sites = self._sited.sites
 
@@ -151,23 +110,18 @@ class SitedCheckpoint:
     def graph(self) -> ir.Model:
         """Return the float graph with a node at every site. It is made once."""
         if self._graph is None:
-            encoder = self._encoder
-            self._graph = (
-                trace_decoder(self._sited, self._checkpoint)
-                if encoder is None
-                else sited_graph(encoder, self._groups)
-            )
+            self._graph = sited_graph(self._encoder, self._groups)
         return self._graph
 
-    def encoder(self) -> EncoderModel | None:
-        """Return the model as data; `None` for decoders."""
+    def encoder(self) -> EncoderModel:
+        """Return the model as data, in float."""
         return self._encoder
 
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
         """Yield the model with fake quantization; see `SitedSource`."""
         with self._quantizing(plan, calibration):
-            yield TorchRunner(self._body, self._checkpoint.input_names)
+            yield TorchRunner(self._body, self._encoder.input_names)
 
     def references(
         self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
@@ -178,7 +132,7 @@ class SitedCheckpoint:
                 self._sited,
                 self._body,
                 self.graph(),
-                self._layers,
+                list(self._body.layer_paths),
                 batches,
                 last_bits=plan.target.last_bits,
             )

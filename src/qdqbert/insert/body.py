@@ -1,22 +1,11 @@
-"""Export a model to a float ONNX graph in which every site is a node.
-
-Each quantizer of the model becomes a `qdqbert::Site` node, whose attribute `site` is the site's
-name. A model is exported once. Each target then replaces the nodes with Q/DQ pairs, as its recipe
-specifies, or removes them (`graph/qdq.py`). Existing ONNX models get the same nodes, so that the
-same code handles both.
-"""
+"""Run a model of transformers as a function of its inputs, and name what it returns."""
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Self
 
-import onnx_ir as ir
 import torch
-from onnx_ir.passes import common
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,15 +13,7 @@ from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.heads import POOLINGS
-from qdqbert.insert.sited import SitedModel, marking
 from qdqbert.insert.sited_encoder import pool as pool_states
-
-OPSET = 21
-"""Opset of exported graphs.
-
-It has LayerNormalization (since 17), Q/DQ with scales of every float type (19), Gelu (20) and int4
-(21).
-"""
 
 OUTPUTS = {
     "feature-extraction": ("last_hidden_state",),
@@ -44,19 +25,14 @@ OF_TOKENS = ("feature-extraction", "token-classification", "fill-mask", "text-ge
 """Tasks whose first output has shape `(batch, seq, n)`. In all other tasks it is `(batch, n)`."""
 
 CHOICES = 4
-"""Choices per example when a multiple-choice model is traced. The graph accepts any number."""
+"""Choices of an example input of a multiple-choice model, which takes any number."""
 
 SENTENCE_EMBEDDING = "sentence_embedding"
 """Name of the pooled output of embedders."""
 
-_EXPORTER_LOGGERS = (
-    "torch.onnx._internal.exporter._registration",
-    "onnxscript.optimizer._constant_folding",
-)
-
 
 class GraphBody(nn.Module):
-    """Wraps a transformers model so that it returns a tuple of tensors, which can be exported.
+    """A model of transformers that returns a tuple of tensors, like a graph.
 
     Attributes:
         model: The transformers model.
@@ -150,7 +126,7 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
 
 
 def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
-    """Return inputs with which the exporter traces a model: two features, one with padding.
+    """Return example inputs: two features, one with padding.
 
     Args:
         input_names: Names of the model's inputs.
@@ -169,58 +145,6 @@ def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
     if choices is not None:
         known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
     return {name: known[name] for name in input_names}
-
-
-def trace_decoder(sited: SitedModel, checkpoint: Checkpoint) -> ir.Model:
-    """Return the float graph of a decoder, whose model got quantizers, with a node at each site."""
-    example = example_inputs(checkpoint.input_names, checkpoint.task)
-    return export_sited(sited, GraphBody.of(checkpoint), example)
-
-
-def export_sited(sited: SitedModel, body: GraphBody, example: Mapping[str, Tensor]) -> ir.Model:
-    """Export a float graph with a node at every site. Batch, choices and sequence are dynamic.
-
-    Args:
-        sited: The model with quantizers.
-        body: The same model, wrapped.
-        example: Inputs by name, `(batch, seq)` or `(batch, choices, seq)`. Every dimension has to
-            be at least 2, and some tokens have to be padding. The exporter would treat a dimension
-            of 1, or a mask of ones, as a constant.
-    """
-    choices = ("choices",) if example["input_ids"].dim() == 3 else ()
-    dims = [torch.export.Dim(name) for name in ("batch", *choices, "sequence")]
-    with marking(sited), torch.no_grad(), _quiet_exporter():
-        program = torch.onnx.export(
-            body,
-            (),
-            kwargs=dict(example),
-            dynamic_shapes={name: dict(enumerate(dims)) for name in example},
-            input_names=list(example),
-            output_names=list(body.output_names),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-    assert program is not None
-    # The exporter stores paths of this machine in the metadata of each node.
-    cleared: ir.Model = common.ClearMetadataAndDocStringPass()(program.model).model
-    return cleared
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's messages about deprecations, torchvision and constant folding."""
-    loggers = [logging.getLogger(name) for name in _EXPORTER_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:
