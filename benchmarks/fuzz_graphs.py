@@ -462,7 +462,7 @@ def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
         if evaluated:
             open_graph_file(path, task=TASK, engine="onnxruntime", input_names={})
         else:
-            import_onnx(path, task=TASK, input_names={}, scratch=folder)
+            import_onnx(path, task=TASK, input_names={}, scratch=folder).read(longest=64)
     except QdqBertError as error:
         text = str(error)
         if "\n" in text or path.name not in text:

@@ -146,22 +146,23 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
     from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
     from qdqbert.encoding import Batch
+    from qdqbert.graph.encoder import read_encoder
     from qdqbert.graph.imported.canonical_form import to_canonical_form
-    from qdqbert.graph.imported.observed_graph import ObservedGraph
     from qdqbert.graph.imported.onnx_file import read_graph
-    from qdqbert.graph.imported.roles import find_roles
-    from qdqbert.graph.imported.sites import mark_sites
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
+    from qdqbert.verbs.quantize.source.sited import SitedSource
 
     start = time.perf_counter()
     model = to_canonical_form(read_graph(graph))
-    sited = mark_sites(model, find_roles(model))
+    outputs = [str(value.name) for value in model.graph.outputs]
+    encoder = read_encoder(model, outputs, longest=inputs[0]["input_ids"].shape[1]).encoder
+    sited = SitedSource(encoder, ("layer", "table"), output_names=outputs)
     names = [site.name for site in sited.sites if site.kind == "activation"]
-    observed = ObservedGraph(sited, graph.with_name("observed.onnx"), sites=names)
     loaded = time.perf_counter()
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]
-    observed.run(batches, CombinedObserver(histograms, errors), {})
+    run = sited.observed_run(names, batches, lambda: None)
+    run(CombinedObserver(histograms, errors), {})
     collected = time.perf_counter() - loaded
     for rule in (Max(), Percentile(99.99), Mse(), Entropy()):
         chosen = time.perf_counter()

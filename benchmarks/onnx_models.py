@@ -10,8 +10,8 @@ The column "sites" has the number of sites found in BERT, MiniLM, RoBERTa, Disti
 target's cell combines all families:
 
 - the number of int8 nodes in the lowered graph
-- the largest difference of an output from that of the graph's Q/DQ pairs, which ONNX Runtime runs
-  without optimizations, relative to the largest output
+- the largest difference of an output from that of PyTorch with fake quantization, relative to the
+  largest output
 - the lowest SQNR of a layer, in dB, each layer given the same input
 - the number of graphs in which a layer differs by more than rounding ties explain, if any
 """
@@ -39,16 +39,15 @@ from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import open_runner
-from qdqbert.evidence.lowering import Reference, check_lowering, make_graph_references
+from qdqbert.evidence.lowering import Reference, check_lowering
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.imported_model import ImportedModel, import_onnx
-from qdqbert.graph.imported.observed_graph import ObservedGraph
-from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, make_plan
+from qdqbert.verbs.quantize.source.sited import SitedSource
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -218,46 +217,37 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         imported = import_onnx(path, task="token-classification", input_names={}, scratch=scratch)
-        sites = imported.sited.sites
-        plans = [make_plan(TARGETS[name], sites, embeddings="int8") for name in targets]
+        encoder = imported.read(longest=SIZES["max_position_embeddings"]).encoder
+        sited = SitedSource(encoder, ("layer", "table"), output_names=imported.output_names)
+        plans = [make_plan(TARGETS[name], sited.sites, embeddings="int8") for name in targets]
         wanted = frozenset().union(*(plan.activations for plan in plans))
         batches = tokens(imported.input_names, 4)
-        observed = ObservedGraph(imported.sited, scratch / "observed.onnx", sites=wanted)
         plan = CalibrationPlan(
-            sites=[site for site in sites if site.name in wanted],
-            all_sites=sites,
-            weights={key: torch.from_numpy(each) for key, each in imported.sited.weights.items()},
+            sites=[site for site in sited.sites if site.name in wanted],
+            all_sites=sited.sites,
+            weights=sited.weights(),
             calibrator=Max(),
             smoothing=WIDE_INPUTS,
             unsmoothed_sites=wanted,
             clips_residuals=True,
         )
-        calibration = run_passes(
-            lambda observer, scales: observed.run(batches, observer, scales), plan
-        )
-        return len(sites), [
-            cell_of(imported, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans
+        calibration = run_passes(sited.observed_run(wanted, batches, lambda: None), plan)
+        return len(sited.sites), [
+            cell_of(sited, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans
         ]
 
 
-def cell_of(imported: ImportedModel, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
-    """Lower a graph for one target, and compare it with its Q/DQ pairs."""
+def cell_of(sited: SitedSource, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
+    """Lower a graph for one target, and compare it with fake quantization."""
     scales = {key: value.numpy() for key, value in chosen.scales.items()}
-    pairs = insert_qdq(imported.sited.graph, plan.specs, chosen.ranges, scales=scales)
-    model = lower(imported.sited.graph, plan, chosen.ranges, scales)
+    model = lower(sited.graph, plan, chosen.ranges, scales)
     counts = collections.Counter(node.op_type for node in model.graph)
     nodes = sum(count for op, count in counts.items() if "quant" in op.lower() or "Integer" in op)
     engine = plan.target.engines[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lowered.onnx"
         save_graph(model, path)
-        references = make_graph_references(
-            pairs,
-            imported.sited.starts,
-            batches,
-            scratch=Path(folder),
-            last_bits=plan.target.last_bits,
-        )
+        references = sited.references(plan, chosen, batches)
         check = check_lowering(model, path, references, engine)
         largest = difference(path, references, engine)
     return Cell(

@@ -41,6 +41,7 @@ from qdqbert.evidence.lowering import (
     check_lowering,
     make_references,
 )
+from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.insert.body import GraphBody
 from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
@@ -49,7 +50,6 @@ from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
-from qdqbert.targets.files import WRITERS
 from qdqbert.targets.target import Plan, make_plan
 from task_files import DOC_STRIDE, HEADS
 
@@ -525,9 +525,8 @@ def check_lowered(
     """Save a graph as the engine reads it, and compare it on the engine with references."""
 
     def check(model: ir.Model, references: Sequence[Reference], engine: EngineName) -> Any:
-        file = "model.safetensors" if engine == "native" else "model.onnx"
-        WRITERS[file](model, tmp_path / file, POSITIONS)
-        return check_lowering(model, tmp_path / file, references, engine)
+        save_graph(model, tmp_path / "model.onnx")
+        return check_lowering(model, tmp_path / "model.onnx", references, engine)
 
     return check
 

@@ -1,43 +1,55 @@
-"""Graphs are read as encoders: the reference computes what ONNX Runtime does for the same graph."""
+"""Float graphs are read as encoders, which compute what the graphs do."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 import transformers
 
 from encoder_reference import check_read, random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.model import TAIL_STATES
+from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.encoder import read_encoder
-from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.graph.imported.canonical_form import to_canonical_form
+from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.of_checkpoint import encoder_of, graph_of
 from qdqbert.graph.qdq import float_graph
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.targets import TARGETS
-from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import make_plan
+from qdqbert.graph.sited_graph import sited_graph
 from task_files import HEADS
 
 # CamemBERT and XLM-RoBERTa have the modules of RoBERTa.
 FAMILIES = ("bert", "distilbert", "electra", "mpnet", "roberta")
-# `full` has the quantizers of `linear+matmul`, and residual adds.
-RECIPES = ("ffn", "linear+matmul", "full", "full-smoothed")
 TASKS = ("fill-mask", "multiple-choice", "question-answering", "text-generation")
 
 
-def lowered(each: Any, recipe: str | None, target: str = "portable", **changes: Any) -> ir.Model:
-    """Return a graph with plain Q/DQ pairs."""
-    chosen = dataclasses.replace(TARGETS[target], rewrites=())
-    plan = make_plan(chosen, each.sited.sites, recipe=recipe, embeddings="int8", **changes)
-    ranges = {} if chosen.dynamic else each.calibration(plan).ranges
-    return lower(each.graph, plan, ranges, each.scales(plan))
+def assert_equal(found: Any, expected: Any, path: str = "model") -> None:
+    """Compare dataclasses and tuples field by field, apart from names of modules."""
+    if dataclasses.is_dataclass(expected):
+        for field in dataclasses.fields(expected):
+            if field.name not in ("module", "first"):
+                pair = (getattr(each, field.name) for each in (found, expected))
+                assert_equal(*pair, path=f"{path}.{field.name}")
+    elif isinstance(expected, tuple):
+        assert len(found) == len(expected), path
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            assert_equal(*pair, path=f"{path}[{index}]")
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=path)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5), path
+    else:
+        assert found == expected, path
 
 
 @pytest.fixture
@@ -51,7 +63,7 @@ def test_a_float_graph_of_each_family_is_read(prepared, run_plainly, family) -> 
     model, inputs = float_graph(each.graph), random_inputs((5, 23))
     # A text that spells the padding token.
     inputs["input_ids"][:, 3] = 1
-    read = check_read(model, run_plainly, inputs, has_codes=False, longest=64)
+    read = check_read(model, run_plainly, inputs)
     assert len(read.layers) == len(each.layers)
     assert read.limit == 64
     assert read.input_names == each.checkpoint.input_names
@@ -62,68 +74,11 @@ def test_a_float_graph_of_each_family_is_read(prepared, run_plainly, family) -> 
     assert (read.layers[0].attention.position_bias is None) == (family != "mpnet")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_int8_graph_of_each_family_is_read(prepared, run_plainly, family) -> None:
-    model, inputs = lowered(prepared(family), "linear"), random_inputs((5, 23))
-    read = check_read(model, run_plainly, inputs, longest=64)
-    assert read.embeddings.words.rows.dtype == np.int8
-    for layer in read.layers:
-        attention = layer.attention
-        for linear in (attention.query, attention.output, layer.up, layer.down):
-            assert linear.weight.dtype == np.int8
-            assert linear.weight_scale.shape == linear.bias.shape
-            assert 0 < linear.codes.zero_point < 255
-        # Inputs from a LayerNorm are smoothed.
-        assert layer.up.codes.multiplier.shape == (32,)
-        assert attention.output.codes.multiplier.shape == ()
-        assert attention.query_codes is layer.residual.local_codes is None
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_each_recipe_is_read(bert, run_plainly, recipe) -> None:
-    read = check_read(lowered(bert, recipe), run_plainly, random_inputs((5, 9)))
-    attention, residual = read.layers[1].attention, read.layers[1].residual
-    assert (attention.query.codes is None) == (recipe == "ffn")
-    of_matmuls = (
-        attention.query_codes,
-        attention.key_codes,
-        attention.probability_codes,
-        attention.value_codes,
-    )
-    of_sums = (residual.local_codes, residual.residual_codes)
-    assert [each is None for each in of_matmuls] == [recipe == "ffn"] * 4
-    assert [each is None for each in of_sums] == [not recipe.startswith("full")] * 2
-    if recipe == "full":
-        # int8 codes are stored as uint8.
-        assert attention.query.codes.zero_point == 128
-        assert (of_sums[0].low, of_sums[0].high, of_sums[0].zero_point) == (-128, 127, 0)
-    if recipe == "full-smoothed":
-        assert of_sums[0].pre_quant_scale.shape == (32,)
-
-
-def test_query_key_and_value_may_have_codes_of_their_own(bert, run_plainly) -> None:
-    model = lowered(bert, "full", dedicated_pairs=True)
-    replace_constant(model, "layer.0.attention.self.key._input_quantizer.scale", np.float32(0.05))
-    attention = check_read(model, run_plainly, random_inputs((3, 9))).layers[0].attention
-    assert attention.key.codes.scale == pytest.approx(0.05)
-    assert attention.query.codes.scale == attention.value.codes.scale != pytest.approx(0.05)
-
-
-def test_inputs_with_ranges_at_run_time_are_read(bert, run_plainly) -> None:
-    # ONNX's range is that of a whole batch.
-    model = lowered(bert, "linear", "onnxruntime-dynamic")
-    read = check_read(model, run_plainly, random_inputs((1, 9)), per_tensor=True)
-    codes = read.layers[0].up.codes
-    assert codes.dynamic
-    assert codes.scale == 1
-    assert codes.multiplier.shape == (32,)
-
-
-def test_a_weight_alone_may_have_codes(bert, run_plainly) -> None:
-    options = QuantizerOptions(quant_disable_keyword=(r"\._input_quantizer",))
-    model = lowered(bert, "linear", quantizer_options=options)
-    read = check_read(model, run_plainly, random_inputs((3, 9)), has_codes=False)
-    assert read.layers[0].up.weight.dtype == np.float32
+@pytest.mark.parametrize("family", [*FAMILIES, "modernbert"])
+def test_a_graph_that_was_written_is_read_as_the_model(prepared, family) -> None:
+    each = prepared(family)
+    read = read_encoder(float_graph(each.graph), [], longest=64).encoder
+    assert_equal(read, dataclasses.replace(encoder_of(each.checkpoint), limit=64))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -132,9 +87,9 @@ def test_the_head_of_each_task_is_read(save_tiny, tmp_path, run_plainly, task) -
     auto_class = getattr(transformers, head.auto_class)
     save_tiny(tmp_path, "bert", auto_class, num_hidden_layers=1, **head.changes)
     checkpoint = load_checkpoint(str(tmp_path))
-    model = float_graph(graph_of(checkpoint))
+    model = to_canonical_form(float_graph(graph_of(checkpoint)))
     shape = (2, 5, 9) if task == "multiple-choice" else (5, 9)
-    read = check_read(model, run_plainly, random_inputs(shape), has_codes=False)
+    read = check_read(model, run_plainly, random_inputs(shape))
     (found,) = read.heads
     assert read.has_choices == (task == "multiple-choice")
     assert read.layers[0].attention.causal == (task == "text-generation")
@@ -144,18 +99,6 @@ def test_the_head_of_each_task_is_read(save_tiny, tmp_path, run_plainly, task) -
         assert (names, columns) == (["start_logits", "end_logits"], [0, 1])
     else:
         assert (names, columns) == (["logits"], [0 if read.has_choices else None])
-
-
-def test_fewer_bits_of_activations_are_refused(bert) -> None:
-    model = lowered(bert, "linear", quantizer_options=QuantizerOptions(aprec=7))
-    with pytest.raises(GraphError, match="uses only a part of its 256 codes"):
-        read_encoder(model)
-
-
-def replace_constant(model: ir.Model, end: str, array: Any) -> None:
-    """Replace the first constant whose name has that end."""
-    name = next(name for name in model.graph.initializers if name.endswith(end))
-    model.graph.initializers[name].const_value = ir.tensor(np.asarray(array), name=name)
 
 
 def insert_after(
@@ -172,23 +115,9 @@ def insert_after(
     model.graph.insert_after(before, made)
 
 
-def put_ids_out(model: ir.Model) -> None:
-    """Add an output that is computed from the token ids alone."""
-    made = ir.node("Neg", [model.graph.inputs[0]], name="inserted")
-    made.outputs[0].name = "more"
-    made.outputs[0].dtype = ir.DataType.INT64
-    model.graph.append(made)
-    model.graph.outputs.append(made.outputs[0])
-
-
 def put_inner_states_out(model: ir.Model) -> None:
     norms = [node for node in model.graph if node.op_type == "LayerNormalization"]
     model.graph.outputs.append(norms[2].outputs[0])
-
-
-def flatten_output(model: ir.Model) -> None:
-    shape = add_constant(model.graph, "flat", np.array([-1, 32]))
-    insert_after(model, "LayerNormalization", "Reshape", [shape], index=-1)
 
 
 def add_node_without_reader(model: ir.Model) -> None:
@@ -200,26 +129,6 @@ def rename_input(model: ir.Model) -> None:
 
 
 CHANGES = {
-    "weight-with-zero-point": (
-        functools.partial(
-            replace_constant, end="query.weight_zero_point", array=np.ones(32, np.int8)
-        ),
-        "has a weight with a zero point",
-    ),
-    "unsigned-weight": (
-        functools.partial(
-            replace_constant, end="query.weight_codes", array=np.ones((32, 32), np.uint8)
-        ),
-        "has a weight of type uint8",
-    ),
-    "scale-of-zero": (
-        functools.partial(replace_constant, end="._input_quantizer.scale", array=np.float32(0)),
-        "has the scale 0.0",
-    ),
-    "codes-of-16-bits": (
-        functools.partial(replace_constant, end="._input_quantizer.zero_point", array=np.uint16(0)),
-        "has codes of type uint16",
-    ),
     "other-activation": (
         functools.partial(insert_after, kind="Gelu", op_type="Sin"),
         "node 'inserted' .Sin. is not one of the activation functions",
@@ -236,21 +145,19 @@ CHANGES = {
         functools.partial(insert_after, kind="Where", op_type="Neg"),
         "has a mask that is neither of padding nor causal nor a window",
     ),
-    "output-of-ids": (put_ids_out, "does not compute output `more` from states"),
-    "output-of-an-inner-layer": (put_inner_states_out, "computed from states of another layer"),
-    "flat-output": (flatten_output, "gives output `last_hidden_state` another shape"),
+    "output-of-an-inner-layer": (put_inner_states_out, "and is not the last layer"),
     "node-without-reader": (add_node_without_reader, "is not part of the encoder or of a head"),
     "other-input": (rename_input, "`position_ids` is not an input"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_the_engine_does_not_run_is_refused(bert, change) -> None:
-    model = lowered(bert, "linear")
+def test_what_is_not_known_is_refused(bert, change) -> None:
+    model = float_graph(bert.graph)
     edit, message = CHANGES[change]
     edit(model)
     with pytest.raises(GraphError, match=f"{message}.*Quantize the checkpoint instead"):
-        read_encoder(model)
+        read_encoder(model, [str(value.name) for value in model.graph.outputs], longest=64)
 
 
 def test_a_deep_graph_without_declared_shapes_is_read(save_tiny, tmp_path) -> None:
@@ -260,7 +167,7 @@ def test_a_deep_graph_without_declared_shapes_is_read(save_tiny, tmp_path) -> No
     for node in model.graph:
         for value in node.outputs:
             value.shape = None
-    assert len(read_encoder(model).layers) == 24
+    assert len(read_encoder(model, [], longest=64).encoder.layers) == 24
 
 
 def test_states_may_be_multiplied_by_the_mask(bert, run_plainly) -> None:
@@ -271,7 +178,7 @@ def test_states_may_be_multiplied_by_the_mask(bert, run_plainly) -> None:
     kept = ir.node("Cast", column.outputs, {"to": ir.DataType.FLOAT})
     model.graph.insert_before(model.graph[0], [column, kept])
     insert_after(model, "LayerNormalization", "Mul", kept.outputs, index=2)
-    read = check_read(model, run_plainly, random_inputs((5, 9)), has_codes=False)
+    read = check_read(model, run_plainly, random_inputs((5, 9)))
     assert len(read.layers) == 2
 
 
@@ -299,5 +206,189 @@ def test_one_linear_layer_may_compute_query_key_and_value(bert, run_plainly) -> 
     graph.insert_before(matmuls[0], [product, total, parts])
     for add, part in zip(adds, parts.outputs, strict=True):
         add.outputs[0].replace_all_uses_with(part)
-    read = check_read(tidy(model), run_plainly, random_inputs((3, 9)), has_codes=False)
+    read = check_read(tidy(model), run_plainly, random_inputs((3, 9)))
     np.testing.assert_array_equal(read.layers[0].attention.key.weight, weights[1].T)
+
+
+class Block(torch.nn.Module):
+    """An encoder layer of plain torch modules, which any exporter handles."""
+
+    def __init__(
+        self, *, pre_norm: bool = False, gated: bool = False, other_gate: bool = False
+    ) -> None:
+        super().__init__()
+        self.pre_norm, self.gated, self.other_gate = pre_norm, gated, other_gate
+        self.table = torch.nn.Embedding(130, 16)
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
+        self.up, self.down = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+        self.gate = torch.nn.Linear(16, 32)
+        self.one, self.two, self.end = (torch.nn.LayerNorm(16) for _ in range(3))
+
+    def attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        split = [
+            part(x).view(x.shape[0], -1, 4, 4).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        ]
+        scores = split[0] @ split[1].transpose(2, 3) / 2
+        scores = scores + (1 - mask[:, None, None, :].float()) * -1e4
+        context = torch.softmax(scores, -1) @ split[2]
+        return self.out(context.transpose(1, 2).reshape(x.shape[0], -1, 16))
+
+    def feed(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.nn.functional.gelu(self.up(x))
+        if self.gated:
+            inner = inner * self.gate(self.two(x) if self.other_gate else x)
+        return self.down(inner)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        if self.pre_norm:
+            x = x + self.attend(self.one(x), mask)
+            return self.end(x + self.feed(self.two(x)))
+        x = self.one(x + self.attend(x, mask))
+        return self.two(x + self.feed(x))
+
+
+class Half(Block):
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        return self.one(x + self.attend(x, mask))
+
+
+class Cross(Block):
+    """A layer whose keys are those of other states than its queries."""
+
+    def attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        project, self.key = self.key, torch.nn.Sequential(self.end, self.key)
+        context = super().attend(x, mask)
+        self.key = project
+        return context
+
+
+class Bag(Block):
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.one(self.table(ids) * mask[..., None])
+
+
+@pytest.fixture
+def exported_block(tmp_path) -> Callable[[torch.nn.Module], ir.Model]:
+    """Return a function that exports a module and brings it into canonical form."""
+
+    def make(module: torch.nn.Module) -> ir.Model:
+        torch.manual_seed(0)
+        example = (torch.ones((2, 5), dtype=torch.int64), torch.ones((2, 5), dtype=torch.int64))
+        names = ["input_ids", "attention_mask"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                module.eval(),
+                example,
+                tmp_path / "model.onnx",
+                input_names=names,
+                dynamic_axes={name: {0: "batch", 1: "sequence"} for name in names},
+                opset_version=14,
+                dynamo=False,
+            )
+        return to_canonical_form(read_graph(tmp_path / "model.onnx"))
+
+    return make
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_layers_without_norms_of_embeddings_are_read(
+    exported_block, run_plainly, pre_norm, gated
+) -> None:
+    graph = exported_block(Block(pre_norm=pre_norm, gated=gated))
+    read = check_read(graph, run_plainly, random_inputs((5, 9)))
+    (layer,) = read.layers
+    assert read.embeddings.norm is None
+    assert (read.final_norm is not None) == (layer.attention_norm is not None) == pre_norm
+    assert (layer.gate is not None) == gated
+    if gated:
+        modules = [linear.module for linear, _ in linear_layers_of(layer)]
+        assert "encoder.layer.0.intermediate.gate" in modules
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (Bag, "has no residual add after an attention"),
+        (Half, "is not computed from the first linear layer"),
+        (Cross, "is read by keys or values, but not by their queries"),
+        (functools.partial(Block, gated=True, other_gate=True), "a gate that reads other states"),
+    ],
+    ids=["no-attention", "no-feed-forward", "other-keys", "other-gate"],
+)
+def test_other_layers_are_refused(exported_block, block, message) -> None:
+    graph = exported_block(block())
+    with pytest.raises(GraphError, match=message):
+        read_encoder(graph, [str(value.name) for value in graph.graph.outputs], longest=64)
+
+
+def test_sites_are_named_as_those_of_the_checkpoint(prepared) -> None:
+    each = prepared("bert")
+    read = read_encoder(float_graph(each.graph), [], longest=64).encoder
+    assert sites_of(read) == sites_of(encoder_of(each.checkpoint))
+
+
+def add_outputs(model: ir.Model) -> list[str]:
+    """Add outputs that are computed from states, from an output, from both, and from ids."""
+    (states,), graph = model.graph.outputs, model.graph
+    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    axis = add_constant(graph, "last-axis", np.array([-1]))
+    nodes = [
+        ir.node("Sin", [states], name="waves"),
+        ir.node("Cast", [ids], {"to": ir.DataType.FLOAT}, name="reals"),
+    ]
+    column = ir.node("Unsqueeze", [nodes[1].outputs[0], axis], name="column")
+    product = ir.node("Mul", [nodes[0].outputs[0], column.outputs[0]], name="product")
+    nodes += [column, product]
+    graph.extend(nodes)
+    for node in (nodes[0], product, nodes[1]):
+        node.outputs[0].name = f"{node.name}_out"
+        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        graph.outputs.append(node.outputs[0])
+    return ["waves_out", "product_out", "reals_out"]
+
+
+def test_what_follows_the_last_states_and_is_not_known_is_a_tail(bert, run_plainly) -> None:
+    model = float_graph(bert.graph)
+    names = add_outputs(model)
+    read = read_encoder(model, names, longest=64)
+    tail = read.encoder.tail
+    assert tail is not None
+    assert list(tail.outputs) == names
+    assert read.dropped == ()
+    assert set(tail.inputs) == {"input_ids", TAIL_STATES}
+    inputs = random_inputs((5, 9))
+    written = sited_graph(read.encoder, ("layer", "table"))
+    expected, found = (run_plainly(each, inputs) for each in (model, float_graph(written)))
+    assert list(found) == ["last_hidden_state", *names]
+    is_text = inputs["attention_mask"] == 1
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name][is_text], array[is_text], atol=3e-5)
+
+
+def test_a_tail_alone_reads_the_states(bert, run_plainly) -> None:
+    model = float_graph(bert.graph)
+    names = add_outputs(model)
+    del model.graph.outputs[0]
+    read = read_encoder(model, names, longest=64).encoder
+    assert read.heads == ()
+    assert set(read.tail.inputs) == {"input_ids", TAIL_STATES}
+    inputs = random_inputs((5, 9))
+    written = sited_graph(read, ())
+    expected, found = (run_plainly(each, inputs) for each in (model, written))
+    is_text = inputs["attention_mask"] == 1
+    for name in names:
+        np.testing.assert_allclose(found[name][is_text], expected[name][is_text], atol=3e-5)
+
+
+def test_an_output_of_inner_states_is_left_out_unless_it_is_needed(bert) -> None:
+    model = float_graph(bert.graph)
+    put_inner_states_out(model)
+    inner = str(model.graph.outputs[1].name)
+    assert read_encoder(model, ["last_hidden_state"], longest=64).dropped == (inner,)
+    with pytest.raises(GraphError, match="is not the last layer"):
+        read_encoder(model, [inner], longest=64)

@@ -12,12 +12,13 @@ import transformers
 
 from encoder_reference import random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.shared_table import joined, rest_of
+from qdqbert.encoders.sites import sites_of
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
-from qdqbert.graph.encoder import read_encoder
-from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.graph.of_checkpoint import encoder_of, graph_of
 from qdqbert.graph.passes.half_precision import to_half_precision
 from qdqbert.graph.qdq import float_graph, insert_qdq
 from qdqbert.graph.shared_table import read_shared_table
@@ -152,9 +153,11 @@ def test_codes_and_their_rest_have_16_bits() -> None:
 
 @pytest.mark.parametrize("embeddings", ["int8", "float"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_native_file_has_one_table(sited, family, embeddings) -> None:
-    model = lowered(*sited(family), "native-dynamic", embeddings)
-    packed = pack_model(read_encoder(model, longest=64))
+def test_the_native_file_has_one_table(save_tiny, tmp_path, family, embeddings) -> None:
+    save_tiny(tmp_path, family, transformers.AutoModelForMaskedLM)
+    encoder = encoder_of(load_checkpoint(str(tmp_path), task="fill-mask"))
+    plan = make_plan(TARGETS["native-dynamic"], sites_of(encoder), embeddings=embeddings)
+    packed = pack_model(quantize_encoder(encoder, plan.specs, Choices()))
     large = [name for name, each in packed.arrays.items() if each.size >= 16 * WORDS]
     assert sorted(large) == (["word_rest", "words"] if embeddings == "int8" else ["words"])
     assert packed.arrays["words"].dtype == (np.int8 if embeddings == "int8" else np.float32)

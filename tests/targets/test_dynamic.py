@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from qdqbert.calibration.calibration import Calibration
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import SpecError
+from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
+from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import quantizing
 from qdqbert.numerics.affine import dynamic_parameters
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
+from qdqbert.targets.files import save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 from qdqbert.verbs.inference import TorchRunner
@@ -79,12 +83,13 @@ def test_inputs_of_linear_layers_are_dynamic_for_any_spec() -> None:
     assert DYNAMIC.adapt(Site(name="a.matmul_q_input_quantizer", kind="activation"), spec) is None
 
 
-def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, check_lowered) -> None:
+def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, tmp_path) -> None:
     plan = bert.plan("native-dynamic")
     specs = {str(spec) for name, spec in plan.specs.items() if name.endswith("._input_quantizer")}
     assert specs == {"uint8 affine per-row dynamic"}
-    model = lower(bert.graph, plan, {}, bert.scales(plan))
-    check = check_lowered(model, bert.references(plan, {}), "native")
+    path = tmp_path / "model.safetensors"
+    save_encoder(encoder_of(bert.checkpoint), plan, Calibration(scales=bert.smooth.scales), path)
+    check = check_lowering(None, path, bert.references(plan, {}), "native")
     assert check.worst_layer_db >= 40
     x = torch.tensor([[[2.0, -1.0], [100.0, 0.0]]])
     made = dynamic_parameters(x, TensorSpec(**AFFINE, dynamic=True, per_row=True))

@@ -1,7 +1,7 @@
 """An encoder as data: embeddings, linear layers, LayerNorms, attention and heads.
 
-`families/` reads it from a checkpoint in float, and `graph.encoder` from a graph with Q/DQ pairs.
-The native engine packs and runs it. Weights have the layout of PyTorch, `(out, in)`.
+`families/` reads it from a checkpoint, and `graph.encoder` from an .onnx file. Graphs are written
+from it, and the native engine packs and runs it. Weights have the layout of PyTorch, `(out, in)`.
 """
 
 from __future__ import annotations
@@ -323,6 +323,25 @@ class Head:
     token_steps: int = 0
 
 
+TAIL_STATES = "encoder_states"
+"""Name of the last hidden states among the inputs of a tail."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tail:
+    """What follows the last hidden states in an .onnx file and is not known.
+
+    Attributes:
+        graph: An ONNX graph, as the bytes of a `ModelProto`, of standard operators in float.
+        inputs: Names of its inputs: of inputs of the model, outputs of its heads, or `TAIL_STATES`.
+        outputs: Names of its outputs, which are outputs of the model.
+    """
+
+    graph: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderModel:
     """A whole model.
@@ -336,6 +355,7 @@ class EncoderModel:
         input_names: Names of the inputs, in the order of the graph.
         has_choices: Whether inputs are `(batch, choices, seq)`, and outputs `(batch, choices)`.
         convolution: What is added to the states after the first layer; `None` if nothing is.
+        tail: What computes further outputs; `None` if the heads compute all.
     """
 
     embeddings: Embeddings
@@ -346,3 +366,4 @@ class EncoderModel:
     final_norm: Norm | None = None
     has_choices: bool = False
     convolution: Convolution | None = None
+    tail: Tail | None = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from torch import Tensor, nn
 
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
-from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
-from qdqbert.graph.edit import add_outputs
 from qdqbert.insert.body import OUTPUTS, GraphBody, to_numpy
 from qdqbert.insert.sited import SitedModel
 from qdqbert.insert.sited_encoder import SitedEncoder
@@ -135,6 +132,7 @@ def make_references(
     layers: Sequence[str],
     batches: Sequence[Batch],
     *,
+    outputs: Collection[str] | None = None,
     last_bits: float = LAST_BITS,
 ) -> list[Reference]:
     """Run the model and keep the input of each layer. Call it in a `quantizing` context.
@@ -145,6 +143,7 @@ def make_references(
         sited_graph: Its exported graph.
         layers: Paths of its encoder layers.
         batches: Batches of real text.
+        outputs: Names of the outputs to keep; all if `None`.
         last_bits: Relative size of the noise that simulates rounding between int8 operators. With
             0, there is no noise, and each batch is run once instead of twice.
     """
@@ -153,8 +152,9 @@ def make_references(
     places = dict(zip(names, modules, strict=True))
     references = []
     for batch in batches:
-        states, outputs = _run(body, batch, places, given=None, last_bits=0)
-        noisy = {**states, **outputs}
+        states, made = _run(body, batch, places, given=None, last_bits=0)
+        kept = {name: x for name, x in made.items() if outputs is None or name in outputs}
+        noisy = {**states, **kept}
         if last_bits:
             changed = _run(body, batch, places, given=states, last_bits=last_bits)
             noisy = {**changed[0], **changed[1]}
@@ -162,80 +162,12 @@ def make_references(
             Reference(
                 inputs=batch.inputs,
                 states=states,
-                outputs=outputs,
+                outputs=kept,
                 noisy=noisy,
                 last_bits=last_bits,
             )
         )
     return references
-
-
-def make_graph_references(
-    model: ir.Model,
-    names: Sequence[str],
-    batches: Sequence[Batch],
-    *,
-    scratch: Path,
-    last_bits: float = LAST_BITS,
-) -> list[Reference]:
-    """Run an existing ONNX model with Q/DQ pairs, without fusions, and keep each layer's input.
-
-    Args:
-        model: The graph with Q/DQ pairs and no rewrite.
-        names: Names of the values that enter its layers.
-        batches: Batches of real text.
-        scratch: Folder for temporary graphs.
-        last_bits: As in `make_references`.
-    """
-    # Graphs have reference cycles, and those that were written before still hold weights.
-    gc.collect()
-    outputs = [value.name or "" for value in model.graph.outputs]
-    whole = model.clone()
-    add_outputs(whole, names)
-    inputs = [batch.inputs for batch in batches]
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        # One session at a time, since each holds the weights and the largest tensors.
-        made = noisy = _run_graph(whole, Path(folder) / "whole.onnx", inputs)
-        if last_bits:
-            given = [
-                _with_noise(*pair, names, last_bits) for pair in zip(inputs, made, strict=True)
-            ]
-            forced = add_teacher_forcing(model, list(names))
-            noisy = _run_graph(forced, Path(folder) / "forced.onnx", given)
-    return [
-        Reference(
-            inputs=batch,
-            states={name: computed[name] for name in names},
-            outputs={name: computed[name] for name in outputs},
-            noisy=changed,
-            last_bits=last_bits,
-        )
-        for batch, computed, changed in zip(inputs, made, noisy, strict=True)
-    ]
-
-
-def _run_graph(
-    model: ir.Model, path: Path, inputs: Sequence[Mapping[str, NDArray[Any]]]
-) -> list[dict[str, NDArray[Any]]]:
-    """Return what a graph computes for each batch of inputs, without fusions."""
-    save_graph(model, path, temporary=True)
-    runner = OnnxRuntimeRunner(path, literal=True)
-    return [runner.run({name: each[name] for name in runner.input_names}) for each in inputs]
-
-
-def _with_noise(
-    inputs: Mapping[str, NDArray[Any]],
-    made: Mapping[str, NDArray[Any]],
-    names: Sequence[str],
-    last_bits: float,
-) -> dict[str, NDArray[Any]]:
-    """Return inputs of a graph with teacher forcing: each layer gets its state with noise."""
-    generator = np.random.default_rng(0)
-    given = dict(inputs)
-    for name in names:
-        noise = generator.standard_normal(made[name].shape).astype(np.float32)
-        given[f"{name}.forced"] = made[name] * (1 + np.float32(last_bits) * noise)
-    return given
 
 
 def _run(

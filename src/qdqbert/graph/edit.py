@@ -42,17 +42,6 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.V
     return value
 
 
-def add_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Make inner float32 values outputs of the graph, except those that are outputs already."""
-    values = {value.name: value for node in model.graph for value in node.outputs}
-    outputs = {value.name for value in model.graph.outputs}
-    for name in names:
-        if name not in outputs:
-            value = values[name]
-            value.dtype = ir.DataType.FLOAT
-            model.graph.outputs.append(value)
-
-
 def keep_outputs(model: ir.Model, names: Collection[str]) -> None:
     """Remove the outputs that are not listed. Nodes stay as they are."""
     for value in list(model.graph.outputs):

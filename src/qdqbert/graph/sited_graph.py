@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.model import TAIL_STATES, EncoderModel, Tail
 from qdqbert.graph.qdq import SITE_DOMAIN
 from qdqbert.graph.writer import make_graph
 from qdqbert.spec import SiteGroup
@@ -24,6 +25,8 @@ def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
     graph = ir.from_proto(made.proto)
     for name, array in made.arrays.items():
         graph.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    if model.tail is not None:
+        _append(graph, model.tail, made.states)
     # Shapes pass a site as long as it is an operator of ONNX.
     graph = common.ShapeInferencePass()(graph).model
     for node in graph.graph:
@@ -34,6 +37,38 @@ def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
         _name_sizes(graph.graph)
     graph.opset_imports[SITE_DOMAIN] = 1
     return common.IdentityEliminationPass()(graph).model
+
+
+def _append(model: ir.Model, tail: Tail, states: str) -> None:
+    """Append a tail to the graph of its model.
+
+    Args:
+        model: The graph of the heads.
+        tail: The tail.
+        states: Name of the last hidden states in the graph.
+    """
+    added = ir.from_proto(onnx.load_from_string(tail.graph))
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    values |= {value.name: value for value in model.graph.inputs}
+    values[TAIL_STATES] = values[states]
+    for value in added.graph.inputs:
+        value.replace_all_uses_with(values[value.name], replace_graph_outputs=True)
+    nodes, outputs = list(added.graph), list(added.graph.outputs)
+    constants = list(added.graph.initializers.values())
+    for value in (*constants, *(each for node in nodes for each in node.outputs)):
+        if value not in outputs:
+            value.name = f"tail.{value.name}"
+    added.graph.outputs.clear()
+    added.graph.initializers.clear()
+    added.graph.remove(nodes)
+    for constant in constants:
+        model.graph.register_initializer(constant)
+    for index, node in enumerate(nodes):
+        node.name = f"tail.{index}"
+    model.graph.extend(nodes)
+    model.graph.outputs.extend(outputs)
+    for domain, version in added.opset_imports.items():
+        model.opset_imports[domain] = max(version, model.opset_imports.get(domain, 0))
 
 
 def _name_sizes(graph: ir.Graph) -> None:

@@ -84,11 +84,13 @@ class MadeGraph:
         proto: The graph. The values of large constants are not in it.
         arrays: These constants by name.
         sites: Names of the Identity nodes that are sites.
+        states: Name of the last hidden states.
     """
 
     proto: onnx.ModelProto
     arrays: Mapping[str, Array]
     sites: Collection[str]
+    states: str
 
 
 def make_graph(model: EncoderModel, groups: Collection[SiteGroup] = ()) -> MadeGraph:
@@ -102,7 +104,7 @@ def make_graph(model: EncoderModel, groups: Collection[SiteGroup] = ()) -> MadeG
     proto = helper.make_model(
         writer.write(), opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION
     )
-    return MadeGraph(proto=proto, arrays=writer.arrays, sites=writer.sites)
+    return MadeGraph(proto=proto, arrays=writer.arrays, sites=writer.sites, states=writer.states)
 
 
 class _Writer:
@@ -113,6 +115,7 @@ class _Writer:
         self._add = Nodes()
         self.arrays: Mapping[str, Array] = self._add.arrays
         self.sites: set[str] = set()
+        self.states = ""
         self._masks: dict[tuple[bool, int | None], str] = {}
         # Names of values that several parts read; see `_read_inputs` and `_embed`.
         self._ids = self._mask = self._types = self._words = ""
@@ -127,8 +130,8 @@ class _Writer:
             x = self._layer(x, layer, is_last=layer is model.layers[-1])
             if index == 0 and model.convolution is not None:
                 x = self._convolve(x, embedded, model.convolution)
-        x = self._optional_norm(x, model.final_norm)
-        outputs = [each for head in model.heads for each in self._head(x, head)]
+        self.states = self._optional_norm(x, model.final_norm)
+        outputs = [each for head in model.heads for each in self._head(self.states, head)]
         axes = ["batch", *(["choices"] if model.has_choices else []), "sequence"]
         return helper.make_graph(
             add.nodes,

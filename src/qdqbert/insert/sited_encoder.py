@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from qdqbert.encoders.model import (
+    TAIL_STATES,
     Activation,
     Attention,
     Convolution,
@@ -58,6 +59,9 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+RunTail = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Computes the outputs of a tail from its inputs, all by name."""
+
 
 class SitedEncoder(nn.Module):
     """What an `EncoderModel` computes.
@@ -68,16 +72,25 @@ class SitedEncoder(nn.Module):
         output_names: Names of the tensors that `forward` returns, in order.
     """
 
-    def __init__(self, model: EncoderModel, groups: Collection[SiteGroup]) -> None:
+    def __init__(
+        self,
+        model: EncoderModel,
+        groups: Collection[SiteGroup],
+        run_tail: RunTail | None = None,
+    ) -> None:
         """Make the modules of a model, with a disabled quantizer at every site.
 
         Args:
             model: The model in float, whose arrays are shared.
             groups: Groups of sites.
+            run_tail: Computes the outputs of its tail; `None` leaves them out.
         """
         super().__init__()
-        self._model = model
-        self.output_names = tuple(out.name for head in model.heads for out in head.outputs)
+        self._model, self._run_tail = model, run_tail
+        names = [output.name for head in model.heads for output in head.outputs]
+        if run_tail is not None and model.tail is not None:
+            names += model.tail.outputs
+        self.output_names = tuple(names)
         self.quantizers: dict[str, Quantizer] = {}
         self.layer_paths = tuple(path_of(layer) for layer in model.layers)
         # Tensors of arrays that are no parameter of a site, each made once.
@@ -150,13 +163,19 @@ class SitedEncoder(nn.Module):
             if index == 0 and model.convolution is not None:
                 x = self._convolve(x, embedded, mask, model.convolution)
         x = self.norm(x, model.final_norm)
-        outputs = []
+        outputs: dict[str, Tensor] = {}
         for head in model.heads:
             made = self._head(x, mask, head)
             for output in head.outputs:
                 found = made if output.column is None else made[..., output.column]
-                outputs.append(found.reshape(shape[:2]) if model.has_choices else found)
-        return tuple(outputs)
+                outputs[output.name] = found.reshape(shape[:2]) if model.has_choices else found
+        if self._run_tail is not None and model.tail is not None:
+            given = {"input_ids": input_ids, "attention_mask": attention_mask, TAIL_STATES: x}
+            if token_type_ids is not None:
+                given["token_type_ids"] = token_type_ids
+            known = given | outputs
+            outputs |= self._run_tail({name: known[name] for name in model.tail.inputs})
+        return tuple(outputs[name] for name in self.output_names)
 
     def tensor(self, array: NDArray[np.generic]) -> Tensor:
         """Return the tensor of an array, which shares its memory."""

@@ -1,12 +1,10 @@
-"""Write the file of a target: an ONNX graph, or packed weights. `Target.file` says which."""
+"""Write the file of a target that has packed weights, and check which models such targets run."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-
-import onnx_ir as ir
 
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.encoders.affine import Bools
@@ -16,34 +14,10 @@ from qdqbert.engines.native.computed import check_parts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import GraphError, UserInputError
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.encoder import read_encoder
-from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import usable_cores
 from qdqbert.numerics.weight_rounding import rounding_of
 from qdqbert.targets import TARGETS
-from qdqbert.targets.target import FileName, Plan, Target
-
-
-def save_onnx_graph(model: ir.Model, path: Path, longest: int) -> None:
-    """Write a graph as it is, for texts of any length."""
-    del longest
-    save_graph(model, path)
-
-
-def save_packed_graph(model: ir.Model, path: Path, longest: int) -> None:
-    """Write a graph with Q/DQ pairs as packed weights of the native engine.
-
-    Args:
-        model: The graph.
-        path: The file.
-        longest: Longest text in tokens, where the graph has no table of positions.
-
-    Raises:
-        UserInputError: The engine does not run a part of the graph.
-    """
-    with _refusing():
-        save_packed(pack_model(read_encoder(model, longest=longest)), path)
+from qdqbert.targets.target import Plan, Target
 
 
 def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path: Path) -> None:
@@ -82,35 +56,13 @@ def choices_of(calibration: Calibration, specs: Specs) -> Choices:
     )
 
 
-WRITERS: Mapping[FileName, Callable[[ir.Model, Path, int], None]] = {
-    "model.onnx": save_onnx_graph,
-    "model.safetensors": save_packed_graph,
-}
-
-
 def limits_models(target: Target) -> bool:
     """Return whether a target runs only some models."""
     return target.file == "model.safetensors"
 
 
-def check_model(target: Target, sited: ir.Model, longest: int) -> None:
-    """Refuse a model that a target does not run, before anything is calibrated.
-
-    Args:
-        target: The target.
-        sited: Float graph with a node at every site; not changed.
-        longest: Longest text in tokens.
-
-    Raises:
-        UserInputError: The target does not run it. The message names the targets that remain.
-    """
-    if limits_models(target):
-        with _refusing():
-            read_encoder(float_graph(sited), longest=longest)
-
-
 def check_encoder(target: Target, model: EncoderModel) -> None:
-    """Refuse a model that a target does not run, before anything is calibrated; see `check_model`.
+    """Refuse a model that a target does not run, before anything is calibrated.
 
     Args:
         target: The target.

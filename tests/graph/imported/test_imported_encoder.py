@@ -9,23 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
+from calibrated import calibrate
 from encoder_reference import check_read, random_inputs
+from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
+from qdqbert.encoders.sites import linear_layers_of, sites_of
+from qdqbert.encoding import Batch
+from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph
-from qdqbert.graph.imported.roles import find_roles
-from qdqbert.graph.imported.sites import SitedGraph, mark_sites
-from qdqbert.graph.qdq import float_graph, insert_qdq
+from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.sited_graph import sited_graph
 from qdqbert.insert.body import pool
-from qdqbert.spec import Range
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import make_plan
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.insert.sited_encoder import SitedEncoder
+from qdqbert.numerics.ranges import Max
+from qdqbert.recipes import WIDE_INPUTS
 
 # Exports of `exported`: family, kind of attention, opset and exporter.
 EXPORTS = [
@@ -47,9 +53,8 @@ HEADS = [
 ]
 
 
-def mark(path: Path) -> SitedGraph:
-    model = to_canonical_form(read_graph(path))
-    return mark_sites(model, find_roles(model))
+def canonical(path: Path) -> ir.Model:
+    return to_canonical_form(read_graph(path))
 
 
 def kinds(steps: tuple[Any, ...]) -> list[str]:
@@ -58,20 +63,75 @@ def kinds(steps: tuple[Any, ...]) -> list[str]:
 
 @pytest.mark.parametrize("which", EXPORTS, ids=lambda which: "-".join(map(str, which)))
 def test_exports_of_each_kind_are_read(exported, run_plainly, which) -> None:
-    sited = mark(exported(*which))
-    inputs = random_inputs((5, 9))
-    check_read(float_graph(sited.graph), run_plainly, inputs, has_codes=False)
-    plan = make_plan(TARGETS["portable"], sited.sites, recipe="full-smoothed", embeddings="int8")
-    rng = np.random.default_rng(0)
-    scales = {
-        name: rng.uniform(0.5, 2, weight.shape[1]).astype(np.float32)
-        for name, weight in sited.weights.items()
-    }
-    ranges = dict.fromkeys(plan.specs, Range(amax=4, low=-3.5, high=4))
-    model = insert_qdq(sited.graph, plan.specs, ranges, scales=scales)
-    read = check_read(model, run_plainly, inputs)
-    assert len(read.layers) == 2
-    assert read.layers[0].up.codes.multiplier.shape == (32,)
+    read = check_read(canonical(exported(*which)), run_plainly, random_inputs((5, 9)))
+    tables = {"roberta": 2, "distilbert": 2}.get(which[0], 3)
+    # RoBERTa's table of token types has one row.
+    assert len(sites_of(read)) == 2 * 20 + tables + (which[0] == "roberta")
+    assert all(site.name.startswith(("encoder.layer.", "embeddings.")) for site in sites_of(read))
+
+
+def test_weights_are_those_of_each_linear_layer(exported, make_model) -> None:
+    model = make_model(
+        "bert",
+        transformers.AutoModelForSequenceClassification,
+        num_hidden_layers=2,
+        vocab_size=128,
+    )
+    weights = {name.removeprefix("bert."): each for name, each in model.named_parameters()}
+    graph = canonical(exported("bert"))
+    read = read_encoder(graph, ["logits"], longest=64).encoder
+    linears = [linear for layer in read.layers for linear, _ in linear_layers_of(layer)]
+    assert len(linears) == 12
+    for linear in linears:
+        for name in ("weight", "bias"):
+            expected = weights[f"{linear.module}.{name}"].detach().numpy()
+            np.testing.assert_array_equal(getattr(linear, name), expected)
+
+
+@pytest.mark.parametrize("which", EXPORTS[:2], ids=lambda which: "-".join(map(str, which)))
+def test_the_graph_that_is_written_returns_the_same_values(
+    exported, padded_inputs, run_plainly, which
+) -> None:
+    graph = canonical(exported(*which))
+    expected = run_plainly(graph, padded_inputs)
+    read = read_encoder(graph, ["logits"], longest=64).encoder
+    written = float_graph(sited_graph(read, ("layer", "table")))
+    np.testing.assert_allclose(
+        run_plainly(written, padded_inputs)["logits"], expected["logits"], atol=1e-5
+    )
+
+
+def test_ranges_and_scales_are_those_of_the_checkpoint(exported, make_model) -> None:
+    model = make_model(
+        "bert",
+        transformers.AutoModelForSequenceClassification,
+        num_hidden_layers=2,
+        vocab_size=128,
+    )
+    sited = insert_quantizers_(model, family_of("bert"))
+    read = read_encoder(canonical(exported("bert")), ["logits"], longest=64).encoder
+    encoder = SitedEncoder(read, ("layer", "table"))
+    batches = [Batch(indices=tuple(range(5)), inputs=random_inputs((5, 9)))]
+    found, expected = (
+        calibrate(
+            each,
+            lambda inputs, run=run: run(**inputs),
+            batches,
+            sites=[site.name for site in each.sites if site.kind == "activation"],
+            calibrator=Max(),
+            smoothing=WIDE_INPUTS,
+        )
+        for each, run in ((encoder.sited, encoder), (sited, model))
+    )
+    assert found.scales.keys() == {name.removeprefix("bert.") for name in expected.scales}
+    for name, scale in expected.scales.items():
+        torch.testing.assert_close(
+            found.scales[name.removeprefix("bert.")], scale, rtol=1e-4, atol=1e-6
+        )
+    assert found.ranges.keys() == {name.removeprefix("bert.") for name in expected.ranges}
+    for name, each in expected.ranges.items():
+        wanted = found.ranges[name.removeprefix("bert.")]
+        assert (wanted.low, wanted.high) == pytest.approx((each.low, each.high), rel=1e-4), name
 
 
 class Plain(nn.Module):
@@ -87,7 +147,7 @@ class Plain(nn.Module):
         return self.after(outputs, attention_mask)
 
 
-def export(path: Path, model: nn.Module, outputs: list[str]) -> SitedGraph:
+def export(path: Path, model: nn.Module, outputs: list[str]) -> ir.Model:
     ids = torch.arange(7, 17).view(2, 5)
     mask = torch.ones_like(ids)
     mask[-1, -2:] = 0
@@ -104,7 +164,7 @@ def export(path: Path, model: nn.Module, outputs: list[str]) -> SitedGraph:
             opset_version=17,
             dynamo=False,
         )
-    return mark(path)
+    return canonical(path)
 
 
 @pytest.mark.parametrize(("family", "head", "steps"), HEADS)
@@ -113,8 +173,8 @@ def test_heads_of_each_family_are_read(
 ) -> None:
     auto_class = getattr(transformers, f"AutoModelFor{head}")
     model = Plain(make_model(family, auto_class, vocab_size=128), lambda made, _: (made.logits,))
-    sited = export(tmp_path / "model.onnx", model, ["logits"])
-    read = check_read(float_graph(sited.graph), run_plainly, random_inputs((5, 9)), has_codes=False)
+    graph = export(tmp_path / "model.onnx", model, ["logits"])
+    read = check_read(graph, run_plainly, random_inputs((5, 9)))
     (found,) = read.heads
     of_tokens = head in ("MaskedLM", "TokenClassification")
     assert found.pooling == ("none" if of_tokens else "first")
@@ -126,8 +186,8 @@ def test_layers_of_modernbert_are_read(make_model, run_plainly, tmp_path, attent
     model = make_model("modernbert", vocab_size=128)
     model.set_attn_implementation(attention)
     plain = Plain(model, lambda made, _: (made.last_hidden_state,))
-    graph = float_graph(export(tmp_path / "model.onnx", plain, ["last_hidden_state"]).graph)
-    read = check_read(graph, run_plainly, random_inputs((5, 23)), has_codes=False, longest=64)
+    graph = export(tmp_path / "model.onnx", plain, ["last_hidden_state"])
+    read = check_read(graph, run_plainly, random_inputs((5, 23)))
     assert read.limit == 64
     assert read.final_norm is not None
     assert [layer.attention.window for layer in read.layers] == [None, 4]
@@ -151,9 +211,8 @@ def test_each_pooling_is_read(make_model, run_plainly, tmp_path) -> None:
     model = Plain(make_model("bert", vocab_size=128), lambda made, _: made)
     model.after = functools.partial(pool_in_each_way, dense=model.dense)
     names = [f"{mode}_{normalize}" for mode in POOLING_MODES for normalize in (False, True)]
-    sited = export(tmp_path / "model.onnx", model, ["states", *names, "dense"])
-    model_read = float_graph(sited.graph)
-    read = check_read(model_read, run_plainly, random_inputs((5, 9)), has_codes=False)
+    graph = export(tmp_path / "model.onnx", model, ["states", *names, "dense"])
+    read = check_read(graph, run_plainly, random_inputs((5, 9)))
     found = {
         output.name: (head.pooling, kinds(head.steps))
         for head in read.heads

@@ -97,7 +97,7 @@ def test_each_target_is_exact_and_near_float(made) -> None:
         assert each.lowering.is_exact
         assert each.fidelity.sqnr_db > 15
         assert each.size_ratio < 0.6
-    assert any("layers 2" in notice for notice in report.notices)
+    assert any("2 layers" in notice for notice in report.notices)
 
 
 def test_a_graph_is_analyzed_like_its_checkpoint(float_graph, options, checkpoints) -> None:

@@ -1,51 +1,86 @@
-"""Read a graph with Q/DQ pairs as an encoder that the native engine runs.
+"""Read a float graph as an encoder.
 
-Graphs of existing ONNX models and of decoders for text generation are read. The graph is followed
-from its outputs back to its inputs: heads, layers, embeddings. Every node has to be part of one of
-them.
+The graph is followed from its outputs back to its inputs: heads, layers, embeddings. Every node has
+to be part of one of them, or of what follows the last hidden states.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
+
+import numpy as np
 import onnx_ir as ir
 
-from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.model import EncoderModel, Head, Linear, Table
 from qdqbert.graph.encoder.embeddings import read_embeddings
 from qdqbert.graph.encoder.heads import read_heads
 from qdqbert.graph.encoder.layers import read_layers, with_positions
-from qdqbert.graph.encoder.refusal import refuse
+from qdqbert.graph.encoder.tail import read_tail
 from qdqbert.graph.encoder.view import GraphView
 
 
-def read_encoder(model: ir.Model, *, longest: int | None = None) -> EncoderModel:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadGraph:
+    """A graph that was read.
+
+    Attributes:
+        encoder: The encoder, in float.
+        dropped: Names of the outputs that it does not have, since they are computed from inner
+            states.
+    """
+
+    encoder: EncoderModel
+    dropped: tuple[str, ...]
+
+
+def read_encoder(model: ir.Model, outputs: Collection[str], *, longest: int) -> ReadGraph:
     """Read a graph as an encoder.
 
     Args:
-        model: A graph with Q/DQ pairs, as `graph.qdq.insert_qdq` returns it, of standard ONNX
-            operators. It is not changed.
+        model: A float graph in canonical form. It is not changed.
+        outputs: Names of the outputs that must not be dropped.
         longest: Longest text in tokens, for graphs without a table of positions.
 
-    Returns:
-        The encoder. Its arrays may share memory with the graph.
-
     Raises:
-        GraphError: The graph has a part that the engine does not run. The message names the node.
+        GraphError: The graph has a part that is not known. The message names the node.
     """
     view = GraphView(model)
-    heads, states = read_heads(view)
-    layers, start, final_norm = read_layers(view, states)
+    heads = read_heads(view)
+    layers, start, final_norm = read_layers(view, heads.states)
     embeddings, rows = read_embeddings(view, start)
     limit = longest if rows is None else rows
-    if limit is None:
-        raise refuse(None, "has no table of positions, and the longest text is not known")
     complete = with_positions(view, layers, limit)
-    view.check_all_read()
-    return EncoderModel(
+    known = [each for each in model.graph.outputs if each not in heads.unknown]
+    tail = read_tail(view, heads.states, heads.unknown, known)
+    dropped = {
+        str(value.name): error
+        for value, error in heads.unknown.items()
+        if tail is None or value.name not in tail.outputs
+    }
+    for name in dropped.keys() & set(outputs):
+        raise dropped[name]
+    if not dropped:
+        view.check_all_read()
+    encoder = EncoderModel(
         embeddings=embeddings,
         layers=complete,
         final_norm=final_norm,
-        heads=heads,
+        heads=tuple(_with_table(head, embeddings.words) for head in heads.heads),
         limit=limit,
         input_names=tuple(str(value.name) for value in model.graph.inputs),
         has_choices=view.has_choices,
+        tail=tail,
     )
+    return ReadGraph(encoder=encoder, dropped=tuple(dropped))
+
+
+def _with_table(head: Head, words: Table) -> Head:
+    """Return a head whose decoder shares its weight with the table of words, if they are equal."""
+    steps = [
+        dataclasses.replace(step, weight=words.rows)
+        if isinstance(step, Linear) and np.array_equal(step.weight, words.rows)
+        else step
+        for step in head.steps
+    ]
+    return dataclasses.replace(head, steps=tuple(steps))

@@ -8,10 +8,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.encoders.model import Attention, Linear, RoundTrip
+from qdqbert.encoders.model import Attention, Linear
 from qdqbert.graph.edit import producer_of
 from qdqbert.graph.encoder.linear_layers import LinearNodes
-from qdqbert.graph.encoder.quantization import round_trip
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.scores import ScoreNodes, read_scores
 from qdqbert.graph.encoder.view import GraphView, numbered
@@ -27,9 +26,8 @@ class HeadNodes:
         heads: Number of heads.
         width: Size of a head.
         factor: What its output is multiplied by.
-        codes: Fake quantization of the layer's output, before it is multiplied by `factor`.
-        value: What a matmul reads, before a Q/DQ pair: `(batch, heads, tokens, width)`, or with
-            the last two axes swapped.
+        value: What a matmul reads: `(batch, heads, tokens, width)`, or with the last two axes
+            swapped.
         tokens_axis: Which axis of it runs over tokens.
         end: The output of the linear layer.
         columns: The outputs of the linear layer in the order of the heads.
@@ -41,7 +39,6 @@ class HeadNodes:
     heads: int
     width: int
     factor: float
-    codes: RoundTrip | None
     value: ir.Value
     tokens_axis: int
     end: ir.Value
@@ -77,14 +74,14 @@ def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
     Raises:
         GraphError: It has another form.
     """
-    merged, pairs = view.source(output.source, "the context")
+    merged = view.source(output.source, "the context")
     context = producer_of(merged, "MatMul")
     if context is None or merged in view.linear_layers:
         raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
     value = _read_projection(view, context, 1, tokens_axis=2)
     if value.factor != 1 or value.is_rotated:
         raise refuse(context, "reads values that are multiplied by a factor")
-    softmax, probability_codes = _probabilities(view, context)
+    softmax = _probabilities(view, context)
     scores = read_scores(view, softmax)
     query = _read_projection(view, scores.matmul, 0, tokens_axis=2)
     key = _read_projection(view, scores.matmul, 1, tokens_axis=3)
@@ -98,40 +95,46 @@ def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
     texts, tokens = view.probe.ids.shape
     x = numbered((texts, query.heads, tokens, query.width))
     expected = x.transpose(0, 2, 1, 3).ravel()
-    if pairs or not np.array_equal(view.evaluate(output.source, {merged: x}).ravel(), expected):
+    if not np.array_equal(view.evaluate(output.source, {merged: x}).ravel(), expected):
         raise refuse(output.source.producer(), "does not put the contexts of the heads together")
     view.mark_read(context, softmax, scores.matmul)
+    projections = {"query": query, "key": key, "value": value}
+    is_one = query.end is key.end is value.end
+    linears = [
+        dataclasses.replace(
+            each.linear,
+            module=f"attention.self.{'qkv' if is_one else name}",
+            first=place * query.heads * query.width if is_one else 0,
+        )
+        for place, (name, each) in enumerate(projections.items())
+    ]
     attention = Attention(
-        query=query.linear,
-        key=key.linear,
-        value=value.linear,
-        output=output.linear,
+        query=linears[0],
+        key=linears[1],
+        value=linears[2],
+        output=dataclasses.replace(output.linear, module="attention.output.dense"),
         heads=query.heads,
         scale=scores.factor * query.factor * key.factor,
         causal=scores.is_causal,
-        query_codes=query.codes,
-        key_codes=key.codes,
-        probability_codes=probability_codes,
-        value_codes=value.codes,
     )
     return AttentionNodes(
         attention=attention, source=query.source, scores=scores.nodes, query=query, key=key
     )
 
 
-def _probabilities(view: GraphView, context: ir.Node) -> tuple[ir.Node, RoundTrip | None]:
-    """Return the Softmax that a context's matmul reads, and the fake quantization in between."""
+def _probabilities(view: GraphView, context: ir.Node) -> ir.Node:
+    """Return the Softmax that a context's matmul reads."""
     first = context.inputs[0]
     assert first is not None
-    end, pairs = view.source(first, "the probabilities")
+    end = view.source(first, "the probabilities")
     softmax = producer_of(end, "Softmax")
     if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         raise refuse(end.producer(), "is where a Softmax over keys should be")
     texts, tokens = view.probe.ids.shape
     x = numbered((texts, 1, tokens, tokens)) / (texts * tokens * tokens)
-    if len(pairs) > 1 or not np.array_equal(view.evaluate(first, {end: x}), x):
+    if not np.array_equal(view.evaluate(first, {end: x}), x):
         raise refuse(first.producer(), "changes the probabilities")
-    return softmax, round_trip(pairs[0]) if pairs else None
+    return softmax
 
 
 def _read_projection(
@@ -147,7 +150,7 @@ def _read_projection(
     """
     value = matmul.inputs[index]
     assert value is not None
-    end, pairs = view.source(value, f"input {index} of {matmul.name!r}")
+    end = view.source(value, f"input {index} of {matmul.name!r}")
     if end not in view.linear_layers:
         raise refuse(end.producer(), "is where a linear layer of query, key or value should be")
     found = view.linear(end)
@@ -173,12 +176,6 @@ def _read_projection(
     expected = np.arange(texts * tokens).reshape(texts, 1, tokens, 1)[:, :, :kept]
     if (rows != expected).any() or (columns != columns[:1, :, :1]).any():
         raise refuse(value.producer(), "does not split the outputs of a linear layer into heads")
-    codes = None
-    if len(pairs) > 1:
-        raise refuse(pairs[1], "quantizes a tensor that is quantized again")
-    if pairs:
-        quantized = view.evaluate(pairs[0].outputs[0], {end: np.ones(shape, np.float32)})
-        codes = round_trip(pairs[0], factor=float(quantized.flat[0]))
     ordered = columns[0, :, 0].ravel()
     return HeadNodes(
         linear=take_outputs(found.linear, ordered),
@@ -186,7 +183,6 @@ def _read_projection(
         heads=places.shape[1],
         width=places.shape[3],
         factor=factor,
-        codes=codes,
         value=value,
         tokens_axis=tokens_axis,
         end=end,
@@ -199,10 +195,4 @@ def take_outputs(linear: Linear, columns: NDArray[np.int64]) -> Linear:
     """Return the outputs of a linear layer with these numbers."""
     if np.array_equal(columns, np.arange(len(linear.weight))):
         return linear
-    scale = linear.weight_scale
-    return dataclasses.replace(
-        linear,
-        weight=linear.weight[columns],
-        weight_scale=None if scale is None else scale[columns],
-        bias=linear.bias[columns],
-    )
+    return dataclasses.replace(linear, weight=linear.weight[columns], bias=linear.bias[columns])

@@ -12,9 +12,11 @@ from qdqbert.encoders.model import Embeddings, Floats, Linear, Table
 from qdqbert.graph.edit import constant_array, producer_of
 from qdqbert.graph.encoder.norms import read_norm, terms_of
 from qdqbert.graph.encoder.probe import Array, Probe
-from qdqbert.graph.encoder.quantization import split_channel_factor
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView
+
+# Kinds of tables, as in the names of BERT's modules.
+_WORDS, _POSITIONS, _TOKEN_TYPES = "word", "position", "token_type"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,17 @@ class _Lookup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Positions:
-    """Table of positions, its longest text, and the id of padding that is not counted."""
+    """A table of positions.
+
+    Attributes:
+        table: The whole table.
+        first: As `first_position` in `Embeddings`.
+        limit: Longest text in tokens.
+        padding_id: Id of the padding token, if it is not counted.
+    """
 
     table: Table
+    first: int
     limit: int
     padding_id: int | None
 
@@ -64,52 +74,48 @@ def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int 
     if states in view.linear_layers:
         found = view.linear(states)
         projection, normed = found.linear, view.state(found.source, "the projected embeddings")
-    node = producer_of(normed, "LayerNormalization")
-    if node is None:
-        raise refuse(normed.producer(), "is where the LayerNorm of the embeddings should be")
-    norm, total = read_norm(view, node)
-    found_tables: dict[str, Table] = {}
+    norm, total = None, normed
+    if (node := producer_of(normed, "LayerNormalization")) is not None:
+        norm, total = read_norm(view, node)
+    tables: dict[str, Table] = {}
     positions: _Positions | None = None
     for term in terms_of(view, total):
         kind, read = _read_term(view, term)
-        if kind in found_tables or (kind == "positions" and positions is not None):
-            raise refuse(term.producer(), f"adds {kind} for the second time")
+        if kind in tables:
+            raise refuse(term.producer(), f"adds {kind} embeddings for the second time")
         if isinstance(read, _Positions):
-            positions = read
-        else:
-            found_tables[kind] = read
-    if "words" not in found_tables:
+            positions, read = read, read.table
+        tables[kind] = dataclasses.replace(read, module=f"embeddings.{kind}_embeddings")
+    if _WORDS not in tables:
         raise refuse(total.producer(), "does not look up embeddings of words")
     embeddings = Embeddings(
-        words=found_tables["words"],
-        positions=None if positions is None else positions.table,
-        token_types=found_tables.get("token types"),
+        words=tables[_WORDS],
+        positions=tables.get(_POSITIONS),
+        token_types=tables.get(_TOKEN_TYPES),
         norm=norm,
         projection=projection,
         padding_id=None if positions is None else positions.padding_id,
+        first_position=0 if positions is None else positions.first,
     )
     return embeddings, None if positions is None else positions.limit
 
 
 def _read_term(view: GraphView, term: ir.Value) -> tuple[str, Table | _Positions]:
-    """Return what a term of the sum is: `words`, `positions` or `token types`."""
-    region = view.region(term)
-    if region.sources:
+    """Return a term of the sum, and its kind."""
+    if view.sources(term):
         raise refuse(term.producer(), "adds a state of the encoder to the embeddings")
-    if region.pairs:
-        raise refuse(region.pairs[0], "quantizes embeddings after they are looked up")
     lookup = _lookup_of(term)
     if lookup is None:
         return _read_term_without_lookup(view, term)
     index, probe = view.evaluate(lookup.index), view.probe
     if _equals(index, probe.ids, probe):
-        return "words", lookup.table
+        return _WORDS, lookup.table
     if _equals(index, probe.token_types, probe) and "token_type_ids" in probe.inputs:
-        return "token types", lookup.table
+        return _TOKEN_TYPES, lookup.table
     if not index.any():
         # The model has no input of token types, and each token has the first type.
-        return "token types", lookup.table
-    return "positions", _read_positions(view, lookup)
+        return _TOKEN_TYPES, lookup.table
+    return _POSITIONS, _read_positions(view, lookup)
 
 
 def _read_term_without_lookup(view: GraphView, term: ir.Value) -> tuple[str, Table | _Positions]:
@@ -117,7 +123,7 @@ def _read_term_without_lookup(view: GraphView, term: ir.Value) -> tuple[str, Tab
     array = constant_array(term)
     if array is not None and array.size == array.shape[-1]:
         row = np.ascontiguousarray(array.reshape(1, -1), np.float32)
-        return "token types", Table(rows=row, scale=None)
+        return _TOKEN_TYPES, Table(rows=row, scale=None)
     made = view.evaluate(term, probe=_long_probe(view, _most_rows(term)))
     table = np.ascontiguousarray(made.reshape(-1, made.shape[-1]), np.float32)
     tokens = view.probe.ids.shape[1]
@@ -126,28 +132,18 @@ def _read_term_without_lookup(view: GraphView, term: ir.Value) -> tuple[str, Tab
     if len(table) < tokens or not np.array_equal(short, repeated):
         raise refuse(term.producer(), "does not add one row of a table for each position")
     rows = Table(rows=table, scale=None)
-    return "positions", _Positions(table=rows, limit=len(table), padding_id=None)
+    return _POSITIONS, _Positions(table=rows, first=0, limit=len(table), padding_id=None)
 
 
 def _lookup_of(term: ir.Value) -> _Lookup | None:
     """Return the table and the index of a term; `None` if it does not look up rows of a table."""
-    scaled = split_channel_factor(term)
-    cast = producer_of(scaled[0], "Cast") if scaled is not None else None
-    gather = producer_of(cast.inputs[0] if cast is not None else term, "Gather")
+    gather = producer_of(term, "Gather")
     if gather is None or gather.attributes.get_int("axis", 0) != 0:
         return None
     rows, index = constant_array(gather.inputs[0]), gather.inputs[1]
-    if rows is None or rows.ndim != 2 or index is None:
+    if rows is None or rows.ndim != 2 or index is None or rows.dtype.kind != "f":
         return None
-    if cast is None:
-        if rows.dtype != np.float32:
-            raise refuse(gather, f"reads a table of {rows.dtype} without a scale")
-        return _Lookup(value=term, table=Table(rows=_floats(rows), scale=None), index=index)
-    assert scaled is not None
-    if rows.dtype != np.int8 or scaled[1].shape != rows.shape[1:]:
-        raise refuse(gather, "reads codes that are not int8 with one scale for each channel")
-    codes = rows.astype(np.int8, copy=False)
-    return _Lookup(value=term, table=Table(rows=codes, scale=scaled[1]), index=index)
+    return _Lookup(value=term, table=Table(rows=_floats(rows), scale=None), index=index)
 
 
 def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
@@ -172,9 +168,11 @@ def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
     limit = min(limit, len(longest))
     if not np.array_equal(longest, first + np.arange(limit)):
         raise refuse(lookup.value.producer(), "does not number positions in order")
-    rows = lookup.table.rows[first - (padding_id is not None) : first + limit]
     return _Positions(
-        table=dataclasses.replace(lookup.table, rows=rows), limit=limit, padding_id=padding_id
+        table=lookup.table,
+        first=first - (padding_id is not None),
+        limit=limit,
+        padding_id=padding_id,
     )
 
 

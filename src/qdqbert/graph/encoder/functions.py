@@ -95,9 +95,12 @@ def match_pooling(
         y: What a part of a graph computes from them.
         is_text: Which tokens are not padding, `(texts, tokens)`.
     """
-    rows = match_rows(x, y)
-    if rows is not None:
-        return "none", rows
+    tokens = (is_text.size, -1)
+    if x.size == y.size:
+        # States of padding have no meaning, and XLM multiplies by the mask.
+        rows = match_rows(*(each.reshape(tokens)[is_text.ravel()] for each in (x, y)))
+        if rows is not None:
+            return "none", rows
     states = x.reshape(*is_text.shape, -1).astype(np.float64)
     for name, pool in _POOLINGS.items():
         pooled = np.stack([pool(text[keep]) for text, keep in zip(states, is_text, strict=True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -42,32 +43,55 @@ class _OutputNodes:
     output: HeadOutput
 
 
-def read_heads(view: GraphView) -> tuple[tuple[Head, ...], ir.Value]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadHeads:
+    """The heads of a graph.
+
+    Attributes:
+        heads: Those that are known. Outputs with the same steps share a head.
+        states: The last hidden states.
+        unknown: Why other outputs could not be read, by output.
+    """
+
+    heads: tuple[Head, ...]
+    states: ir.Value
+    unknown: Mapping[ir.Value, GraphError]
+
+
+def read_heads(view: GraphView) -> ReadHeads:
     """Read the heads of a graph.
 
-    Returns:
-        The heads, and the last hidden states. Outputs with the same steps share a head.
-
     Raises:
-        GraphError: An output is computed in another way.
+        GraphError: The graph has no encoder layer.
     """
-    found = [_read_output(view, value) for value in view.graph.outputs]
-    if not found:
-        raise refuse(None, "is missing: the graph has no outputs")
-    states = found[0].states
+    states = _last_states(view)
     heads: dict[tuple[object, ...], Head] = {}
-    for each in found:
-        if each.states is not states:
-            raise refuse(
-                each.states.producer(),
-                f"is read by output `{each.output.name}`, but other outputs are computed from "
-                "states of another layer",
+    unknown: dict[ir.Value, GraphError] = {}
+    for value in view.graph.outputs:
+        try:
+            found = _read_output(view, value)
+        except GraphError as error:
+            unknown[value] = error
+            continue
+        if found.states is not states:
+            unknown[value] = refuse(
+                found.states.producer(), f"gives output `{value.name}`, and is not the last layer"
             )
-        kinds = tuple(step if isinstance(step, str) else "part" for step in each.steps)
-        key = (each.pooling, each.parts, kinds)
-        outputs = (*heads[key].outputs, each.output) if key in heads else (each.output,)
-        heads[key] = Head(pooling=each.pooling, steps=each.steps, outputs=outputs)
-    return tuple(heads.values()), states
+            continue
+        kinds = tuple(step if isinstance(step, str) else "part" for step in found.steps)
+        key = (found.pooling, found.parts, kinds)
+        outputs = (*heads[key].outputs, found.output) if key in heads else (found.output,)
+        heads[key] = Head(pooling=found.pooling, steps=found.steps, outputs=outputs)
+    return ReadHeads(heads=tuple(heads.values()), states=states, unknown=unknown)
+
+
+def _last_states(view: GraphView) -> ir.Value:
+    """Return the output of the last encoder layer, or of a LayerNorm after it."""
+    values = [value for node in view.graph for value in node.outputs]
+    last = next((each for each in reversed(values) if ends_layer(view, each)), None)
+    if last is None:
+        raise refuse(None, "has no residual add after an attention")
+    return last
 
 
 def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
@@ -77,9 +101,7 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
     shape: tuple[int, ...] = ()
     value = output
     while True:
-        end, pairs = view.source(value, f"output `{output.name}`")
-        if pairs:
-            raise refuse(pairs[0], "quantizes a tensor of a head outside of a linear layer")
+        end = view.source(value, f"output `{output.name}`")
         x = sample(view.shape(end))
         y = view.evaluate(value, {end: x})
         if value is output:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from qdqbert.encoders.model import (
     Activation,
@@ -16,21 +15,21 @@ from qdqbert.encoders.model import (
     Norm,
     Residual,
     Rotary,
-    RoundTrip,
 )
 from qdqbert.graph.edit import producer_of
 from qdqbert.graph.encoder.attention import AttentionNodes, read_attention, take_outputs
 from qdqbert.graph.encoder.functions import ACTIVATIONS, match_rows, sample
+from qdqbert.graph.encoder.linear_layers import LinearNodes
 from qdqbert.graph.encoder.norms import read_norm
 from qdqbert.graph.encoder.probe import Array
-from qdqbert.graph.encoder.quantization import pair_of, round_trip, split_channel_factor
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.residuals import sum_of
 from qdqbert.graph.encoder.rotation import read_rotary
 from qdqbert.graph.encoder.scores import read_distances
 from qdqbert.graph.encoder.view import GraphView
 
-Columns = NDArray[np.int64]
+# The name of a feed-forward part's first linear layer in BERT.
+_UP = "intermediate.dense"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class _ResidualNodes:
     """A residual add and its LayerNorm, if it has one.
 
     Attributes:
-        residual: The LayerNorm, and the fake quantization of both inputs of the add.
+        residual: The LayerNorm.
         local: Output of the linear layer whose output is added.
         states: The states that it is added to.
     """
@@ -82,10 +81,14 @@ def ends_layer(view: GraphView, value: ir.Value) -> bool:
     """Return whether a value is the output of a residual add, or of a LayerNorm after one."""
     if value in view.residual_sums:
         return True
-    terms = _terms_before(producer_of(value, "LayerNormalization"))
-    if terms is None:
+    norm = producer_of(value, "LayerNormalization")
+    terms = _terms_before(norm)
+    if norm is None or terms is None or norm.inputs[0] in view.linear_layers:
         return False
-    return all(view.region(term, mark=False).sources for term in terms)
+    # The sum of the embeddings is computed from tables only, and may be one of the terms.
+    return not view.fixed.intersection(terms) and any(
+        view.sources(term, mark=False) for term in terms
+    )
 
 
 def read_layers(
@@ -120,7 +123,7 @@ def read_layers(
 
 
 def with_positions(view: GraphView, layers: Sequence[LayerNodes], limit: int) -> tuple[Layer, ...]:
-    """Return layers with all that depends on the positions of tokens.
+    """Return layers with all that depends on the positions of tokens, and with names.
 
     Args:
         view: The graph.
@@ -128,7 +131,10 @@ def with_positions(view: GraphView, layers: Sequence[LayerNodes], limit: int) ->
         limit: Longest text in tokens.
     """
     rotations: dict[frozenset[ir.Value], Rotary] = {}
-    return tuple(_with_positions(view, each, limit, rotations) for each in layers)
+    return tuple(
+        _named(_with_positions(view, each, limit, rotations), f"encoder.layer.{index}")
+        for index, each in enumerate(layers)
+    )
 
 
 def _with_positions(
@@ -159,7 +165,7 @@ def _terms_before(norm: ir.Node | None) -> tuple[ir.Value, ...] | None:
 
 def _state_of(view: GraphView, term: ir.Value) -> ir.Value:
     """Return the part that a term of a residual add is computed from, or the term itself."""
-    sources = view.region(term, mark=False).sources
+    sources = view.sources(term, mark=False)
     return sources[0] if len(sources) == 1 else term
 
 
@@ -211,50 +217,71 @@ def _read_norm_between(
 def _read_feed_forward(view: GraphView, local: ir.Value) -> _FeedForward:
     """Read the feed-forward part whose output is a value."""
     down = view.linear(local)
-    wide, pairs = view.source(down.source, "the feed-forward part")
-    if wide not in view.linear_layers or pairs:
-        raise refuse(wide.producer(), "is where the first linear layer of a feed-forward part is")
-    up = view.linear(wide)
-    x = sample(view.shape(wide))
-    made = view.evaluate(down.source, {wide: x})
-    linear, gate = up.linear, None
-    if made.size * 2 == x.size:
-        gated = _read_gate(x, made)
-        if gated is None:
+    ends = view.sources(down.source)
+    if len(ends) not in (1, 2) or any(end not in view.linear_layers for end in ends):
+        raise refuse(
+            down.source.producer(),
+            "is not computed from the first linear layer of a feed-forward part",
+        )
+    wide = [view.linear(end) for end in ends]
+    samples = [np.roll(sample(view.shape(end)), 7 * place) for place, end in enumerate(ends)]
+    made = view.evaluate(down.source, dict(zip(ends, samples, strict=True)))
+    gate = None
+    if len(ends) == 2 or made.size * 2 == samples[0].size:
+        found = _read_gate(wide, samples, made)
+        if found is None:
             raise refuse(down.source.producer(), "is not an activation function times a gate")
-        activation, columns, columns_of_gate = gated
-        linear, gate = (take_outputs(up.linear, each) for each in (columns, columns_of_gate))
+        activation, up, gate = found
     else:
-        found = match_rows(x, made)
-        if found is None or len(found) != 1 or found[0] == "normalize":
+        rows, up = match_rows(samples[0], made), wide[0].linear
+        if rows is None or len(rows) != 1 or rows[0] == "normalize":
             raise refuse(
                 down.source.producer(),
                 f"is not one of the activation functions {', '.join(ACTIVATIONS)}",
             )
-        activation = found[0]
+        activation = rows[0]
+    states = [view.state(each.source, "the input of a feed-forward part") for each in wide]
+    if len(set(states)) > 1:
+        raise refuse(down.source.producer(), "multiplies by a gate that reads other states")
+    name_of_gate = "intermediate.gate" if len(wide) == 2 else _UP
     return _FeedForward(
-        up=linear,
-        gate=gate,
+        up=dataclasses.replace(up, module=_UP),
+        gate=None if gate is None else dataclasses.replace(gate, module=name_of_gate),
         activation=activation,
-        down=down.linear,
-        source=view.state(up.source, "the input of a feed-forward part"),
+        down=dataclasses.replace(down.linear, module="output.dense"),
+        source=states[0],
     )
 
 
-def _read_gate(x: Array, made: Array) -> tuple[Activation, Columns, Columns] | None:
-    """Return the activation function of a gated feed-forward part, and the columns of both factors.
+def _read_gate(
+    wide: Sequence[LinearNodes], samples: Sequence[Array], made: Array
+) -> tuple[Activation, Linear, Linear] | None:
+    """Return the activation function of a gated feed-forward part, what it reads, and the gate.
 
     Args:
-        x: Rows of the linear layer that computes both.
-        made: Their products.
+        wide: The linear layer that computes both, or one for each.
+        samples: Outputs of these layers.
+        made: What the part computes from them.
     """
-    columns = np.arange(x.shape[-1])
-    halves = np.split(columns, 2)
-    for first, second in (halves, halves[::-1]):
+    if len(wide) == 2:
+        first, second = ((each.linear, x) for each, x in zip(wide, samples, strict=True))
+    else:
+        linear, x = wide[0].linear, samples[0]
+        first, second = (
+            # Both are parts of one module.
+            (
+                dataclasses.replace(take_outputs(linear, columns), first=int(columns[0])),
+                x[..., columns],
+            )
+            for columns in np.split(np.arange(x.shape[-1]), 2)
+        )
+    for (up, x), (gate, factor) in ((first, second), (second, first)):
         for name, function in ACTIVATIONS.items():
-            expected = function(x[..., first].astype(np.float64)) * x[..., second]
-            if np.allclose(made.reshape(expected.shape), expected, rtol=1e-5, atol=1e-4):
-                return name, first, second
+            expected = function(x.astype(np.float64)) * factor
+            if made.size == expected.size and np.allclose(
+                made.reshape(expected.shape), expected, rtol=1e-5, atol=1e-4
+            ):
+                return name, up, gate
     return None
 
 
@@ -268,38 +295,35 @@ def _read_residual(view: GraphView, states: ir.Value) -> _ResidualNodes:
     assert terms is not None
     assert adds is not None
     view.mark_read(adds)
-    first, second = (_read_term(view, term) for term in terms)
+    first, second = (view.state(term, "an input of a residual add") for term in terms)
     candidates = [
         (local, other)
         for local, other in ((first, second), (second, first))
-        if local[0] in view.linear_layers and view.depends_on(local[0], other[0])
+        if local in view.linear_layers and view.depends_on(local, other)
     ]
     if len(candidates) != 1:
         raise refuse(adds, "does not add the output of a linear layer to earlier states")
-    ((local, local_codes), (residual, residual_codes)) = candidates[0]
-    return _ResidualNodes(
-        residual=Residual(norm=norm, local_codes=local_codes, residual_codes=residual_codes),
-        local=local,
-        states=residual,
+    ((local, residual),) = candidates
+    return _ResidualNodes(residual=Residual(norm=norm), local=local, states=residual)
+
+
+def _named(layer: Layer, path: str) -> Layer:
+    """Return a layer whose linear layers have names in a module."""
+
+    def named(linear: Linear) -> Linear:
+        return dataclasses.replace(linear, module=f"{path}.{linear.module}")
+
+    attention = layer.attention
+    return dataclasses.replace(
+        layer,
+        attention=dataclasses.replace(
+            attention,
+            query=named(attention.query),
+            key=named(attention.key),
+            value=named(attention.value),
+            output=named(attention.output),
+        ),
+        up=named(layer.up),
+        gate=None if layer.gate is None else named(layer.gate),
+        down=named(layer.down),
     )
-
-
-def _read_term(view: GraphView, term: ir.Value) -> tuple[ir.Value, RoundTrip | None]:
-    """Return the states that a residual add reads, and their fake quantization."""
-    restored = split_channel_factor(term)
-    pair = pair_of(restored[0] if restored is not None else term)
-    if pair is None:
-        return view.state(term, "an input of a residual add"), None
-    quantize, dequantize = pair
-    view.mark_read(quantize, dequantize)
-    codes = round_trip(dequantize)
-    source = quantize.inputs[0]
-    assert source is not None
-    if restored is not None:
-        scaled = split_channel_factor(source)
-        if scaled is None or not np.allclose(scaled[1] * restored[1], 1):
-            raise refuse(restored[2], "multiplies a quantized tensor")
-        source = scaled[0]
-        view.mark_read(restored[2], scaled[2])
-        codes = dataclasses.replace(codes, pre_quant_scale=scaled[1])
-    return view.state(source, "an input of a residual add"), codes

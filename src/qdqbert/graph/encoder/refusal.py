@@ -1,4 +1,4 @@
-"""The error for graphs that the native engine cannot run."""
+"""What is said about graphs that cannot be read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import onnx_ir as ir
 from qdqbert.errors import GraphError
 
 
-def refuse(node: ir.Node | None, what: str) -> GraphError:
-    """Return the error for a node that does not fit.
+def refuse(node: ir.Node | None, reason: str) -> GraphError:
+    """Return the error for a graph with a part that is not known.
 
     Args:
-        node: The node; `None` where a value is an input or a constant of the graph.
-        what: What is wrong with it, to follow its name.
+        node: The node at which it was noticed; `None` for the graph as a whole.
+        reason: What is the matter with it.
     """
-    named = "an input or constant" if node is None else f"node {node.name!r} ({node.op_type})"
+    what = "it" if node is None else f"node {node.name!r} ({node.op_type})"
     return GraphError(
-        "The native engine cannot run this graph. It reads graphs with layers of BERT or "
-        f"ModernBERT, and {named} {what}. Quantize the checkpoint instead of an .onnx file, or "
-        "choose other `targets` for this model."
+        f"The structure of the graph is not known: {what} {reason}. Layers of BERT, MPNet and "
+        "ModernBERT are read. Quantize the checkpoint instead of an .onnx file, if there is one."
     )

@@ -7,7 +7,6 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.encoder.quantization import pair_of, split_channel_factor
 
 _ADDS = ("Add", "Sum")
 
@@ -33,19 +32,7 @@ def residual_sums(graph: ir.Graph, linear_layers: Collection[ir.Value]) -> set[i
             continue
         readers = {use.node for use in node.outputs[0].uses() if use.node.op_type != "Shape"}
         is_constant = any(constant_array(term) is not None for term in terms)
-        adds_linear = any(_unquantized(term) in linear_layers for term in terms)
+        adds_linear = any(term in linear_layers for term in terms)
         if len(readers) > 1 and adds_linear and not is_constant:
             found.add(node.outputs[0])
     return found
-
-
-def _unquantized(term: ir.Value) -> ir.Value:
-    """Return what a residual add reads, before its Q/DQ pair and `pre_quant_scale`."""
-    restored = split_channel_factor(term)
-    pair = pair_of(restored[0] if restored is not None else term)
-    if pair is None:
-        return term
-    source = pair[0].inputs[0]
-    assert source is not None
-    scaled = split_channel_factor(source) if restored is not None else None
-    return source if scaled is None else scaled[0]

@@ -208,15 +208,13 @@ def _nodes_before(view: GraphView, softmax: ir.Node) -> ScoreNodes:
     """Return what a Softmax reads: the products of queries and keys, changed in some way."""
     value = softmax.inputs[0]
     assert value is not None
-    region = view.region(value)
-    if region.pairs:
-        raise refuse(region.pairs[0], "quantizes the scores, which the engine keeps in float")
-    for end in region.sources:
+    ends = view.sources(value)
+    for end in ends:
         if producer_of(end, "MatMul") is None or end in view.linear_layers:
             raise refuse(end.producer(), "is where the matmul of queries and keys should be")
-    if len(region.sources) != 1:
+    if len(ends) != 1:
         raise refuse(softmax, "does not read the scores of one matmul of queries and keys")
-    return ScoreNodes(softmax=softmax, value=value, products=region.sources[0])
+    return ScoreNodes(softmax=softmax, value=value, products=ends[0])
 
 
 def _allowed_keys(probe: Probe, is_causal: bool, window: int | None) -> NDArray[np.bool_]:

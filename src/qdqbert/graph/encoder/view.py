@@ -9,8 +9,7 @@ possible.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -21,14 +20,13 @@ from qdqbert.graph.edit import constant_array
 from qdqbert.graph.encoder.functions import ACTIVATIONS
 from qdqbert.graph.encoder.linear_layers import LinearNodes, linear_ends, read_linear
 from qdqbert.graph.encoder.probe import Array, Probe, make_probe
-from qdqbert.graph.encoder.quantization import quantizer_of
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.residuals import residual_sums
 
 _PARTS = ("MatMul", "Gemm", "Softmax", "LayerNormalization")
 # Operators whose output has the shape of their first input.
 _KEEPS_SHAPE = (
-    *("LayerNormalization", "Softmax", "QuantizeLinear", "DequantizeLinear"),
+    *("LayerNormalization", "Softmax"),
     *("Cast", "Identity", "Gelu", "Erf", "Tanh", "Relu", "Sigmoid", "Sqrt", "Neg"),
 )
 _BROADCASTS = ("Add", "Sub", "Mul", "Div", "Pow", "Sum")
@@ -53,29 +51,17 @@ class GatherElements(OpRun):
         return (np.take_along_axis(data, indices, axis),)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Region:
-    """What is between a value and the nearest parts of the encoder before it.
-
-    Attributes:
-        sources: The outputs of these parts, nearest first.
-        pairs: DequantizeLinear of each Q/DQ pair in between.
-    """
-
-    sources: tuple[ir.Value, ...]
-    pairs: tuple[ir.Node, ...]
-
-
 class GraphView:
     """A graph, and which of its nodes have been read.
 
     Attributes:
         graph: The graph. It is not changed.
-        linear_layers: MatMul or Gemm of each linear layer, by the layer's output.
+        linear_layers: MatMul of each linear layer, by the layer's output.
         residual_sums: States that a residual add computes and several nodes read.
         fixed: Values that are computed from constants only.
         probe: Several short texts, most of them padded.
         has_choices: Whether inputs are `(batch, choices, seq)`.
+        ir_version: Version of the format.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -87,6 +73,7 @@ class GraphView:
         shapes = [value.shape for value in model.graph.inputs]
         self.has_choices = all(shape is not None and len(shape) == 3 for shape in shapes)
         self._opsets = dict(model.opset_imports)
+        self.ir_version = model.ir_version
         self._read: set[ir.Node] = set()
         self._evaluators: dict[ir.Node, ReferenceEvaluator] = {}
         self._long_probes: dict[int, Probe] = {}
@@ -110,6 +97,18 @@ class GraphView:
     def mark_read(self, *nodes: ir.Node) -> None:
         """Remember that nodes have been read."""
         self._read.update(nodes)
+
+    def before(self, value: ir.Value, ends: Collection[ir.Value] = ()) -> set[ir.Value]:
+        """Return a value and all that it is computed from, up to some values and with them."""
+        waiting, seen = [value], {value}
+        while waiting:
+            current = waiting.pop()
+            node = None if current in ends else current.producer()
+            inputs = () if node is None else node.inputs
+            new = {each for each in inputs if each is not None} - seen
+            waiting += new
+            seen |= new
+        return seen
 
     def check_all_read(self) -> None:
         """Refuse the graph if a node has not been read.
@@ -135,8 +134,8 @@ class GraphView:
         is_part = node is not None and node.op_type in _PARTS and not node.domain
         return is_part or value in self.linear_layers or value in self.residual_sums
 
-    def region(self, value: ir.Value, *, mark: bool = True) -> Region:
-        """Follow a value back to the nearest parts of the encoder.
+    def sources(self, value: ir.Value, *, mark: bool = True) -> tuple[ir.Value, ...]:
+        """Return the outputs of the nearest parts of the encoder before a value, nearest first.
 
         Args:
             value: The value.
@@ -144,7 +143,6 @@ class GraphView:
                 node reads, which lead to no source.
         """
         sources: dict[ir.Value, None] = {}
-        pairs: dict[ir.Node, None] = {}
         nodes: list[ir.Node] = []
         # Values, and whether only their shape matters.
         waiting: list[tuple[ir.Value | None, bool]] = [(value, False)]
@@ -160,20 +158,14 @@ class GraphView:
                     sources[current] = None
             elif node is not None:
                 nodes.append(node)
-                quantize = quantizer_of(node)
-                if quantize is None:
-                    for_shape = for_shape or node.op_type == "Shape"
-                    waiting += [(each, for_shape) for each in node.inputs]
-                else:
-                    nodes.append(quantize)
-                    pairs[node] = None
-                    waiting.append((quantize.inputs[0], for_shape))
+                for_shape = for_shape or node.op_type == "Shape"
+                waiting += [(each, for_shape) for each in node.inputs]
         if mark:
             self.mark_read(*nodes)
-        return Region(sources=tuple(sources), pairs=tuple(pairs))
+        return tuple(sources)
 
-    def source(self, value: ir.Value, what: str) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-        """Return the one part that a value is computed from, and the Q/DQ pairs in between.
+    def source(self, value: ir.Value, what: str) -> ir.Value:
+        """Return the output of the one part that a value is computed from.
 
         Args:
             value: The value.
@@ -182,15 +174,15 @@ class GraphView:
         Raises:
             GraphError: It is computed from several parts, or from none.
         """
-        found = self.region(value)
-        if not found.sources:
+        found = self.sources(value)
+        if not found:
             raise refuse(value.producer(), f"does not compute {what} from states of the encoder")
-        if len(found.sources) > 1:
+        if len(found) > 1:
             parts = ", ".join(
-                repr(node.name) for each in found.sources if (node := each.producer()) is not None
+                repr(node.name) for each in found if (node := each.producer()) is not None
             )
             raise refuse(value.producer(), f"computes {what} from several parts: {parts}")
-        return found.sources[0], found.pairs
+        return found[0]
 
     def state(self, value: ir.Value, what: str) -> ir.Value:
         """Return the output of a part that a value is equal to, apart from its shape and padding.
@@ -202,31 +194,22 @@ class GraphView:
         Raises:
             GraphError: There is a computation in between.
         """
-        if self.is_end(value):
+        # The sum of the embeddings has no part before it.
+        if self.is_end(value) or not self.sources(value, mark=False):
             return value
-        source, pairs = self.source(value, what)
+        source = self.source(value, what)
         x = numbered(self.shape(source))
         made = self.evaluate(value, {source: x})
         # XLM multiplies by the mask.
         is_of_tokens = x.shape[:2] == self.probe.is_text.shape and made.size == x.size
         kept = self.probe.is_text if is_of_tokens else ...
-        if pairs or not np.array_equal(made.reshape(x.shape)[kept], x[kept]):
+        if made.size != x.size or not np.array_equal(made.reshape(x.shape)[kept], x[kept]):
             raise refuse(value.producer(), f"changes {what}")
         return source
 
     def depends_on(self, value: ir.Value, earlier: ir.Value) -> bool:
         """Return whether a value is computed from another one."""
-        waiting, seen = [value], {value}
-        while waiting:
-            node = waiting.pop().producer()
-            if node is None:
-                continue
-            new = {each for each in node.inputs if each is not None} - seen
-            if earlier in new:
-                return True
-            waiting += new
-            seen |= new
-        return False
+        return value is not earlier and earlier in self.before(value)
 
     def inputs_beside(self, value: ir.Value, earlier: ir.Value) -> frozenset[ir.Value]:
         """Return what else a value is computed from than an earlier one, at the nodes in between.
@@ -253,7 +236,7 @@ class GraphView:
         known: Mapping[ir.Value, Array] | None = None,
         probe: Probe | None = None,
     ) -> Array:
-        """Compute a value, with Q/DQ pairs left out.
+        """Compute a value.
 
         Args:
             value: The value.
@@ -308,10 +291,7 @@ class GraphView:
         if node.op_type == "MatMul":
             first, second = (self._known_shape(each, probe) for each in inputs)
             return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
-        if node.op_type == "Gemm":
-            columns = self._known_shape(inputs[1], probe)[node.attributes.get_int("transB", 0) - 1]
-            return (self._known_shape(inputs[0], probe)[0], columns)
-        ends = self.region(value, mark=False).sources
+        ends = self.sources(value, mark=False)
         return self.evaluate(
             value, {end: np.zeros(self._known_shape(end, probe), np.float32) for end in ends}, probe
         ).shape
@@ -366,11 +346,6 @@ class _Evaluation:
             return constant
         node = value.producer()
         assert node is not None
-        quantize = quantizer_of(node)
-        if quantize is not None:
-            assert quantize.inputs[0] is not None
-            self._arrays[value] = self.array(quantize.inputs[0])
-            return self._arrays[value]
         if self._view.is_end(value):
             raise refuse(node, "is read where only shapes and masks are expected")
         if node.op_type == "Shape":

@@ -1,17 +1,22 @@
-"""Read a user's .onnx file into a float model that runs and a graph with sites."""
+"""Read a user's .onnx file as a float model that runs, and as an `EncoderModel`."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import onnx_ir as ir
+
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.sites import tables_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.errors import UserInputError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import tidy
+from qdqbert.graph.encoder import ReadGraph, read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.dynamic_shapes import check_equal, make_shapes_dynamic
 from qdqbert.graph.imported.file_errors import file_errors, one_line
@@ -26,28 +31,71 @@ from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.position_limit import longest_input
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
-from qdqbert.graph.imported.roles import find_roles
-from qdqbert.graph.imported.sites import SitedGraph, mark_sites
 from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImportedModel:
-    """An existing ONNX model that can be run, observed and quantized.
+class ReadModel:
+    """An existing ONNX model as data.
 
     Attributes:
-        sited: The graph with sites.
+        encoder: The model.
+        notices: What the user should know about it.
+    """
+
+    encoder: EncoderModel
+    notices: tuple[str, ...]
+
+
+class ImportedModel:
+    """An existing ONNX model that can be run, and read as data.
+
+    Attributes:
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.
         output_names: transformers' names of the outputs that the task reads, in order.
-        notices: What the user should know about the graph.
+        notices: What the user should know about the file.
     """
 
-    sited: SitedGraph
-    runner: GraphRunner
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-    notices: tuple[str, ...]
+    def __init__(
+        self,
+        path: Path,
+        graph: ir.Model,
+        runner: GraphRunner,
+        *,
+        input_names: tuple[str, ...],
+        output_names: tuple[str, ...],
+        notices: Sequence[str],
+    ) -> None:
+        """Keep the graph until it is read.
+
+        Args:
+            path: The .onnx file.
+            graph: The graph in canonical form.
+            runner: See the attribute.
+            input_names: See the attribute.
+            output_names: See the attribute.
+            notices: See the attribute.
+        """
+        self._path, self._graph, self.notices = path, graph, tuple(notices)
+        self.runner, self.input_names, self.output_names = runner, input_names, output_names
+
+    def read(self, *, longest: int) -> ReadModel:
+        """Read the graph as data, and let go of it. Call it once.
+
+        Args:
+            longest: Longest text in tokens, for graphs without a table of positions.
+
+        Raises:
+            UserInputError: It has a part that is not known. The message names the node.
+        """
+        with file_errors(self._path):
+            read = read_encoder(self._graph, self.output_names, longest=longest)
+        del self._graph
+        # Graphs have reference cycles, and those replaced by now still hold weights.
+        gc.collect()
+        notices = (_found(read.encoder), *_kept(read, self.output_names))
+        return ReadModel(encoder=read.encoder, notices=notices)
 
 
 def import_onnx(
@@ -58,7 +106,7 @@ def import_onnx(
     scratch: Path,
     output_names: Mapping[str, str] | None = None,
 ) -> ImportedModel:
-    """Read a graph, bring it into canonical form, rename inputs and outputs, and mark sites.
+    """Read a graph, bring it into canonical form, and rename inputs and outputs.
 
     Args:
         path: The .onnx file.
@@ -87,10 +135,6 @@ def import_onnx(
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
         positions = longest_input(model, choices=task == "multiple-choice")
-        sited = mark_sites(model, find_roles(model))
-        # Graphs have reference cycles, and those replaced by now still hold weights.
-        del model
-        gc.collect()
         runner = _open_float(float_path)
         if not sizes.are_dynamic:
             with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -106,8 +150,9 @@ def import_onnx(
                     original, runner, sizes, task, vocabulary_size=words, tolerance=tolerance
                 )
         return ImportedModel(
-            sited=sited,
-            runner=GraphRunner(
+            path,
+            model,
+            GraphRunner(
                 runner,
                 path,
                 vocabulary_size=words,
@@ -116,7 +161,7 @@ def import_onnx(
             ),
             input_names=inputs,
             output_names=outputs.task,
-            notices=(_found(sited), *_made_dynamic(sizes), *_extra_outputs(outputs.extra, task)),
+            notices=_made_dynamic(sizes),
         )
 
 
@@ -129,11 +174,6 @@ def _open_float(path: Path) -> OnnxRuntimeRunner:
         raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
 
 
-def _found(sited: SitedGraph) -> str:
-    counts = ", ".join(f"{name} {count}" for name, count in sited.roles.items())
-    return f"Found in the graph: {counts}."
-
-
 def _made_dynamic(sizes: FixedSizes) -> list[str]:
     if sizes.are_dynamic:
         return []
@@ -144,10 +184,29 @@ def _made_dynamic(sizes: FixedSizes) -> list[str]:
     ]
 
 
-def _extra_outputs(names: tuple[str, ...], task: str) -> list[str]:
-    if not names:
-        return []
-    return [
-        f"The graph has outputs that task `{task}` does not read: {', '.join(names)}. They are "
-        "kept, and computed from quantized values. Their agreement with float is not measured."
-    ]
+def _found(encoder: EncoderModel) -> str:
+    layers, attention = encoder.layers, encoder.layers[0].attention
+    tables = ", ".join(table.module.rpartition(".")[2] for table in tables_of(encoder))
+    return (
+        f"Found in the graph: {len(layers)} layers, {attention.heads} heads of attention, "
+        f"{len(layers[0].up.bias)} inner channels, {tables}."
+    )
+
+
+def _kept(read: ReadGraph, wanted: Sequence[str]) -> list[str]:
+    """Say what became of outputs that the task does not read."""
+    heads = [output.name for head in read.encoder.heads for output in head.outputs]
+    tail = () if read.encoder.tail is None else read.encoder.tail.outputs
+    kept = [name for name in (*heads, *tail) if name not in wanted]
+    notices = []
+    if kept:
+        notices.append(
+            f"The graph has outputs that the task does not read: {', '.join(kept)}. They are kept, "
+            "and computed from quantized values. Their agreement with float is not measured."
+        )
+    if read.dropped:
+        notices.append(
+            f"The graph has outputs that are computed from inner states: {', '.join(read.dropped)}."
+            " They are left out."
+        )
+    return notices

@@ -24,7 +24,7 @@ from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, op
 from qdqbert.progress import Silent
 from qdqbert.spec import SiteGroup
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.source import Advance
+from qdqbert.verbs.quantize.source.sited import Advance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -85,9 +85,8 @@ def fill_folder(
     plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
     overflows = find_overflows(ready, plans, options, progress)
     with progress.stage("Writing the graph"):
-        graph = sited.graph()
-    longest = ready.source.max_length
-    written = write_graphs(plans, sited, calibration, folder, longest, progress)
+        graph = sited.graph
+    written = write_graphs(plans, sited, calibration, folder, progress)
     left = {str(plan.target.name): found for plan, found in zip(plans, units, strict=True)}
     evidence = make_evidence(
         options, ready, graph, scratch, units_in_float=left, overflows=overflows

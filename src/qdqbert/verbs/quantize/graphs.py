@@ -17,10 +17,10 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import value_names
 from qdqbert.progress import Progress
-from qdqbert.targets.files import WRITERS, limits_models, save_encoder
+from qdqbert.targets.files import limits_models, save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, measured_plan
-from qdqbert.verbs.quantize.source import SitedSource
+from qdqbert.verbs.quantize.source.sited import SitedSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class WrittenGraph:
 
     Attributes:
         plan: How it was made.
-        model: The graph; `None` if the file was made of an `EncoderModel`.
+        model: The graph; `None` for packed weights.
         path: The file.
         name: Path of the file in the output folder.
         size_bytes: Size of the file.
@@ -49,7 +49,6 @@ def write_graphs(
     sited: SitedSource,
     calibration: Calibration,
     folder: Path,
-    longest: int,
     progress: Progress,
 ) -> list[WrittenGraph]:
     """Lower the float graph for each target, and write the results.
@@ -59,7 +58,6 @@ def write_graphs(
         sited: The float model with its sites.
         calibration: Ranges of all sites that the plans quantize.
         folder: Folder to write to.
-        longest: Longest text in tokens.
         progress: Receives the stages.
 
     Raises:
@@ -74,12 +72,12 @@ def write_graphs(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):
-            encoder, model = sited.encoder(), None
-            if limits_models(plan.target) and encoder is not None:
-                save_encoder(encoder, plan, calibration.for_recipe(plan.recipe), path)
+            model = None
+            if limits_models(plan.target):
+                save_encoder(sited.encoder, plan, calibration.for_recipe(plan.recipe), path)
             else:
-                model = _lower(plan, sited.graph(), calibration)
-                WRITERS[plan.target.file](model, path, longest)
+                model = _lower(plan, sited.graph, calibration)
+                save_graph(model, path)
             notices = _write_cache(plan, path, sited, calibration)
         written.append(
             WrittenGraph(
@@ -150,5 +148,5 @@ def _write_cache(
             f"{cache.name} is not written: the ranges are those of smoothed inputs, and the float "
             "graph that it describes has no smoothing. Calibrate again to get one.",
         )
-    write_calibration_cache(unsmoothed.ranges, value_names(sited.graph()), cache)
+    write_calibration_cache(unsmoothed.ranges, value_names(sited.graph), cache)
     return ()

@@ -29,7 +29,8 @@ from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
 from qdqbert.verbs.quantize.rivals import Rivals, measure_rivals
 from qdqbert.verbs.quantize.sensitivity import layer_sensitivity
-from qdqbert.verbs.quantize.source import ModelSource, SitedSource
+from qdqbert.verbs.quantize.source import ModelSource
+from qdqbert.verbs.quantize.source.sited import SitedSource
 
 # Name of the float graph among the graphs that are timed, which no target has.
 _REFERENCE = "reference"

@@ -15,7 +15,7 @@ from qdqbert.search.units import Unit, make_units
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.inference import Baseline, predict, predict_batches
-from qdqbert.verbs.quantize.source import SitedSource
+from qdqbert.verbs.quantize.source.sited import SitedSource
 
 # Tokens, padding included, on which the gain of a unit is measured. Limits are checked on all.
 _TOKENS = 8192

@@ -19,7 +19,7 @@ from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
-from qdqbert.targets.files import check_encoder, check_model, limits_models
+from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
@@ -33,9 +33,10 @@ from qdqbert.verbs.quantize.ranges import (
     find_calibration,
     rounding_notices,
 )
-from qdqbert.verbs.quantize.source import ModelSource, SitedSource
+from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
 from qdqbert.verbs.quantize.source.onnx import OnnxSource
+from qdqbert.verbs.quantize.source.sited import SitedSource
 from qdqbert.verbs.settings import input_length, task_options_of
 
 
@@ -126,7 +127,7 @@ def prepare(
     with progress.stage("Running the float model", len(inputs.heldout.batches)) as advance:
         predictions = predict(task, source.runner(), inputs.heldout, advance)
     sited = source.with_sites(groups)
-    plans = check_models(source, sited, plans, progress, refused if leaves_out else None)
+    plans = check_models(sited, plans, refused if leaves_out else None)
     batches = inputs.calibration.batches
     calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
     notices = (*ranges.notices, *rounding_notices(ranges, plans, calibration))
@@ -306,36 +307,22 @@ def make_plans(
 
 
 def check_models(
-    source: ModelSource,
-    sited: SitedSource,
-    plans: Sequence[Plan],
-    progress: Progress,
-    refused: dict[str, str] | None = None,
+    sited: SitedSource, plans: Sequence[Plan], refused: dict[str, str] | None = None
 ) -> list[Plan]:
-    """Return the plans of the targets that run the model, which only its graph shows.
+    """Return the plans of the targets that run the model.
 
     Args:
-        source: The float model.
-        sited: The same model with its sites.
+        sited: The model with its sites.
         plans: One plan for each target.
-        progress: Receives the stages.
         refused: As in `make_plans`.
 
     Raises:
         UserInputError: A target does not run the model.
     """
-    if not any(limits_models(plan.target) for plan in plans):
-        return list(plans)
-    encoder, kept = sited.encoder(), []
-    if encoder is None:
-        with progress.stage("Reading the graph"):
-            graph = sited.graph()
+    kept = []
     for plan in plans:
         with _leaving_out(plan.target, refused):
-            if encoder is None:
-                check_model(plan.target, graph, source.max_length)
-            else:
-                check_encoder(plan.target, encoder)
+            check_encoder(plan.target, sited.encoder)
             kept.append(plan)
     return kept
 

@@ -24,7 +24,8 @@ from qdqbert.targets.target import Plan
 from qdqbert.verbs.quantize.cluster import cluster_run
 from qdqbert.verbs.quantize.graphs import digest_parameters
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.source import ModelSource, SitedSource, StoredQuantizers
+from qdqbert.verbs.quantize.source import ModelSource, StoredQuantizers
+from qdqbert.verbs.quantize.source.sited import SitedSource
 from qdqbert.verbs.settings import quantizer_options_of
 
 RangeKind = Literal["calibrated", "stored", "earlier"]
@@ -262,7 +263,7 @@ def _earlier_calibration(
             "out to calibrate.",
             argument="ranges_from",
         )
-    if theirs["parameters_sha256"] != digest_parameters(sited.graph()):
+    if theirs["parameters_sha256"] != digest_parameters(sited.graph):
         raise UserInputError(
             f"{given} contains ranges for the weights of {theirs['name']!r}, which differ from "
             f"those of {source.name!r}. Leave it out to calibrate.",

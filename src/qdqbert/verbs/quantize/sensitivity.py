@@ -12,7 +12,7 @@ from qdqbert.search.units import make_units
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.inference import Baseline, predict_batches
 from qdqbert.verbs.quantize.mixed_precision import in_float
-from qdqbert.verbs.quantize.source import SitedSource
+from qdqbert.verbs.quantize.source.sited import SitedSource
 
 
 def layer_sensitivity(

@@ -119,7 +119,7 @@ def fill_with_fastest(
         distinct(ready.plans), ready.sited, ready.calibration, ready.baseline, options, progress
     )
     with progress.stage("Writing the graph"):
-        graph = ready.sited.graph()
+        graph = ready.sited.graph
     digest = ready.ranges.parameters_sha256(graph)
     candidates = _write_candidates(options, ready, plans, units, digest, scratch, progress)
     features = scratch / "features.json"
@@ -266,9 +266,7 @@ def _write_candidates(
                 plan.target, engines=target_named(plan.target.name).engines
             )
             whole = dataclasses.replace(plan, target=target)
-            [written] = write_graphs(
-                [whole], ready.sited, calibration, folder, source.max_length, Silent()
-            )
+            [written] = write_graphs([whole], ready.sited, calibration, folder, Silent())
             manifest = make_manifest(options, ready, [written], digest)
             write_folder(folder, source, calibration, manifest)
             candidates.append(Candidate(folder=folder, engine=engine, written=written, units=left))

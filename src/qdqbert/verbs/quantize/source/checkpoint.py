@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection
 
-import onnx_ir as ir
-from torch import Tensor
-
-from qdqbert.calibration.calibrate import as_tensors, run_observed
-from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.load import Checkpoint
-from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import sites_of
-from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
-from qdqbert.evidence.lowering import Reference, make_references
-from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.sited_graph import sited_graph
 from qdqbert.insert.body import GraphBody
 from qdqbert.insert.outputs import check_outputs
-from qdqbert.insert.sited import linear_weights, quantizing, sited_model
-from qdqbert.insert.sited_encoder import SitedEncoder
+from qdqbert.insert.sited import sited_model
 from qdqbert.models.configuration import recipe_of
 from qdqbert.models.state import stored_calibration, stored_specs
 from qdqbert.spec import Site, SiteGroup
-from qdqbert.targets.target import Plan
 from qdqbert.verbs.inference import TorchRunner
-from qdqbert.verbs.quantize.source import Advance, StoredQuantizers
+from qdqbert.verbs.quantize.source import StoredQuantizers
+from qdqbert.verbs.quantize.source.sited import SitedSource
 
 
 class CheckpointSource:
@@ -62,9 +48,9 @@ class CheckpointSource:
             check_outputs(self._checkpoint.family)
         return sites_of(self._encoder, self._with_stored(groups))
 
-    def with_sites(self, groups: Collection[SiteGroup]) -> SitedCheckpoint:
+    def with_sites(self, groups: Collection[SiteGroup]) -> SitedSource:
         """Return the model with the sites of some groups."""
-        return SitedCheckpoint(self._encoder, self._with_stored(groups))
+        return SitedSource(self._encoder, self._with_stored(groups), output_names=self.output_names)
 
     def _with_stored(self, groups: Collection[SiteGroup]) -> Collection[SiteGroup]:
         """Return groups of sites, and those of the checkpoint's own quantizers."""
@@ -72,86 +58,6 @@ class CheckpointSource:
             return groups
         every = sites_of(self._encoder, ("layer", "table", "output"))
         return {*groups, *(site.group for site in every if site.name in self.stored.specs)}
-
-
-class SitedCheckpoint:
-    """A checkpoint with sites; see `SitedSource`."""
-
-    def __init__(self, encoder: EncoderModel, groups: Collection[SiteGroup]) -> None:
-        """Make what runs the model, with quantizers that stay disabled.
-
-        Args:
-            encoder: The model as data.
-            groups: Groups of sites.
-        """
-        self._encoder, self._groups = encoder, groups
-        self._body = SitedEncoder(encoder, groups)
-        self._sited = self._body.sited
-        self._graph: ir.Model | None = None
-        self.sites = self._sited.sites
-
-    def observed_run(
-        self, names: Collection[str], batches: Sequence[Batch], advance: Advance
-    ) -> Run:
-        """Return what runs the model and shows its activations; see `SitedSource`."""
-        del names
-        return functools.partial(
-            run_observed, self._sited, self._forward, as_tensors(batches), advance=advance
-        )
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the weight of each linear layer; see `SitedSource`."""
-        return linear_weights(self._sited)
-
-    def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
-        """Show the inputs of the linear layers to a check; see `SitedSource`."""
-        run_observed(self._sited, self._forward, as_tensors(batches), check, check.scales)
-
-    def graph(self) -> ir.Model:
-        """Return the float graph with a node at every site. It is made once."""
-        if self._graph is None:
-            self._graph = sited_graph(self._encoder, self._groups)
-        return self._graph
-
-    def encoder(self) -> EncoderModel:
-        """Return the model as data, in float."""
-        return self._encoder
-
-    @contextlib.contextmanager
-    def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
-        """Yield the model with fake quantization; see `SitedSource`."""
-        with self._quantizing(plan, calibration):
-            yield TorchRunner(self._body, self._encoder.input_names)
-
-    def references(
-        self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
-    ) -> list[Reference]:
-        """Return what PyTorch's fake quantization computes; see `SitedSource`."""
-        with self._quantizing(plan, calibration):
-            return make_references(
-                self._sited,
-                self._body,
-                self.graph(),
-                list(self._body.layer_paths),
-                batches,
-                last_bits=plan.target.last_bits,
-            )
-
-    def _quantizing(
-        self, plan: Plan, calibration: Calibration
-    ) -> contextlib.AbstractContextManager[None]:
-        return quantizing(
-            self._sited,
-            plan.specs,
-            calibration.ranges,
-            calibration.scales,
-            calibration.weight_amax,
-            calibration.means,
-            calibration.roundings,
-        )
-
-    def _forward(self, inputs: Mapping[str, Tensor]) -> object:
-        return self._body(**inputs)
 
 
 def _take_stored_quantizers_(checkpoint: Checkpoint) -> StoredQuantizers | None:

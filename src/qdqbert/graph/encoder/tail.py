@@ -1,0 +1,69 @@
+"""Cut off what follows the last hidden states and is not known, as a graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqbert.encoders.model import TAIL_STATES, Tail
+from qdqbert.graph.edit import add_constant
+from qdqbert.graph.encoder.view import GraphView
+
+
+def read_tail(
+    view: GraphView, states: ir.Value, outputs: Collection[ir.Value], known: Collection[ir.Value]
+) -> Tail | None:
+    """Return what computes outputs from the last hidden states. Its nodes are marked as read.
+
+    Args:
+        view: The graph.
+        states: The last hidden states.
+        outputs: The outputs. Those that are computed from inner states are left out.
+        known: Outputs that are known, which other outputs may be computed from.
+
+    Returns:
+        The part; `None` if no output is left.
+    """
+    inner = {each for each in view.before(states) if view.is_end(each)}
+    ends = {states, *known}
+    kept: list[ir.Value] = []
+    read: set[ir.Value] = set()
+    for output in outputs:
+        between = view.before(output, ends)
+        if not between & inner - ends:
+            kept.append(output)
+            read |= between
+    if not kept:
+        return None
+    view.mark_read(*(node for each in read - ends if (node := each.producer()) is not None))
+    sources = [each for each in (*view.graph.inputs, states, *known) if each in read]
+    part = ir.convenience.extract(view.graph, sources, kept)
+    if states in read:
+        _rename_states(part, part.inputs[sources.index(states)], view.shape(states))
+    model = ir.Model(part, ir_version=view.ir_version)
+    return Tail(
+        graph=ir.to_proto(model).SerializeToString(),
+        inputs=tuple(str(each.name) for each in part.inputs),
+        outputs=tuple(str(each.name) for each in part.outputs),
+    )
+
+
+def _rename_states(part: ir.Graph, states: ir.Value, shape: tuple[int, ...]) -> None:
+    """Give the states their name and the shape `(batch, seq, hidden)`.
+
+    Args:
+        part: The graph.
+        states: The input that is the states.
+        shape: Its shape. Some exporters keep states as `(batch * seq, hidden)`.
+    """
+    if len(shape) == 3:
+        states.name = TAIL_STATES
+        return
+    given = ir.val(TAIL_STATES, dtype=ir.DataType.FLOAT, shape=["batch", "sequence", None])
+    sizes = add_constant(part, f"{TAIL_STATES}.shape", np.array([-1, shape[-1]]))
+    flat = ir.node("Reshape", [given, sizes], name=f"{TAIL_STATES}.flat")
+    states.replace_all_uses_with(flat.outputs[0])
+    part.inputs[list(part.inputs).index(states)] = given
+    part.insert_before(part[0], flat)
