@@ -25,8 +25,6 @@ def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
     graph = ir.from_proto(made.proto)
     for name, array in made.arrays.items():
         graph.graph.initializers[name].const_value = ir.tensor(array, name=name)
-    if model.tail is not None:
-        _append(graph, model.tail, made.states)
     # Shapes pass a site as long as it is an operator of ONNX.
     graph = common.ShapeInferencePass()(graph).model
     for node in graph.graph:
@@ -35,6 +33,8 @@ def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
             node.attributes["site"] = ir.AttrString("site", str(node.name))
     if not model.has_choices:
         _name_sizes(graph.graph)
+    if model.tail is not None:
+        _append(graph, model.tail, made.states)
     graph.opset_imports[SITE_DOMAIN] = 1
     return common.IdentityEliminationPass()(graph).model
 
@@ -58,6 +58,8 @@ def _append(model: ir.Model, tail: Tail, states: str) -> None:
     for value in (*constants, *(each for node in nodes for each in node.outputs)):
         if value not in outputs:
             value.name = f"tail.{value.name}"
+            # Names of sizes mean something else in the other graph.
+            value.shape = value.shape if value in constants else None
     added.graph.outputs.clear()
     added.graph.initializers.clear()
     added.graph.remove(nodes)
@@ -67,6 +69,8 @@ def _append(model: ir.Model, tail: Tail, states: str) -> None:
         node.name = f"tail.{index}"
     model.graph.extend(nodes)
     model.graph.outputs.extend(outputs)
+    for value in outputs:
+        value.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
     for domain, version in added.opset_imports.items():
         model.opset_imports[domain] = max(version, model.opset_imports.get(domain, 0))
 

@@ -43,7 +43,7 @@ class Logits(torch.nn.Module):
         return logits
 
 
-def export(checkpoint: Path, path: Path, attention: str) -> Path:
+def export(checkpoint: Path, path: Path, attention: str, wrap: type[Logits] = Logits) -> Path:
     """Export the classifier with torch alone, without a tokenizer next to it."""
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
         checkpoint, attn_implementation=attention
@@ -52,7 +52,7 @@ def export(checkpoint: Path, path: Path, attention: str) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            Logits(model.eval()),
+            wrap(model.eval()),
             tuple(torch.from_numpy(INPUTS[name]) for name in NAMES),
             path,
             input_names=NAMES,
@@ -293,3 +293,25 @@ def test_files_that_cannot_run_are_refused_in_one_line(float_graph, options, tmp
             qdqbert.quantize(path, tmp_path / "int8", **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "int8").exists()
+
+
+class Squared(Logits):
+    """A classifier with a head that is not known: the logits of squared probabilities."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.softmax(super().forward(*inputs), dim=-1) ** 2 + 1e-3)
+
+
+def test_a_head_that_is_not_known_is_kept(checkpoints, options, tmp_path) -> None:
+    path = export(checkpoints("classifier"), tmp_path / "squared.onnx", "sdpa", Squared)
+    report = qdqbert.quantize(path, tmp_path / "int8", targets=TARGETS, **options)
+    for each in report.targets:
+        assert each.lowering.is_exact
+        assert each.fidelity.sqnr_db > 15
+    expected = open_runner("onnxruntime", path).run(INPUTS)["logits"]
+    for engine, file in (
+        ("onnxruntime", "portable/model.onnx"),
+        ("native", "native/model.safetensors"),
+    ):
+        found = open_runner(engine, tmp_path / "int8" / file).run(INPUTS)["logits"]
+        assert sqnr_db(expected, found) > 15

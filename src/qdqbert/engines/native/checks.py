@@ -14,7 +14,7 @@ import numpy as np
 from qdqbert.encoders.model import Pooling
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.memory import padded
+from qdqbert.engines.native.memory import LINE, padded
 from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import LARGEST_FLOAT, Fields
@@ -27,6 +27,8 @@ _SCALES = ("word_scale", ".factor", ".multiplier", ".step")
 _MOST_TOKENS = 63
 # A head may have one output for each word of a vocabulary.
 _MOST_WORDS = 2**31 - 1
+# Messages of protocol buffers are smaller.
+_MOST_BYTES = 2**31 - 1
 _INPUTS = ("input_ids", "attention_mask")
 
 # A length of `None` is any number from 1.
@@ -116,6 +118,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
             # Kernels read whole vectors of keys.
             yield bias, np.float32, (padded(heads * (2 * limit - 1) + PANEL, PANEL),)
     yield from _heads(settings, words)
+    yield from _tail(settings)
 
 
 def _shape_of(packed: Packed, name: str) -> tuple[int, int]:
@@ -305,6 +308,15 @@ def _norm(settings: Fields, name: str, width: int) -> Iterator[Expected]:
 def _optional_norm(settings: Fields, part: str, name: str, width: int) -> Iterator[Expected]:
     if settings.get(part) is not None:
         yield from _norm(settings.child(part), name, width)
+
+
+def _tail(settings: Fields) -> Iterator[Expected]:
+    """Check the part that is no head, if there is one."""
+    if settings.get("tail") is not None:
+        tail = settings.child("tail")
+        tail.names("inputs")
+        tail.names("outputs")
+        yield "tail", np.int8, (padded(tail.integer("bytes", high=_MOST_BYTES), LINE),)
 
 
 def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:

@@ -48,7 +48,7 @@ class LayerRunner(NativeRunner):
                 found[name] = unpacked(stream.job.states[:, :width], batch.kept)
                 given = np.asarray(inputs[f"{name}.forced"], np.float32)[batch.kept]
                 self._run_part(stream, range(index, index + 1), batch.texts, given)
-            return found | self._outputs(stream.job.states, batch)
+            return found | self._outputs(stream.job.states, batch, inputs)
 
     def _run_part(self, stream: Stream, layers: range, texts: Texts, states: Rows | None) -> None:
         """Compute the states after some layers in this thread.

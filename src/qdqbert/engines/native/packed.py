@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.model import (
+    TAIL_STATES,
     EncoderModel,
     Floats,
+    Head,
+    HeadOutput,
     Layer,
     Linear,
     Norm,
@@ -27,7 +30,7 @@ from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.engines.native.computed import check_model, same_codes
 from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.product import pack_floats
-from qdqbert.engines.native.memory import padded
+from qdqbert.engines.native.memory import LINE, padded
 from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import GraphError
 
@@ -40,6 +43,9 @@ def pack_model(model: EncoderModel) -> Packed:
     Raises:
         GraphError: The kernels do not compute a part of the model.
     """
+    if model.tail is not None and TAIL_STATES in model.tail.inputs:
+        states = Head(pooling="none", steps=(), outputs=(HeadOutput(name=TAIL_STATES),))
+        model = dataclasses.replace(model, heads=(*model.heads, states))
     return _Packer(model).pack()
 
 
@@ -95,6 +101,7 @@ class _Packer:
             "layers": layers,
             "rotations": len(self._rotations),
             "relative": self._relative(),
+            "tail": self._tail(),
             "heads_of_model": [
                 self._head_of_model(f"heads.{index}", index) for index in range(len(model.heads))
             ],
@@ -123,6 +130,14 @@ class _Packer:
             "has_positions": tables.positions is not None,
             "has_types": tables.token_types is not None,
         }
+
+    def _tail(self) -> dict[str, Any] | None:
+        if (tail := self._model.tail) is None:
+            return None
+        graph = np.frombuffer(tail.graph, np.int8)
+        self._arrays["tail"] = np.zeros(padded(len(graph), LINE), np.int8)
+        self._arrays["tail"][: len(graph)] = graph
+        return {"bytes": len(graph), "inputs": list(tail.inputs), "outputs": list(tail.outputs)}
 
     def _convolution(self) -> dict[str, Any] | None:
         """Add the convolution, with channels of the states as they are padded."""

@@ -68,6 +68,7 @@ class Program:
 
     Attributes:
         settings: Settings of the model.
+        arrays: Its arrays by name.
         hidden: Channels of a hidden state with padding.
         features: What the kernels compute.
         vocabulary: Number of token ids.
@@ -93,7 +94,7 @@ class Program:
         self.inner = padded(self.settings["inner"])
         self.limit = padded(self.settings["limit"], DEPTH)
         self.isa = isa
-        self._arrays = {name: aligned(each) for name, each in packed.arrays.items()}
+        self.arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
         self.features = _features(self.settings)
@@ -108,8 +109,8 @@ class Program:
         self.functions: dict[str, Callable[..., None]] = {
             name: self._library.function(name) for name in _CALLED
         }
-        self.vocabulary = len(self._arrays["words"])
-        self.type_count = len(self._arrays["token_types"])
+        self.vocabulary = len(self.arrays["words"])
+        self.type_count = len(self.arrays["token_types"])
         self.model = self._model()
 
     def _keep(self, array: Array) -> Array:
@@ -118,7 +119,7 @@ class Program:
 
     def _model(self) -> Array:
         settings, size = self.settings, self.settings["head_size"]
-        arrays, embeddings = self._arrays, settings["embeddings"]
+        arrays, embeddings = self.arrays, settings["embeddings"]
         layers = [
             self._layer(f"layers.{index}", each) for index, each in enumerate(settings["layers"])
         ]
@@ -173,7 +174,7 @@ class Program:
         parts = ("query", "key", "value")
         linears = [self._linear(f"{name}.{part}", layer[part]) for part in parts]
         codes = [self._codes(f"{name}.{part}", layer[part]) for part in parts]
-        bias = self._arrays.get(f"{name}.position_bias")
+        bias = self.arrays.get(f"{name}.position_bias")
         return LAYER.make(
             {
                 "projections": self._keep(np.concatenate(linears)),
@@ -199,13 +200,13 @@ class Program:
                 "down": self._linear(f"{name}.down", layer["down"]),
                 "position_bias": 0 if bias is None else bias,
                 **{
-                    part: self._arrays.get(f"{name}.{part}", 0)
+                    part: self.arrays.get(f"{name}.{part}", 0)
                     for part in ("relative_keys", "relative_queries")
                 },
                 "window": self.settings["limit"] if layer["window"] is None else layer["window"],
                 "rotation": 0
                 if layer["rotation"] is None
-                else self._arrays[f"rotations.{layer['rotation']}"],
+                else self.arrays[f"rotations.{layer['rotation']}"],
                 **self._roundings(name, layer),
             }
         )
@@ -240,7 +241,7 @@ class Program:
             nothing = self._keep(zeros(channels, np.float32))
             arrays, codes = {"multiplier": nothing, "step": nothing}, (0, 0, 0)
         else:
-            arrays = {part: self._arrays[f"{name}.{part}"] for part in ("multiplier", "step")}
+            arrays = {part: self.arrays[f"{name}.{part}"] for part in ("multiplier", "step")}
             codes = (settings["zero_point"], settings["low"], settings["high"])
         limits = dict(zip(("shift", "low", "high"), map(shift_of, codes), strict=True))
         return self._keep(ROUND_TRIP.make({**arrays, **limits, "is_kept": int(settings is None)}))
@@ -249,13 +250,13 @@ class Program:
         return self._keep(
             LINEAR.make(
                 {
-                    "weights": self._arrays[f"{name}.weights"],
+                    "weights": self.arrays[f"{name}.weights"],
                     "panel": 16 * settings["depth"],
                     "panels": settings["columns"] // 16,
                     "steps": settings["depth"] // 4,
-                    "start": self._arrays[f"{name}.start"],
-                    "factor": self._arrays[f"{name}.factor"],
-                    "bias": self._arrays[f"{name}.bias"],
+                    "start": self.arrays[f"{name}.start"],
+                    "factor": self.arrays[f"{name}.factor"],
+                    "bias": self.arrays[f"{name}.bias"],
                 }
             )
         )
@@ -264,7 +265,7 @@ class Program:
         return self._keep(
             CODES.make(
                 {
-                    "multiplier": self._arrays[f"{name}.multiplier"],
+                    "multiplier": self.arrays[f"{name}.multiplier"],
                     "shift": shift_of(settings["zero_point"]),
                 }
             )
@@ -275,8 +276,8 @@ class Program:
         return self._keep(
             NORM.make(
                 {
-                    "weight": self._arrays[f"{name}.weight"],
-                    "bias": self._arrays[f"{name}.bias"],
+                    "weight": self.arrays[f"{name}.weight"],
+                    "bias": self.arrays[f"{name}.bias"],
                     "epsilon": settings["epsilon"],
                     "width": settings["width"],
                     "subtracts_mean": float(settings["subtracts_mean"]),
@@ -287,10 +288,10 @@ class Program:
     def float_linear(self, name: str, settings: Mapping[str, Any]) -> Array:
         """Return the record of a linear layer in float."""
         if settings["tied"]:
-            rest, scale = (self._arrays.get(part) for part in ("word_rest", "word_scale"))
-            weights = self._keep(pack_table(self._arrays["words"], rest, scale))
+            rest, scale = (self.arrays.get(part) for part in ("word_rest", "word_scale"))
+            weights = self._keep(pack_table(self.arrays["words"], rest, scale))
         else:
-            weights = self._arrays[f"{name}.weights"]
+            weights = self.arrays[f"{name}.weights"]
         return self._keep(
             FLOAT_LINEAR.make(
                 {
@@ -298,7 +299,7 @@ class Program:
                     "panel": 64 * settings["depth"],
                     "panels": settings["columns"] // 16,
                     "depth": settings["depth"],
-                    "bias": self._arrays[f"{name}.bias"],
+                    "bias": self.arrays[f"{name}.bias"],
                 }
             )
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.index_limits import check_ids
 from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
@@ -19,6 +20,7 @@ from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.program import Job, Program, Scratch
 from qdqbert.engines.native.schedule import divide
 from qdqbert.engines.native.storage import load_packed
+from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
 from qdqbert.engines.native.texts import Texts
 from qdqbert.engines.runner import Outputs
@@ -88,7 +90,12 @@ class NativeRunner:
         self._convolution = Convolution(self._program) if has_convolution else None
         self.kernel = self._program.isa.name
         self.input_names = tuple(self._program.settings["input_names"])
-        self.output_names = self._heads.output_names
+        names = self._heads.output_names
+        self._tail: TailRunner | None = None
+        if self._program.settings.get("tail") is not None:
+            self._tail = TailRunner(self._program, threads or usable_cores())
+            names = (*(name for name in names if name != TAIL_STATES), *self._tail.output_names)
+        self.output_names = names
         self._free: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         for _ in range(streams):
             self._free.put(Stream(self._program, threads or usable_cores()))
@@ -103,7 +110,7 @@ class NativeRunner:
         batch = self._batch(inputs)
         with self._stream() as stream:
             self._forward(stream, batch.texts)
-            return self._outputs(stream.job.states, batch)
+            return self._outputs(stream.job.states, batch, inputs)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         arrays = self._checked(inputs)
@@ -138,13 +145,13 @@ class NativeRunner:
             )
         return arrays
 
-    def _outputs(self, states: Rows, batch: Batch) -> Outputs:
-        """Return the outputs of the heads, in the shape of the inputs."""
+    def _outputs(self, states: Rows, batch: Batch, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Return the outputs of the heads, in the shape of the inputs, and those of the tail."""
         outputs = {}
         for name, (is_token, rows) in self._heads.run(states, batch.texts.starts).items():
             whole = unpacked(rows, batch.kept) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
-        return outputs
+        return outputs if self._tail is None else self._tail.add_outputs(inputs, outputs)
 
     def _forward(self, stream: Stream, texts: Texts) -> None:
         heads = self._program.settings["heads"]

@@ -1,0 +1,57 @@
+"""What follows the last hidden states in an .onnx file, and is no head: it runs on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.encoders.model import TAIL_STATES
+from qdqbert.engines.native.program import Program
+from qdqbert.engines.runner import Outputs
+
+
+class TailRunner:
+    """The tail of a packed model; see `encoders.model.Tail`.
+
+    Attributes:
+        output_names: Names of its outputs.
+    """
+
+    def __init__(self, program: Program, threads: int) -> None:
+        """Load the graph.
+
+        Args:
+            program: The model, which has a tail.
+            threads: Number of threads.
+
+        Raises:
+            CheckpointError: ONNX Runtime cannot load the graph.
+        """
+        # Models without a tail need no ONNX Runtime.
+        from qdqbert.engines.onnxruntime import load_graph
+
+        settings = program.settings["tail"]
+        graph = program.arrays["tail"][: settings["bytes"]].tobytes()
+        self._run, self._inputs = load_graph(graph, threads=threads), settings["inputs"]
+        self.output_names = tuple(settings["outputs"])
+
+    def add_outputs(self, inputs: Mapping[str, NDArray[Any]], outputs: Outputs) -> Outputs:
+        """Return the outputs of a model, and those of its tail, without the hidden states.
+
+        Args:
+            inputs: Inputs of the model.
+            outputs: Outputs of its heads, and the last hidden states.
+        """
+        known: dict[str, NDArray[Any]] = {
+            **{name: np.asarray(value, np.int64) for name, value in inputs.items()},
+            **outputs,
+        }
+        if TAIL_STATES in known:
+            # Each choice is a text of its own.
+            states = known[TAIL_STATES]
+            known[TAIL_STATES] = states.reshape(-1, *states.shape[-2:])
+        made = self._run({name: known[name] for name in self._inputs})
+        return {name: each for name, each in outputs.items() if name != TAIL_STATES} | made
