@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoders.model import EncoderModel
@@ -136,9 +137,10 @@ class SitedCheckpoint:
     ) -> Run:
         """Return what runs the model and shows its activations; see `SitedSource`."""
         del names
-        return functools.partial(
-            run_observed, self._sited, self._forward, as_tensors(batches), advance=advance
-        )
+        inputs = as_tensors(batches)
+        if isinstance(self._body, SitedEncoder):
+            return EncoderRun(self._body, inputs, advance=advance)
+        return functools.partial(run_observed, self._sited, self._forward, inputs, advance=advance)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight of each linear layer; see `SitedSource`."""
