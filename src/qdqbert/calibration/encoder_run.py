@@ -91,6 +91,7 @@ class EncoderRun:
                 states,
                 masks,
                 recorded=plan.observed_again.intersection(names),
+                passes=len(plan.passes(names)),
                 advance=self._advance,
             )
             yield Stage(names=names, run=layer)
@@ -116,6 +117,7 @@ class _LayerRun:
         masks: Sequence[Tensor],
         *,
         recorded: Collection[str],
+        passes: int,
         advance: Callable[[], None],
     ) -> None:
         """Keep what is run.
@@ -126,10 +128,11 @@ class _LayerRun:
             states: The states before the layer, for each batch, `(texts, seq, hidden)`.
             masks: Masks of the texts, for each batch, `(texts, seq)`.
             recorded: Names of the sites that later calls show.
+            passes: Number of calls, after which what was recorded is forgotten.
             advance: Called after each batch.
         """
         self._encoder, self._index, self._states, self._masks = encoder, index, states, masks
-        self._wanted, self._advance = recorded, advance
+        self._wanted, self._left_passes, self._advance = recorded, passes, advance
         self._outputs: list[Tensor] = []
         # What was recorded of the first batches, as far as memory allows.
         self._recorded: list[list[tuple[Site, Tensor]]] = []
@@ -149,12 +152,15 @@ class _LayerRun:
             else:
                 self._run(batch, show)
             self._advance()
+        self._left_passes -= 1
+        if self._left_passes <= 0:
+            # The last results are computed without what was recorded.
+            self._recorded = []
 
     def outputs(self) -> list[Tensor]:
-        """Return the states after the layer, for each batch, and forget what was recorded."""
+        """Return the states after the layer, for each batch."""
         if not self._outputs:
             self._outputs = [self._run(batch, _ignore) for batch in range(len(self._masks))]
-        self._recorded = []
         return self._outputs
 
     def _run(self, batch: int, show: Callable[[Site, Tensor], None]) -> Tensor:

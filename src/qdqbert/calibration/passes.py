@@ -21,7 +21,7 @@ from qdqbert.calibration.processes import (
     sum_over_processes_,
 )
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
-from qdqbert.calibration.second_moments import SecondMomentObserver
+from qdqbert.calibration.second_moments import SecondMomentObserver, moments_of
 from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import (
     CombinedObserver,
@@ -143,8 +143,8 @@ class CalibrationPlan:
         for name in self._rounded:
             if name not in names:
                 continue
-            # int32, with the sums in one more row and column.
-            size = 4 * (self.weights[name].shape[1] + 1) ** 2
+            # float32, or int32.
+            size = 4 * self.weights[name].shape[1] ** 2
             if size > left:
                 parts.append([])
                 left = max(size, _BYTES_AT_ONCE)
@@ -227,9 +227,12 @@ def rounding_pass(
     """
     observer = SecondMomentObserver({name: found.ranges[name] for name in names})
     run(observer, found.scales)
+    groups, take_totals = observer.groups, observer.take_totals
     if plan.shared_on is not None:
-        observer.totals = {name: total.long() for name, total in observer.totals.items()}
-        sum_over_processes_(observer.totals, plan.shared_on)
+        totals = {leader: observer.take_totals(leader) for leader in groups}
+        for index in range(2):
+            sum_over_processes_({name: each[index] for name, each in totals.items()}, plan.shared_on)
+        take_totals = totals.pop
     found = with_shared_weights(found, plan)
     wanted, unsmoothed = plan.rounded_weights, plan.unsmoothed_rounded_weights
     without = found.without_smoothing
@@ -238,7 +241,7 @@ def rounding_pass(
         wanted |= unsmoothed
 
     def choose(leader: str) -> tuple[dict[_Rounded, Tensor], dict[_Rounded, Tensor]]:
-        inputs, moments = groups[leader], observer.take_moments(leader)
+        inputs, moments = groups[leader], moments_of(*take_totals(leader))
         rounded = _roundings(found, plan, wanted, inputs, moments)
         if without is None or not unsmoothed:
             return rounded, {}
@@ -247,7 +250,6 @@ def rounding_pass(
         moments = moments / scale / scale.unsqueeze(-1)
         return rounded, _roundings(without, plan, unsmoothed, inputs, moments)
 
-    groups = observer.groups
     roundings = dict(found.roundings)
     others = {} if without is None else dict(without.roundings)
     for inputs, (rounded, other) in zip(
