@@ -227,12 +227,13 @@ def rounding_pass(
     """
     observer = SecondMomentObserver({name: found.ranges[name] for name in names})
     run(observer, found.scales)
-    groups, take_totals = observer.groups, observer.take_totals
+    groups = observer.groups
+    shared: dict[str, tuple[Tensor, Tensor]] = {}
     if plan.shared_on is not None:
-        totals = {leader: observer.take_totals(leader) for leader in groups}
+        shared = {leader: observer.take_totals(leader) for leader in groups}
         for index in range(2):
-            sum_over_processes_({name: each[index] for name, each in totals.items()}, plan.shared_on)
-        take_totals = totals.pop
+            mine = {leader: totals[index] for leader, totals in shared.items()}
+            sum_over_processes_(mine, plan.shared_on)
     found = with_shared_weights(found, plan)
     wanted, unsmoothed = plan.rounded_weights, plan.unsmoothed_rounded_weights
     without = found.without_smoothing
@@ -241,7 +242,8 @@ def rounding_pass(
         wanted |= unsmoothed
 
     def choose(leader: str) -> tuple[dict[_Rounded, Tensor], dict[_Rounded, Tensor]]:
-        inputs, moments = groups[leader], moments_of(*take_totals(leader))
+        totals = shared.pop(leader) if shared else observer.take_totals(leader)
+        inputs, moments = groups[leader], moments_of(*totals)
         rounded = _roundings(found, plan, wanted, inputs, moments)
         if without is None or not unsmoothed:
             return rounded, {}
@@ -252,12 +254,12 @@ def rounding_pass(
 
     roundings = dict(found.roundings)
     others = {} if without is None else dict(without.roundings)
-    for inputs, (rounded, other) in zip(
-        groups.values(), map_on_threads(choose, groups), strict=True
-    ):
+    # The widest first, so that no thread is left with it at the end.
+    widest = sorted(groups, key=lambda leader: -plan.weights[leader].shape[1])
+    for leader, (rounded, other) in zip(widest, map_on_threads(choose, widest), strict=True):
         roundings |= rounded
         others |= other
-        for _ in inputs:
+        for _ in groups[leader]:
             plan.on_rounded()
     if without is not None:
         without = dataclasses.replace(without, roundings=others)
