@@ -24,7 +24,7 @@ import torch
 from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import CalibrationPlan, Run, smoothing_pass
+from qdqbert.calibration.passes import CalibrationPlan, Run, range_pass
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
@@ -70,7 +70,7 @@ def main() -> None:
     names = [site.name for site in passes.sites]
     scales: Mapping[str, torch.Tensor] = {}
     if recipe.smoothing is not None:
-        scales = smoothing_pass(run, passes, Calibration()).scales
+        scales = range_pass(run, passes, Calibration(), names=names).scales
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)
@@ -120,7 +120,7 @@ def with_roundings(
     rounded = frozenset().union(*(each.rounded_weights for each in plans))
     plan = plan_of(sited, rounded_weights=rounded)
     # The first pass chooses ranges, which are known here.
-    for rounding_pass in plan.passes[1:]:
+    for rounding_pass in plan.passes(plan.names)[1:]:
         found = rounding_pass(run, plan, found)
     return found
 

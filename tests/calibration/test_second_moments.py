@@ -9,7 +9,7 @@ import torch
 
 from calibrated import calibrate
 from qdqbert.calibration import passes
-from qdqbert.calibration.second_moments import SecondMomentObserver
+from qdqbert.calibration.second_moments import SecondMomentObserver, moments_of
 from qdqbert.insert.sited import linear_weights
 from qdqbert.numerics.affine import dequantize, quantize_weight
 from qdqbert.numerics.ranges import Max
@@ -50,7 +50,7 @@ def test_moments_are_the_covariance_of_the_codes_of_text() -> None:
         x[0, 0, 0] = 50.0
         batches.append((torch.from_numpy(np.arange(77).reshape(7, 11) % 5 != 0), x))
     expected = np.concatenate([codes_of(x[mask]) for mask, x in batches])
-    found = observed(*batches).take_moments("a")
+    found = moments_of(*observed(*batches).take_totals("a"))
     np.testing.assert_allclose(
         found.numpy(), np.cov(expected, rowvar=False, bias=True), rtol=1e-10, atol=1e-10
     )
@@ -69,9 +69,19 @@ def test_sums_are_exact_however_the_data_is_divided() -> None:
     codes = np.pad(codes_of(x) - 128, ((0, 0), (0, 1)), constant_values=1).astype(np.int64)
     # -9 is cut off at the lowest code.
     assert (codes.T @ codes).max() > 2**31
-    np.testing.assert_array_equal(whole.totals["a"].numpy(), codes.T @ codes)
-    assert torch.equal(merged.totals["a"], whole.totals["a"])
     assert merged.groups == whole.groups
+    for each in (whole, merged):
+        products, sums = (total.numpy() for total in each.take_totals("a"))
+        np.testing.assert_array_equal(products, (codes.T @ codes)[:-1, :-1])
+        np.testing.assert_array_equal(sums, (codes.T @ codes)[-1])
+
+
+def test_products_of_many_channels_are_those_of_all_pairs() -> None:
+    x = states(0, 6, 20, 1030) / 100
+    codes = codes_of(x).astype(np.int64) - 128
+    products, sums = observed((torch.ones(6, 20), x)).take_totals("a")
+    np.testing.assert_array_equal(products.numpy(), codes.T @ codes)
+    np.testing.assert_array_equal(sums.numpy(), [*codes.sum(axis=0), 120])
 
 
 def test_sites_that_read_one_tensor_share_its_sums() -> None:
@@ -82,8 +92,7 @@ def test_sites_that_read_one_tensor_share_its_sums() -> None:
         for name, tensor in (("query", x), ("other", x), ("key", x), ("out", y)):
             observer.observe(site(name), tensor)
     assert observer.groups == {"query": ["query", "key"], "out": ["out"]}
-    assert observer.totals.keys() == {"query", "out"}
-    assert observer.totals["query"][-1, -1] == 2 * 2 * 5
+    assert [float(observer.take_totals(name)[1][-1]) for name in observer.groups] == [20, 20]
 
 
 def test_long_texts_are_sampled_evenly() -> None:
@@ -91,7 +100,7 @@ def test_long_texts_are_sampled_evenly() -> None:
     mask = torch.arange(200).expand(3, 200) < torch.tensor([[200], [50], [9]])
     kept = codes_of(x[:, ::4][mask[:, ::4]])
     np.testing.assert_allclose(
-        observed((mask, x)).take_moments("a").numpy(),
+        moments_of(*observed((mask, x)).take_totals("a")).numpy(),
         np.cov(kept, rowvar=False, bias=True),
         rtol=1e-10,
     )
@@ -101,7 +110,7 @@ def test_tokens_of_another_text_count_whatever_the_mask() -> None:
     observer, x = SecondMomentObserver({"a": RANGE}), states(0, 2, 7, 3)
     observer.start_batch(torch.zeros(2, 4))
     observer.observe(site("a", is_own_text=False), x)
-    assert observer.totals["a"][-1, -1] == 14
+    assert float(observer.take_totals("a")[1][-1]) == 14
 
 
 def calibrated(each, plan, **settings):

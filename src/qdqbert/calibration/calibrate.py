@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.passes import CalibrationPlan, Run
+from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
 from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
@@ -19,20 +20,57 @@ Forward = Callable[[Mapping[str, Any]], object]
 """Runs a model on inputs by name, such as `(batch, seq)` tensors."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a model, all of whose passes come before those of the next part.
+
+    Attributes:
+        names: Names of its sites; see `CalibrationPlan.passes`.
+        run: Runs it over all batches. Its first call shows all of its sites, later ones at least
+            those of `CalibrationPlan.observed_again`.
+    """
+
+    names: Collection[str]
+    run: Run
+
+
+@runtime_checkable
+class StagedRun(Protocol):
+    """A `Run` whose model can also run a part at a time."""
+
+    def parts(self, plan: CalibrationPlan) -> Sequence[Collection[str]]:
+        """Return the names of the sites of each stage."""
+        ...
+
+    def stages(self, plan: CalibrationPlan) -> Iterator[Stage]:
+        """Yield the stages, in order. Each has run once the next one is asked for."""
+        ...
+
+
 def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
     """Calibrate anything that can be run and observed.
 
     Args:
-        run: Runs it over all batches. Called once for each of `plan.passes`.
+        run: Runs it over all batches. Called once for each pass, unless it is a `StagedRun`.
         plan: Settings of the calibration.
 
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
     """
+    whole = Stage(names=plan.names, run=run)
     found = Calibration()
-    for each in plan.passes:
-        found = each(run, plan, found)
-    return found
+    for stage in run.stages(plan) if isinstance(run, StagedRun) else [whole]:
+        for each in plan.passes(stage.names):
+            found = each(stage.run, plan, found)
+    # In the order of the sites, however the model was divided.
+    ranges = {site.name: found.ranges[site.name] for site in plan.sites}
+    return with_shared_weights(dataclasses.replace(found, ranges=ranges), plan)
+
+
+def count_passes(run: Run, plan: CalibrationPlan) -> int:
+    """Return how often `run_passes` runs a model, or parts of it, over all batches."""
+    parts = run.parts(plan) if isinstance(run, StagedRun) else [plan.names]
+    return sum(len(plan.passes(names)) for names in parts)
 
 
 def as_tensors(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
@@ -82,10 +120,15 @@ def run_observed(
     finally:
         model.train(training)
     if not seen:
-        raise CalibrationError(
-            "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
-            argument="batches",
-        )
+        raise no_batches()
+
+
+def no_batches() -> CalibrationError:
+    """Return the error for a calibration without data."""
+    return CalibrationError(
+        "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
+        argument="batches",
+    )
 
 
 def _moved(value: Any, device: torch.device) -> Any:

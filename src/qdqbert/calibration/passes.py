@@ -21,7 +21,7 @@ from qdqbert.calibration.processes import (
     sum_over_processes_,
 )
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
-from qdqbert.calibration.second_moments import SecondMomentObserver
+from qdqbert.calibration.second_moments import SecondMomentObserver, moments_of
 from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.calibration.statistics import (
     CombinedObserver,
@@ -83,41 +83,72 @@ class CalibrationPlan:
     shared_on: torch.device | None = None
 
     @property
-    def smoothed(self) -> list[str]:
-        """Names of the activations that get a `pre_quant_scale`."""
-        smoothing = self.smoothing
-        return [
-            each.name for each in self.sites if smoothing is not None and smoothing.matches(each)
-        ]
+    def names(self) -> frozenset[str]:
+        """Names of all sites of the model."""
+        return frozenset(site.name for site in self.all_sites)
 
     @property
-    def passes(self) -> tuple[Pass, ...]:
-        """The passes, in order. Each runs the model over all batches."""
-        first = (range_pass,) if self.smoothing is None else (smoothing_pass, range_pass)
-        return (
-            *first,
-            *(functools.partial(rounding_pass, names=names) for names in self._rounded_at_once()),
-        )
+    def smoothed(self) -> frozenset[str]:
+        """Names of the activations that get a `pre_quant_scale`."""
+        smoothing = self.smoothing
+        if smoothing is None:
+            return frozenset()
+        return frozenset(site.name for site in self.sites if smoothing.matches(site))
+
+    @property
+    def keeps_unsmoothed(self) -> bool:
+        """Whether there is a calibration without any `pre_quant_scale` beside the one with them."""
+        return bool(self.smoothed and self.unsmoothed_sites)
+
+    def passes(self, names: Collection[str]) -> tuple[Pass, ...]:
+        """Return the passes over a part of the model, in order. Each runs it over all batches.
+
+        Args:
+            names: All sites of the part. Sites that read the same tensor, the two inputs of a
+                residual add, and sites that share a range are in the same part.
+        """
+        wanted = [site.name for site in self.sites if site.name in names]
+        if not wanted:
+            return ()
+        passes: list[Pass] = [functools.partial(range_pass, names=wanted)]
+        smoothed = self.smoothed
+        if not smoothed.isdisjoint(wanted):
+            chosen = [name for name in wanted if name in smoothed]
+            passes.append(functools.partial(smoothed_range_pass, names=chosen))
+        for part in self._rounded_at_once(names):
+            passes.append(functools.partial(rounding_pass, names=part))
+        return tuple(passes)
+
+    @property
+    def observed_again(self) -> frozenset[str]:
+        """Names of the sites that passes after the first one observe."""
+        return self.smoothed | set(self._rounded)
 
     @property
     def rounded_inputs(self) -> int:
         """Number of inputs by whose second moments weights are rounded."""
-        return sum(map(len, self._rounded_at_once()))
+        return len(self._rounded)
 
-    def _rounded_at_once(self) -> list[list[str]]:
-        """Divide the inputs of rounded weights into those whose moments are kept at a time."""
+    @property
+    def _rounded(self) -> list[str]:
+        """Names of the inputs by whose second moments weights are rounded."""
         rounded = {name for name, _ in self.rounded_weights | self.unsmoothed_rounded_weights}
+        names = [site.name for site in self.sites]
+        return [name for name in names if weight_site_of(name) in rounded and name in self.weights]
+
+    def _rounded_at_once(self, names: Collection[str]) -> list[list[str]]:
+        """Divide the inputs of rounded weights into those whose moments are kept at a time."""
         parts: list[list[str]] = []
         left = 0
-        for site in self.sites:
-            if weight_site_of(site.name) not in rounded or site.name not in self.weights:
+        for name in self._rounded:
+            if name not in names:
                 continue
-            # int32, with the sums in one more row and column.
-            size = 4 * (self.weights[site.name].shape[1] + 1) ** 2
+            # float32, or int32.
+            size = 4 * self.weights[name].shape[1] ** 2
             if size > left:
                 parts.append([])
                 left = max(size, _BYTES_AT_ONCE)
-            parts[-1].append(site.name)
+            parts[-1].append(name)
             left -= size
         return parts
 
@@ -126,48 +157,61 @@ Pass = Callable[[Run, CalibrationPlan, Calibration], Calibration]
 """Runs the model once, and returns the calibration with the results of this pass."""
 
 
-def smoothing_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibration:
-    """Choose the `pre_quant_scale` of smoothed inputs, and their ranges without it."""
-    channels = ChannelObserver(plan.smoothed)
-    unscaled = HistogramObserver(plan.unsmoothed_sites.intersection(plan.smoothed))
-    run(CombinedObserver(channels, unscaled), found.scales)
+def range_pass(
+    run: Run, plan: CalibrationPlan, found: Calibration, *, names: Sequence[str]
+) -> Calibration:
+    """Choose the ranges of activations without a `pre_quant_scale`, and the scales of the others.
+
+    Args:
+        run: See `Run`.
+        plan: Settings of the calibration.
+        found: Its results so far.
+        names: Activations of this part of the model that need a range.
+    """
+    smoothed = plan.smoothed
+    plain = [name for name in names if name not in smoothed]
+    channels = ChannelObserver(smoothed.intersection(names))
+    histograms = HistogramObserver(
+        [name for name in names if name not in smoothed or name in plan.unsmoothed_sites]
+    )
+    # Smoothed channels of a residual add have comparable ranges, so nothing is clipped there.
+    residuals = ResidualErrorObserver(
+        plain if plan.clips_residuals else (), bits=plan.quantizer_options.aprec
+    )
+    means = _mean_observer(plan, plain)
+    run(CombinedObserver(channels, histograms, residuals, means), found.scales)
     if plan.shared_on is not None:
         leaders = list(channels.groups)
         max_over_processes_({leader: channels.ends[leader] for leader in leaders})
         sum_over_processes_({leader: channels.totals[leader] for leader in leaders}, plan.shared_on)
-    assert plan.smoothing is not None
-    alphas = {site.name: plan.smoothing.alpha_of(site) for site in plan.sites}
-    scales = choose_pre_quant_scales(
-        channels, plan.weights, alphas=alphas, search=plan.smoothing.search
-    )
-    without = None
-    if scales and plan.unsmoothed_sites:
-        without = Calibration(ranges=_ranges_of(unscaled, plan))
-    return dataclasses.replace(found, scales=scales, without_smoothing=without)
-
-
-def range_pass(run: Run, plan: CalibrationPlan, found: Calibration) -> Calibration:
-    """Choose the ranges of all activations, and those that weights share."""
-    names = [site.name for site in plan.sites]
-    histograms = HistogramObserver(names)
-    # Smoothed channels of a residual add have comparable ranges, so nothing is clipped there.
-    clipped = [name for name in names if plan.clips_residuals and name not in found.scales]
-    residuals = ResidualErrorObserver(clipped, bits=plan.quantizer_options.aprec)
-    means = MeanObserver(plan.weights.keys() & set(names) if plan.corrects_biases else ())
-    run(CombinedObserver(histograms, residuals, means), found.scales)
-    if plan.shared_on is not None:
         sum_over_processes_(residuals.errors, plan.shared_on)
         sum_over_processes_(means.totals, plan.shared_on)
     ranges = clip_residual_ranges(_ranges_of(histograms, plan), residuals.errors)
-    chosen = means.means(found.scales)
-    without = found.without_smoothing
-    if without is not None:
-        every = {**ranges, **without.ranges}
-        wanted = {name: each for name, each in every.items() if name in plan.unsmoothed_sites}
-        without = _adjusted(plan, wanted, {}, chosen)
-    return dataclasses.replace(
-        _adjusted(plan, ranges, found.scales, chosen), without_smoothing=without
-    )
+    found = dataclasses.replace(found, scales={**found.scales, **_chosen_scales(channels, plan)})
+    if plan.keeps_unsmoothed:
+        without = found.without_smoothing or Calibration()
+        unsmoothed = {name: each for name, each in ranges.items() if name in plan.unsmoothed_sites}
+        without = _with_ranges(without, plan, unsmoothed, {})
+        found = dataclasses.replace(found, without_smoothing=without)
+    return _with_ranges(found, plan, {name: ranges[name] for name in plain}, means.means({}))
+
+
+def smoothed_range_pass(
+    run: Run, plan: CalibrationPlan, found: Calibration, *, names: Collection[str]
+) -> Calibration:
+    """Choose the ranges of activations after multiplication by their `pre_quant_scale`.
+
+    Args:
+        run: See `Run`.
+        plan: Settings of the calibration.
+        found: Its results so far, with the scales.
+        names: Activations of this part of the model that have a scale.
+    """
+    histograms, means = HistogramObserver(names), _mean_observer(plan, names)
+    run(CombinedObserver(histograms, means), found.scales)
+    if plan.shared_on is not None:
+        sum_over_processes_(means.totals, plan.shared_on)
+    return _with_ranges(found, plan, _ranges_of(histograms, plan), means.means(found.scales))
 
 
 def rounding_pass(
@@ -183,9 +227,14 @@ def rounding_pass(
     """
     observer = SecondMomentObserver({name: found.ranges[name] for name in names})
     run(observer, found.scales)
+    groups = observer.groups
+    shared: dict[str, tuple[Tensor, Tensor]] = {}
     if plan.shared_on is not None:
-        observer.totals = {name: total.long() for name, total in observer.totals.items()}
-        sum_over_processes_(observer.totals, plan.shared_on)
+        shared = {leader: observer.take_totals(leader) for leader in groups}
+        for index in range(2):
+            mine = {leader: totals[index] for leader, totals in shared.items()}
+            sum_over_processes_(mine, plan.shared_on)
+    found = with_shared_weights(found, plan)
     wanted, unsmoothed = plan.rounded_weights, plan.unsmoothed_rounded_weights
     without = found.without_smoothing
     if without is None:
@@ -193,7 +242,8 @@ def rounding_pass(
         wanted |= unsmoothed
 
     def choose(leader: str) -> tuple[dict[_Rounded, Tensor], dict[_Rounded, Tensor]]:
-        inputs, moments = groups[leader], observer.take_moments(leader)
+        totals = shared.pop(leader) if shared else observer.take_totals(leader)
+        inputs, moments = groups[leader], moments_of(*totals)
         rounded = _roundings(found, plan, wanted, inputs, moments)
         if without is None or not unsmoothed:
             return rounded, {}
@@ -202,15 +252,14 @@ def rounding_pass(
         moments = moments / scale / scale.unsqueeze(-1)
         return rounded, _roundings(without, plan, unsmoothed, inputs, moments)
 
-    groups = observer.groups
     roundings = dict(found.roundings)
     others = {} if without is None else dict(without.roundings)
-    for inputs, (rounded, other) in zip(
-        groups.values(), map_on_threads(choose, groups), strict=True
-    ):
+    # The widest first, so that no thread is left with it at the end.
+    widest = sorted(groups, key=lambda leader: -plan.weights[leader].shape[1])
+    for leader, (rounded, other) in zip(widest, map_on_threads(choose, widest), strict=True):
         roundings |= rounded
         others |= other
-        for _ in inputs:
+        for _ in groups[leader]:
             plan.on_rounded()
     if without is not None:
         without = dataclasses.replace(without, roundings=others)
@@ -240,35 +289,62 @@ def _roundings(
     return dict(zip(keys, rounded, strict=True))
 
 
+def with_shared_weights(found: Calibration, plan: CalibrationPlan) -> Calibration:
+    """Return a calibration with the ranges that weights share, with its scales and without."""
+    without = found.without_smoothing
+    if without is not None:
+        without = dataclasses.replace(without, weight_amax=_shared_weight_amax(plan, {}))
+    return dataclasses.replace(
+        found, weight_amax=_shared_weight_amax(plan, found.scales), without_smoothing=without
+    )
+
+
+def _mean_observer(plan: CalibrationPlan, names: Collection[str]) -> MeanObserver:
+    return MeanObserver(plan.weights.keys() & set(names) if plan.corrects_biases else ())
+
+
 def _ranges_of(observer: HistogramObserver, plan: CalibrationPlan) -> dict[str, Range]:
     statistics = observer.statistics
-    if plan.shared_on is not None:
+    if plan.shared_on is not None and statistics:
         statistics = shared_statistics(statistics, plan.shared_on)
     return choose_ranges(statistics, plan.calibrator, bits=plan.quantizer_options.aprec)
 
 
-def _adjusted(
+def _chosen_scales(channels: ChannelObserver, plan: CalibrationPlan) -> dict[str, Tensor]:
+    smoothing = plan.smoothing
+    if smoothing is None:
+        return {}
+    alphas = {site.name: smoothing.alpha_of(site) for site in plan.sites}
+    return choose_pre_quant_scales(channels, plan.weights, alphas=alphas, search=smoothing.search)
+
+
+def _with_ranges(
+    found: Calibration,
     plan: CalibrationPlan,
     ranges: Mapping[str, Range],
-    scales: Mapping[str, Tensor],
     means: Mapping[str, Tensor],
 ) -> Calibration:
-    """Clip and share ranges as the quantizer options specify."""
+    """Add ranges and means, and clip and share ranges as the quantizer options specify."""
+    # Ranges that were adjusted before stay the same.
+    adjusted = plan.quantizer_options.adjust({**found.ranges, **ranges}, plan.all_sites)
+    means = {**found.means, **means}
+    without = found.without_smoothing
+    if without is not None:
+        without = dataclasses.replace(without, means=means)
+    return dataclasses.replace(found, ranges=adjusted, means=means, without_smoothing=without)
+
+
+def _shared_weight_amax(plan: CalibrationPlan, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the ranges that weights share, by site name; see `Calibration.weight_amax`."""
     options = plan.quantizer_options
-    weight_amax: dict[str, Tensor] = {}
-    if options.shares_weights:
-        largest = {
-            weight_site_of(name): _scaled_amax(weight, scales.get(name))
-            for name, weight in plan.weights.items()
-        }
-        shared = options.shared_weight_amax(largest)
-        weight_amax = {name: torch.tensor(amax) for name, amax in shared.items()}
-    return Calibration(
-        ranges=options.adjust(ranges, plan.all_sites),
-        scales=scales,
-        weight_amax=weight_amax,
-        means=means,
-    )
+    if not options.shares_weights:
+        return {}
+    largest = {
+        weight_site_of(name): _scaled_amax(weight, scales.get(name))
+        for name, weight in plan.weights.items()
+    }
+    shared = options.shared_weight_amax(largest)
+    return {name: torch.tensor(amax) for name, amax in shared.items()}
 
 
 def _scaled_amax(weight: Tensor, scale: Tensor | None) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from qdqbert.numerics.affine import parameters_of, quantize
 from qdqbert.recipes import AFFINE
@@ -15,9 +14,11 @@ from qdqbert.spec import Range, Site
 # Tokens per text, evenly spaced in longer ones. 300 texts then have six tokens for each channel of
 # BERT-base's widest input, and the sums cost less than the forward pass.
 _TOKENS = 64
-# Codes are at most 128. Sums over so many tokens are exact in float32 and fit in int32.
-_FLOAT32_TOKENS = 2**24 // 128**2
-_INT32_TOKENS = 2**31 // 128**2 - 1
+# Whole numbers below these are exact in float32 and fit in int32.
+_FLOAT32_LIMIT = 2**24
+_INT32_LIMIT = 2**31
+# Rows of a product that are computed at a time, from the diagonal on: the rest is its mirror image.
+_ROWS = 512
 
 
 class SecondMomentObserver:
@@ -25,18 +26,12 @@ class SecondMomentObserver:
 
     Tensors are rounded to 8-bit codes first, as a quantized model reads them. Sums of products of
     codes are whole numbers and exact, so they do not depend on how the data is divided.
-
-    Attributes:
-        totals: Sum over tokens of the products of the codes and a constant 1, by the name of the
-            first site that reads a tensor. `(channels + 1, channels + 1)`, int32, or int64 where
-            there are many tokens; the last row has the sums of the codes and the number of tokens.
-            Those of two runs can be added.
     """
 
     def __init__(self, ranges: Mapping[str, Range]) -> None:
         """Observe the sites that `ranges` has the range of."""
-        self.totals: dict[str, Tensor] = {}
         self._parameters = {name: parameters_of(each, AFFINE) for name, each in ranges.items()}
+        self._totals: dict[str, _Products] = {}
         self._leader: dict[str, str] = {}
         self._mask: Tensor | None = None
         self._last: tuple[Tensor, str] | None = None
@@ -61,15 +56,20 @@ class SecondMomentObserver:
         some = x[:, ::step]
         # Cross-attention reads another text, whose mask is not known.
         tokens = some[self._mask[:, ::step]] if site.sequence_axes else some.flatten(0, -2)
-        codes = quantize(tokens.float(), self._parameters[site.name], AFFINE) - 128
-        codes = functional.pad(codes, (0, 1), value=1.0)
-        for part in torch.split(codes, _FLOAT32_TOKENS):
-            self._add(site.name, (part.T @ part).to("cpu", torch.int32))
+        parameters = self._parameters[site.name]
+        codes = quantize(tokens.float(), parameters, AFFINE)
+        if site.name not in self._totals:
+            self._totals[site.name] = _Products(x.shape[-1], device=x.device)
+        # Around the code of 0, products are small.
+        self._totals[site.name].add_(codes.sub_(parameters.zero_point))
 
     def absorb_(self, other: SecondMomentObserver) -> None:
         """See `MergeableObserver`."""
-        for name, total in other.totals.items():
-            self._add(name, total.clone())
+        for name, theirs in other._totals.items():
+            if name in self._totals:
+                self._totals[name].absorb_(theirs)
+            else:
+                self._totals[name] = theirs
         self._leader.update(other._leader)
 
     @property
@@ -80,24 +80,94 @@ class SecondMomentObserver:
             groups.setdefault(leader, []).append(name)
         return groups
 
-    def take_moments(self, name: str) -> Tensor:
-        """Return second moments around the mean, up to a factor, and forget the totals.
+    def take_totals(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the sums over tokens of codes from -128 to 127, and forget them.
 
         Args:
             name: The first site that reads a tensor.
 
         Returns:
-            `(channels, channels)`, float64.
+            The sums of all products, `(channels, channels)`, and those of the codes with the number
+            of tokens behind them, `(channels + 1,)`. Both are float64, on the CPU, and can be added
+            to those of another run.
         """
-        total = self.totals.pop(name).double()
-        means = total[-1, :-1] / total[-1, -1]
-        return total[:-1, :-1] / total[-1, -1] - torch.outer(means, means)
+        shift = float(self._parameters[name].zero_point) - 128
+        return self._totals.pop(name).totals(shift)
 
-    def _add(self, name: str, total: Tensor) -> None:
-        before = self.totals.get(name)
-        if before is not None:
-            tokens = int(before[-1, -1]) + int(total[-1, -1])
-            # Twice the memory, for thousands of texts only.
-            before = before if tokens <= _INT32_TOKENS else before.long()
-            total = before.add_(total)
-        self.totals[name] = total
+
+def moments_of(products: Tensor, sums: Tensor) -> Tensor:
+    """Return second moments around the mean, `(channels, channels)`, in the memory of `products`.
+
+    Args:
+        products: The sums of products; see `SecondMomentObserver.take_totals`.
+        sums: The sums that belong to them.
+    """
+    means = sums[:-1] / sums[-1]
+    return products.div_(sums[-1]).sub_(torch.outer(means, means))
+
+
+class _Products:
+    """Exact sums of the products of whole numbers, for all pairs of channels.
+
+    A sum of products is at most the larger one of the two sums of squares. While these are exact
+    in float32, so is everything else.
+    """
+
+    def __init__(self, channels: int, *, device: torch.device) -> None:
+        self._sums = torch.zeros(channels + 1, dtype=torch.float64, device=device)
+        # Only the blocks of `_ROWS` from the diagonal on are valid.
+        self._recent = torch.zeros(channels, channels, device=device)
+        self._earlier: Tensor | None = None
+
+    def add_(self, codes: Tensor) -> None:
+        """Add whole numbers, float32 `(tokens, channels)`."""
+        squares = codes.square().sum(dim=0)
+        if float(squares.amax()) >= _FLOAT32_LIMIT:
+            for half in torch.tensor_split(codes, 2):
+                self.add_(half)
+            return
+        self._settle_for(squares)
+        self._sums[:-1] += codes.sum(dim=0)
+        self._sums[-1] += len(codes)
+        for start in range(0, codes.shape[1], _ROWS):
+            rows = slice(start, start + _ROWS)
+            self._recent[rows, start:].addmm_(codes[:, rows].T, codes[:, start:])
+
+    def absorb_(self, other: _Products) -> None:
+        """Add what another one summed up."""
+        self._sums += other._sums
+        if other._earlier is not None:
+            self._add_earlier(other._earlier)
+        self._settle_for(other._recent.diagonal())
+        self._recent += other._recent
+
+    def totals(self, shift: float) -> tuple[Tensor, Tensor]:
+        """Return the sums as if a whole number had been added to all numbers."""
+        sums, count = self._sums.cpu(), float(self._sums[-1])
+        products = self._recent.to("cpu", torch.float64)
+        if self._earlier is not None:
+            products += self._earlier.cpu()
+        for start in range(0, len(products), _ROWS):
+            rows = slice(start, start + _ROWS)
+            products[start + _ROWS :, rows] = products[rows, start + _ROWS :].T
+        # sum (a + s) (b + s) = sum a b + s sum a + s sum b + n s^2
+        added = shift * sums[:-1]
+        products += (added + count * shift**2)[:, None]
+        products += added
+        sums[:-1] += count * shift
+        return products, sums
+
+    def _settle_for(self, squares: Tensor) -> None:
+        """Make room for sums of products whose squares have these sums, `(channels,)`."""
+        if float((self._recent.diagonal() + squares).amax()) >= _FLOAT32_LIMIT:
+            self._add_earlier(self._recent)
+            self._recent = torch.zeros_like(self._recent)
+
+    def _add_earlier(self, more: Tensor) -> None:
+        largest = more.diagonal().double()
+        if self._earlier is not None:
+            largest = largest + self._earlier.diagonal()
+        # Twice the memory, for thousands of texts only.
+        fits = float(largest.amax()) < _INT32_LIMIT
+        more = more.to(torch.int32 if fits else torch.int64)
+        self._earlier = more if self._earlier is None else self._earlier.to(more).add_(more)

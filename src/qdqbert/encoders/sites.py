@@ -24,11 +24,17 @@ def sites_of(
 ) -> tuple[Site, ...]:
     """Return the sites of some groups: first those of the tables, then layer by layer."""
     found = [table_site(table.module) for table in tables_of(model)]
-    for layer in model.layers:
-        found += [*_sites(layer), *_output_sites(layer, is_last=layer is model.layers[-1])]
+    for sites in sites_of_layers(model):
+        found += sites
     # A module that is read as several layers has one site.
     by_name = {site.name: site for site in found if site.group in groups}
     return tuple(by_name.values())
+
+
+def sites_of_layers(model: EncoderModel) -> Iterator[list[Site]]:
+    """Yield the sites of each encoder layer, of all groups. A site may occur several times."""
+    for layer in model.layers:
+        yield [*_sites(layer), *_output_sites(layer, is_last=layer is model.layers[-1])]
 
 
 def tables_of(model: EncoderModel) -> tuple[Table, ...]:

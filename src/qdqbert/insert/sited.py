@@ -210,28 +210,46 @@ def observing(
         observe: Called with the site and value of each activation, multiplied by its scale.
         scales: `pre_quant_scale` of the sites that have one, by name. Shape `(channels,)`.
     """
-    last: list[tuple[Tensor, Tensor, Tensor]] = []
+    show = scaled(observe, scales or {})
 
-    def rescaled(x: Tensor, scale: Tensor) -> Tensor:
-        # Query, key and value read the same tensor with the same scale: `observe` gets one object.
-        if not (last and last[0][0] is x and last[0][1] is scale):
-            last[:] = [(x, scale, x * scale)]
-        return last[0][2]
-
-    def action(site: Site, scale: Tensor | None, x: Tensor) -> Tensor:
-        observe(site, x if scale is None else rescaled(x, scale))
+    def action(site: Site, x: Tensor) -> Tensor:
+        show(site, x)
         return x
 
     with _acting(
         sited,
         {
-            site.name: functools.partial(action, site, (scales or {}).get(site.name))
-            if site.kind == "activation"
-            else _same
+            site.name: functools.partial(action, site) if site.kind == "activation" else _same
             for site in sited.sites
         },
     ):
         yield
+
+
+def scaled(
+    observe: Callable[[Site, Tensor], None], scales: Mapping[str, Tensor]
+) -> Callable[[Site, Tensor], None]:
+    """Return what passes activations on to `observe`, multiplied by their scales.
+
+    A tensor that several sites read with the same scale, as query, key and value do, is passed on
+    as one object.
+
+    Args:
+        observe: Called with the site and value of each activation.
+        scales: `pre_quant_scale` of the sites that have one, by name. Shape `(channels,)`.
+    """
+    last: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def show(site: Site, x: Tensor) -> None:
+        scale = scales.get(site.name)
+        if scale is None:
+            observe(site, x)
+            return
+        if not (last and last[0][0] is x and last[0][1] is scale):
+            last[:] = [(x, scale, x * scale)]
+        observe(site, last[0][2])
+
+    return show
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ from qdqbert.encoders.sites import (
     modules_of,
     parent_of,
     sites_of,
+    sites_of_layers,
     tables_of,
 )
 from qdqbert.insert.factory import PLAIN
@@ -69,6 +70,7 @@ class SitedEncoder(nn.Module):
     Attributes:
         quantizers: The quantizers by site.
         layer_paths: Paths of the encoder layers.
+        layer_sites: Names of the sites in each encoder layer.
         output_names: Names of the tensors that `forward` returns, in order.
     """
 
@@ -110,12 +112,21 @@ class SitedEncoder(nn.Module):
                 _put(self, site.name, made[site.name])
             self.quantizers[site.name] = made[site.name]
             made[site.name].disable()
+        self.layer_sites = tuple(
+            frozenset(site.name for site in sites) & self.quantizers.keys()
+            for sites in sites_of_layers(model)
+        )
         self.eval()
 
     @property
     def sited(self) -> SitedModel:
         """The model with its quantizers."""
         return SitedModel(model=self, quantizers=self.quantizers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Number of channels of the states."""
+        return len(self._model.layers[0].down.bias)
 
     def _quantizers(self) -> Iterator[Any]:
         yield from (module for module in self.modules() if isinstance(module, Quantizer))
@@ -154,14 +165,10 @@ class SitedEncoder(nn.Module):
             token_type_ids: Same shape and dtype, if the model takes them.
         """
         model, shape = self._model, input_ids.shape
-        ids, mask = (each.reshape(-1, shape[-1]) for each in (input_ids, attention_mask))
-        types = None if token_type_ids is None else token_type_ids.reshape(-1, shape[-1])
-        masks = _Masks(mask)
-        x = embedded = self._embed(model.embeddings, ids, mask, types)
-        for index, path in enumerate(self.layer_paths):
-            x = self.get_submodule(path)(x, masks)
-            if index == 0 and model.convolution is not None:
-                x = self._convolve(x, embedded, mask, model.convolution)
+        x, mask = self.embed(input_ids, attention_mask, token_type_ids)
+        masks = Masks(mask)
+        for index in range(len(model.layers)):
+            x = self.run_layer(index, x, masks)
         x = self.norm(x, model.final_norm)
         outputs: dict[str, Tensor] = {}
         for head in model.heads:
@@ -176,6 +183,36 @@ class SitedEncoder(nn.Module):
             known = given | outputs
             outputs |= self._run_tail({name: known[name] for name in model.tail.inputs})
         return tuple(outputs[name] for name in self.output_names)
+
+    def embed(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the first layer reads, and the mask of its texts; see `forward`.
+
+        Returns:
+            States `(texts, seq, hidden)`, float32, and the mask `(texts, seq)`. The texts of a
+            batch are its choices, if the model has some.
+        """
+        ids, mask = (each.reshape(-1, each.shape[-1]) for each in (input_ids, attention_mask))
+        types = None if token_type_ids is None else token_type_ids.reshape(ids.shape)
+        return self._embed(self._model.embeddings, ids, mask, types), mask
+
+    def run_layer(self, index: int, x: Tensor, masks: Masks) -> Tensor:
+        """Return the states after a layer, `(texts, seq, hidden)`.
+
+        Args:
+            index: Position of the layer.
+            x: The states before it.
+            masks: Masks of the texts.
+        """
+        made: Tensor = self.get_submodule(self.layer_paths[index])(x, masks)
+        convolution = self._model.convolution
+        if index == 0 and convolution is not None:
+            made = self._convolve(made, x, masks.text, convolution)
+        return made
 
     def tensor(self, array: NDArray[np.generic]) -> Tensor:
         """Return the tensor of an array, which shares its memory."""
@@ -280,21 +317,26 @@ class SitedEncoder(nn.Module):
         return x
 
 
-class _Masks:
-    """What is added to the scores of a batch, made once for each kind of attention."""
+class Masks:
+    """What is added to the scores of a batch, made once for each kind of attention.
 
-    def __init__(self, mask: Tensor) -> None:
-        self._mask = mask
+    Attributes:
+        text: The mask of the texts, `(texts, seq)`, 0 for [PAD].
+        distance: `(seq, seq)`, int64: `[i, j]` is j - i.
+    """
+
+    def __init__(self, text: Tensor) -> None:
+        """Begin with the mask of the texts, `(texts, seq)`, 0 for [PAD]."""
+        self.text = text
         self._made: dict[tuple[bool, int | None], Tensor] = {}
-        places = torch.arange(mask.shape[1], device=mask.device)
-        # `[i, j]` is j - i.
+        places = torch.arange(text.shape[1], device=text.device)
         self.distance = places - places[:, None]
 
     def additive(self, attention: Attention) -> Tensor:
         """Return 0, or the lowest number for pairs that do not attend; `(batch, 1, ..., seq)`."""
         key = (attention.causal, attention.window)
         if key not in self._made:
-            masked = (self._mask == 0)[:, None, None]
+            masked = (self.text == 0)[:, None, None]
             if attention.causal:
                 masked = masked | (self.distance > 0)
             if attention.window is not None:
@@ -314,7 +356,7 @@ class _EncoderLayer(nn.Module):
         # In a tuple, so that it is not registered as a child.
         self._parent, self._layer = (model,), layer
 
-    def forward(self, x: Tensor, masks: _Masks) -> Tensor:
+    def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """Map states `(texts, seq, hidden)` to states of that shape."""
         (model,), layer = self._parent, self._layer
         attended = self._attend(model.norm(x, layer.attention_norm), layer.attention, masks)
@@ -337,7 +379,7 @@ class _EncoderLayer(nn.Module):
         x = model.norm(total, residual.norm)
         return x if residual.again is None else model.norm(x + states, residual.again)
 
-    def _attend(self, x: Tensor, attention: Attention, masks: _Masks) -> Tensor:
+    def _attend(self, x: Tensor, attention: Attention, masks: Masks) -> Tensor:
         (model,) = self._parent
         path, parts = parent_of(attention.query), (attention.query, attention.key, attention.value)
         norms = (attention.query_norm, attention.key_norm, None)

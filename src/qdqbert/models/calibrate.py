@@ -146,7 +146,7 @@ def _calibration(
         shared_on=next(model.parameters()).device if is_shared() else None,
     )
     # Each pass reads all batches, which an iterator gives only once.
-    seen = list(batches) if len(plan.passes) > 1 else batches
+    seen = list(batches) if len(plan.passes(plan.names)) > 1 else batches
     run = functools.partial(
         run_observed, sited, lambda inputs: model(**inputs), seen, advance=advance
     )

@@ -133,14 +133,16 @@ def _limits(each: UnroundedWeight) -> Tensor:
 def _factors(moments: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return the upper triangular `U` and `d` with `H = U diag(d) U^T`, and what damps `H`."""
     damping = _DAMPING * float(moments.diagonal().mean())
-    identity = torch.eye(len(moments)).to(moments)
     if damping <= 0:
         # The input is constant, and no error counts.
-        return identity, torch.zeros_like(moments[0]), 0.0
+        return torch.eye(len(moments)).to(moments), torch.zeros_like(moments[0]), 0.0
     # Cholesky's factor of the reversed matrix is lower triangular, so this one is upper triangular.
-    reversed_factor: Tensor = torch.linalg.cholesky((moments + damping * identity).flip(0, 1))
-    factor = reversed_factor.flip(0, 1)
-    return factor / factor.diagonal(), factor.diagonal().square(), damping
+    # In place, since new memory takes as long as what is computed in it.
+    factor = moments.flip(0, 1)
+    factor.diagonal().add_(damping)
+    factor = torch.linalg.cholesky(factor).flip(0, 1)
+    diagonal = factor.diagonal().clone()
+    return factor.div_(diagonal), diagonal.square(), damping
 
 
 def _rounded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from qdqbert.artifact import RANGES, Artifact, open_artifact, read_training
-from qdqbert.calibration.calibrate import run_passes
+from qdqbert.calibration.calibrate import count_passes, run_passes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.ranges_file import read_ranges
@@ -209,15 +210,19 @@ def _calibrate(
         ),
         quantizer_options=quantizer_options,
     )
-    total = len(calibration_plan.passes) * len(batches) + calibration_plan.rounded_inputs
-    with progress.stage("Calibrating", total) as advance:
-        calibration_plan = dataclasses.replace(calibration_plan, on_rounded=advance)
-        names = [site.name for site in calibration_plan.sites]
+    names = [site.name for site in calibration_plan.sites]
+    with contextlib.ExitStack() as stack:
         if options.ray is None:
-            return run_passes(sited.observed_run(names, batches, advance), calibration_plan)
-        groups = {site.group for site in sited.sites}
-        with cluster_run(options, groups, names, batches, advance) as run:
-            return run_passes(run, calibration_plan)
+            run = sited.observed_run(names, batches, lambda: advance())
+        else:
+            groups = {site.group for site in sited.sites}
+            run = stack.enter_context(
+                cluster_run(options, groups, names, batches, lambda: advance())
+            )
+        passes = count_passes(run, calibration_plan)
+        total = passes * len(batches) + calibration_plan.rounded_inputs
+        advance = stack.enter_context(progress.stage("Calibrating", total))
+        return run_passes(run, dataclasses.replace(calibration_plan, on_rounded=advance))
 
 
 def _rounded_weights(plans: Sequence[Plan], *, smooths: bool) -> frozenset[tuple[str, TensorSpec]]:

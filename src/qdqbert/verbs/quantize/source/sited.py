@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
 from qdqbert.encoders.model import EncoderModel, Tail
 from qdqbert.encoding import Batch
@@ -75,9 +76,7 @@ class SitedSource:
         """
         del names
         _check_token_ids(self.encoder, batches)
-        return functools.partial(
-            run_observed, self._sited, self._forward, as_tensors(batches), advance=advance
-        )
+        return EncoderRun(self._body, as_tensors(batches), advance=advance)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight `(out, in)` of each linear layer, by the site of its input."""
