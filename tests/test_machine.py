@@ -8,7 +8,7 @@ import os
 import pytest
 from llvmlite import binding
 
-from qdqbert.machine import cpu_features, cpu_name, has_int8_products, usable_cores
+from qdqbert.machine import cpu_features, cpu_name, has_int8_products, release_memory, usable_cores
 
 CPUINFO = """processor\t: 0
 model name\t: Example CPU @ 2.00GHz
@@ -128,3 +128,9 @@ def test_int8_products_are_known_by_their_features() -> None:
     assert has_int8_products(("i8mm",))
     assert not has_int8_products(("avx2", "avx512f", "amx_bf16"))
     assert not has_int8_products(())
+
+
+def test_free_memory_is_given_back_where_the_library_can(monkeypatch) -> None:
+    release_memory()
+    monkeypatch.setattr("sys.platform", "darwin")
+    release_memory()

@@ -1,14 +1,16 @@
-"""What this machine offers to an engine: cores that the process may use, and CPU features.
+"""What this machine offers: cores that the process may use, CPU features, and free memory.
 
 Imports nothing but the standard library, and llvmlite where the system does not list the features.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import os
 import platform
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -84,6 +86,17 @@ def cpu_name(root: Path = _ROOT) -> str:
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def release_memory() -> None:
+    """Return memory that is free to the operating system, where the C library can.
+
+    glibc keeps what threads have freed, and gives each thread new memory. Large tensors of many
+    threads would add up.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _llvm_features() -> set[str]:

@@ -17,6 +17,7 @@ from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.statistics import Observer
 from qdqbert.insert.sited import observing, scaled
 from qdqbert.insert.sited_encoder import Masks, SitedEncoder
+from qdqbert.machine import release_memory
 from qdqbert.spec import Site
 
 # Memory of the tensors that are recorded while a layer runs: those of 21,000 tokens in BERT-base.
@@ -96,6 +97,7 @@ class EncoderRun:
             )
             yield Stage(names=names, run=layer)
             states = layer.outputs()
+            release_memory()
 
     @property
     def _is_divided(self) -> bool:
@@ -156,6 +158,7 @@ class _LayerRun:
         if self._left_passes <= 0:
             # The last results are computed without what was recorded.
             self._recorded = []
+            release_memory()
 
     def outputs(self) -> list[Tensor]:
         """Return the states after the layer, for each batch."""
