@@ -10,7 +10,7 @@ from qdqbert.calibration.calibrate import Forward, as_tensors, run_observed, run
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.encoding import Batch
-from qdqbert.insert.sited import SitedModel, linear_weights, site_of
+from qdqbert.reference.sited_model import SitedModel, linear_weights, site_of
 
 
 def calibrate(

@@ -73,9 +73,9 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from calibration import calibrate
     from qdqbert.calibration.calibrate import as_tensors, run_observed
     from qdqbert.calibration.statistics import CombinedObserver
+    from qdqbert.checkpoint.body import GraphBody
     from qdqbert.checkpoint.demo import demo_checkpoint
     from qdqbert.checkpoint.load import load_checkpoint
-    from qdqbert.insert.body import GraphBody
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.recipes import PERCENTILE

@@ -29,9 +29,10 @@ from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_re
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, linear_weights, quantizing
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
+from qdqbert.reference.sited_model import SitedModel, linear_weights, quantizing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, make_plan

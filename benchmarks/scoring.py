@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from qdqbert import resources
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Runner, open_runner
-from qdqbert.insert.body import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS

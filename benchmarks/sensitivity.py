@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 
 from calibration import calibrate
-from qdqbert.insert.sited import insert_quantizers_, quantizing
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Mse
+from qdqbert.reference.sited_model import quantizing
 from qdqbert.spec import Site, input_site_of
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import make_plan

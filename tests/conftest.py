@@ -32,6 +32,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch, encode, make_batches
@@ -43,11 +44,11 @@ from qdqbert.evidence.lowering import (
 )
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
-from qdqbert.insert.body import GraphBody
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
+from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan

@@ -32,6 +32,7 @@ LAYERS = (
     "encoders",
     "numerics",
     "quantizers",
+    "reference",
     "compat",
     "nn",
     "tensor_quant",

@@ -12,10 +12,10 @@ from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import CalibrationPlan, Run
 from qdqbert.errors import CalibrationError
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.insert.sited import linear_weights
-from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.numerics.ranges import Percentile
 from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions
+from qdqbert.reference.sited_encoder import SitedEncoder
+from qdqbert.reference.sited_model import linear_weights
 from qdqbert.spec import Smoothing
 
 FAMILIES = ("bert", "deberta-v2", "distilbert", "modernbert", "mpnet")

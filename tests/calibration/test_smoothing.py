@@ -13,9 +13,10 @@ from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scal
 from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
-from qdqbert.insert.sited import SitedModel, insert_quantizers_
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.channel_scales import least_noise_scale
 from qdqbert.numerics.ranges import Max
+from qdqbert.reference.sited_model import SitedModel
 from qdqbert.spec import Site, Smoothing
 
 MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])

@@ -19,8 +19,8 @@ from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, GraphError
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.state import stored_calibration, stored_specs
+from qdqbert.reference.sited_model import sited_model
 
 QUERY = "encoder.layer.0.attention.self.query"
 

@@ -14,9 +14,9 @@ from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import float_graph, insert_qdq
-from qdqbert.insert.sited import quantizing, weight_of
 from qdqbert.numerics.weight_rounding import pack
 from qdqbert.recipes import build_recipe
+from qdqbert.reference.sited_model import quantizing, weight_of
 from qdqbert.spec import (
     QdqStyle,
     Range,

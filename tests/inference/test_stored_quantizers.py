@@ -18,9 +18,9 @@ import qdqbert
 from qdqbert.encoders.affine import quantize_weight
 from qdqbert.errors import CheckpointError
 from qdqbert.evidence.fidelity import sqnr_db
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.quantized import class_for
 from qdqbert.models.state import learn_ranges_
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.spec import TensorSpec
 
 TEXTS = ["the old house", "a train to the city and a good book for the night", "dog"]

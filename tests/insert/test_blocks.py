@@ -8,7 +8,8 @@ import transformers
 
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.insert.blocks import BLOCKS
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, observing
+from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.reference.sited_model import SitedModel, observing
 
 # The same float32 kernels, with scores scaled in another order.
 TOLERANCE = 1e-6

@@ -11,9 +11,10 @@ from calibrated import calibrate
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError, CheckpointError
-from qdqbert.insert.sited import insert_quantizers_, linear_weights, observing, quantizing
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.reference.sited_model import linear_weights, observing, quantizing
 from qdqbert.spec import Range, TensorSpec
 
 LINEAR = "encoder.layer.0.intermediate.dense"

@@ -20,13 +20,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.insert.sited import (
-    SitedModel,
-    insert_quantizers_,
-    quantizing,
-    site_of,
-    sited_model,
-)
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import (
     MOVING,
@@ -38,6 +32,7 @@ from qdqbert.models.state import (
 from qdqbert.numerics.ranges import Max
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import build_recipe
+from qdqbert.reference.sited_model import SitedModel, quantizing, site_of, sited_model
 from qdqbert.spec import TensorSpec, resolve
 
 RECIPES = ("qdqbert", "qdqbert-smoothed", "linear")

@@ -12,9 +12,9 @@ from qdqbert.errors import SpecError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.insert.sited import quantizing
 from qdqbert.numerics.affine import dynamic_parameters
 from qdqbert.recipes import QuantizerOptions
+from qdqbert.reference.sited_model import quantizing
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import save_encoder

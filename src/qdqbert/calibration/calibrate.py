@@ -14,7 +14,7 @@ from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
 from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
-from qdqbert.insert.sited import SitedModel, observing
+from qdqbert.reference.sited_model import SitedModel, observing
 
 Forward = Callable[[Mapping[str, Any]], object]
 """Runs a model on inputs by name, such as `(batch, seq)` tensors."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from qdqbert.calibration.calibrate import Stage, no_batches, run_observed
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.statistics import Observer
-from qdqbert.insert.sited import observing, scaled
-from qdqbert.insert.sited_encoder import Masks, SitedEncoder
 from qdqbert.machine import release_memory
+from qdqbert.reference.sited_encoder import Masks, SitedEncoder
+from qdqbert.reference.sited_model import observing, scaled
 from qdqbert.spec import Site
 
 # Memory of the tensors that are recorded while a layer runs: those of 21,000 tokens in BERT-base.

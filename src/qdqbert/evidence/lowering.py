@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qdqbert.choices import EngineName
+from qdqbert.encoders.heads import OUTPUTS
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
-from qdqbert.insert.body import OUTPUTS, GraphBody, to_numpy
-from qdqbert.insert.sited import SitedModel
-from qdqbert.insert.sited_encoder import SitedEncoder
+from qdqbert.reference.body import Body, to_numpy
+from qdqbert.reference.sited_model import SitedModel
 
 # Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced
 # scale or bias, agreement is far lower.
@@ -127,7 +127,7 @@ class Reference:
 
 def make_references(
     sited: SitedModel,
-    body: GraphBody | SitedEncoder,
+    body: Body,
     sited_graph: ir.Model,
     layers: Sequence[str],
     batches: Sequence[Batch],
@@ -171,7 +171,7 @@ def make_references(
 
 
 def _run(
-    body: GraphBody | SitedEncoder,
+    body: Body,
     batch: Batch,
     places: Mapping[str, nn.Module],
     given: Mapping[str, NDArray[np.float32]] | None,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qdqbert.errors import GraphError
 from qdqbert.graph.qdq import sites_of
-from qdqbert.insert.sited import SitedModel
+from qdqbert.reference.sited_model import SitedModel
 from qdqbert.spec import RESIDUAL
 
 # Protocol buffers are limited to 2 GB. Larger weights are saved in a separate file.

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from qdqbert.choices import CalibratorName
 from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.reference.modules import QuantizedLinear
 from qdqbert.spec import Site
-
-
-class QuantizedLinear(nn.Linear):
-    """A linear layer with quantizers on its input and on its weight."""
-
-    _input_quantizer: Quantizer
-    _weight_quantizer: Quantizer
-
-    @classmethod
-    def from_float(cls, linear: nn.Linear) -> Self:
-        """Return a quantized layer that shares the parameters of `linear`."""
-        new = cls(
-            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
-        )
-        new.weight, new.bias = linear.weight, linear.bias
-        new._input_quantizer, new._weight_quantizer = Quantizer(), Quantizer()
-        return new.train(linear.training)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map `(..., in)` to `(..., out)`."""
-        weight = self._weight_quantizer(self.weight)
-        return functional.linear(self._input_quantizer(input), weight, self.bias)
 
 
 class QuantizerFactory(Protocol):

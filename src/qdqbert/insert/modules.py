@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,44 +12,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from qdqbert.insert.factory import QuantizerFactory
-from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import (
     Site,
     Source,
-    TensorSpec,
     linear_sites,
     matmul_sites,
     residual_sites,
-    table_site,
 )
 
 ATTENTION = "qdqbert"
 """Name of `quantized_attention` in transformers' attention interface."""
-
-
-class QuantEmbedding(nn.Embedding):
-    """An embedding table with a quantizer for its weight, with one scale per hidden channel."""
-
-    _weight_quantizer: Quantizer
-
-    @classmethod
-    def from_float(cls, embedding: nn.Embedding, *, name: str) -> Self:
-        """Return a table at path `name` that shares the parameters of `embedding`."""
-        new = cls(
-            embedding.num_embeddings,
-            embedding.embedding_dim,
-            padding_idx=embedding.padding_idx,
-            device="meta",
-        )
-        new.weight = embedding.weight
-        new._weight_quantizer = Quantizer(TensorSpec(narrow=True, axis=1), site=table_site(name))
-        # The paper leaves tables in float. Only a recipe quantizes them.
-        new._weight_quantizer.disable()
-        return new.train(embedding.training)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids `(batch, seq)` to states `(batch, seq, hidden)`."""
-        return functional.embedding(ids, self._weight_quantizer(self.weight), self.padding_idx)
 
 
 class QuantResidualOutput(nn.Module):

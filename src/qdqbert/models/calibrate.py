@@ -16,11 +16,11 @@ from qdqbert.calibration.processes import is_shared
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import SpecError
-from qdqbert.insert.sited import SitedModel, linear_weights, sited_model
 from qdqbert.models.configuration import quantizer_options_of, recipe_of
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
 from qdqbert.recipes import PERCENTILE, QuantizerOptions, build_recipe
+from qdqbert.reference.sited_model import SitedModel, linear_weights, sited_model
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

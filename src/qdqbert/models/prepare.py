@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from qdqbert.encoders.stored import FORMAT
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.recipes import QuantizerOptions
+from qdqbert.reference.sited_model import sited_model
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -19,7 +19,7 @@ from qdqbert.encoders.stored import BUFFERS
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import ATTENTION
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, sited_model
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.configuration import (
     excluded_of,
     quantizer_options_of,
@@ -35,6 +35,7 @@ from qdqbert.models.state import (
     stored_state,
 )
 from qdqbert.recipes import QuantizerOptions, build_recipe
+from qdqbert.reference.sited_model import SitedModel, sited_model
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.encoders.stored import STATE_VERSION, TENSORS, default_state, names_of
 from qdqbert.errors import CheckpointError, SpecError
-from qdqbert.insert.sited import SitedModel, site_of, weight_of
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
+from qdqbert.reference.sited_model import SitedModel, site_of, weight_of
 from qdqbert.spec import Range, TensorSpec, is_residual_input, weight_site_of
 
 MOVING = 0.01

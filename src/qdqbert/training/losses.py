@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
-from qdqbert.insert.body import pool
 from qdqbert.tasks.task import IGNORED
 
 MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)

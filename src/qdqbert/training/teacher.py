@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.errors import UserInputError
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.distillation import Distillation

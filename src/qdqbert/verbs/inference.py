@@ -19,9 +19,8 @@ from qdqbert.evidence.limits import (
     check_limits,
     metric_differences,
 )
-from qdqbert.insert.body import GraphBody, to_numpy
-from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.options import LimitOptions
+from qdqbert.reference.body import Body, to_numpy
 from qdqbert.tasks.task import (
     Features,
     Metric,
@@ -84,7 +83,7 @@ class TorchRunner:
 
     precision = "float32"
 
-    def __init__(self, body: GraphBody | SitedEncoder, input_names: Sequence[str]) -> None:
+    def __init__(self, body: Body, input_names: Sequence[str]) -> None:
         """Keep the model and the names of its inputs and outputs."""
         self._body = body
         self.input_names = tuple(input_names)

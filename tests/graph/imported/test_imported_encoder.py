@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from calibrated import calibrate
 from encoder_reference import check_read, random_inputs
+from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
@@ -27,11 +28,10 @@ from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.qdq import float_graph
 from qdqbert.graph.sited_graph import sited_graph
-from qdqbert.insert.body import pool
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.insert.sited_encoder import SitedEncoder
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.reference.sited_encoder import SitedEncoder
 
 # Exports of `exported`: family, kind of attention, opset and exporter.
 EXPORTS = [

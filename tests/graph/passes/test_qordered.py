@@ -15,6 +15,7 @@ import transformers
 
 from calibrated import calibrate
 from qdqbert.calibration.calibration import Calibration
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.errors import GraphError, UserInputError
@@ -24,10 +25,10 @@ from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace,
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
 from qdqbert.graph.qdq import insert_qdq
-from qdqbert.insert.body import GraphBody
-from qdqbert.insert.sited import SitedModel, insert_quantizers_, quantizing
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import QuantizerOptions
+from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower

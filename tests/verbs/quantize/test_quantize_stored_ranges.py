@@ -20,9 +20,9 @@ from qdqbert import QuantizeReport
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import UserInputError
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import stored_calibration
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.ranges import choose_range_source

@@ -18,8 +18,8 @@ from qdqbert.errors import (
     TrainingError,
     UserInputError,
 )
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs.train import run as train_run

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import qdqbert
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
+from qdqbert.reference.sited_model import sited_model
 from training_files import files_left
 
 KILLED = """

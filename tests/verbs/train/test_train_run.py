@@ -25,9 +25,9 @@ from qdqbert.artifact import TRAINING_FORMAT
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.checkpoint.sentence import read_sentence_head
 from qdqbert.errors import UserInputError
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.loading import load_model
 from qdqbert.models.state import fix_ranges_
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.task import Metric
 from qdqbert.training.curves import plot_curves
 from qdqbert.training.trainer import TaskTrainer

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from qdqbert.encoders.heads import EMBEDDING, OF_TOKENS
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import UserInputError
-from qdqbert.insert.body import OF_TOKENS, SENTENCE_EMBEDDING
 
 _SPAN_TASK = "question-answering"
 
@@ -80,7 +80,7 @@ def tolerance_of(model: ir.Model) -> float:
 
 def is_per_token(name: str, task: str) -> bool:
     """Return whether an output has one vector, or one number, for each token."""
-    return name != SENTENCE_EMBEDDING and (task in OF_TOKENS or task == _SPAN_TASK)
+    return name != EMBEDDING and (task in OF_TOKENS or task == _SPAN_TASK)
 
 
 class FixedShapeRunner:

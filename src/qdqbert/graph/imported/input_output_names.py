@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from qdqbert.encoders.heads import EMBEDDING, OF_TOKENS, OUTPUTS
 from qdqbert.errors import UserInputError
-from qdqbert.insert.body import OF_TOKENS, OUTPUTS, SENTENCE_EMBEDDING
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _ALIASES = {
@@ -36,7 +36,7 @@ class OutputNames:
 
 def task_outputs(task: str) -> tuple[str, ...]:
     """Return transformers' names of all outputs that a task can read."""
-    pooled = (SENTENCE_EMBEDDING,) if task == "feature-extraction" else ()
+    pooled = (EMBEDDING,) if task == "feature-extraction" else ()
     return (*OUTPUTS.get(task, ("logits",)), *pooled)
 
 
@@ -224,7 +224,7 @@ def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dic
         if name not in chosen and value is not None and not _is_among(value, chosen):
             chosen[name] = value
     missing = [name for name in wanted if name not in chosen]
-    if missing and not (SENTENCE_EMBEDDING in chosen and len(outputs) == 1):
+    if missing and not (EMBEDDING in chosen and len(outputs) == 1):
         rest = [value for value in outputs.values() if not _is_among(value, chosen)]
         if len(rest) < len(missing):
             raise UserInputError(

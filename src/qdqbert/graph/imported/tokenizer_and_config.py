@@ -22,11 +22,11 @@ from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.choices import TASK_NAMES, TaskName
+from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
-from qdqbert.insert.body import SENTENCE_EMBEDDING
 from qdqbert.tokenizer_files import put_lower_case_first_
 
 _LANGUAGE_MODELS = ("fill-mask", "text-generation")
@@ -159,7 +159,7 @@ def load_tokenizer_and_config(
     model_type = getattr(config, "model_type", None)
     layout: SentenceHead | CrossEncoderFiles | None = None
     # A pooled graph is complete, whatever modules it was made of.
-    if task in _WITH_LAYOUT and SENTENCE_EMBEDDING not in runner.output_names:
+    if task in _WITH_LAYOUT and EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
     if layout and layout.lower_case:
         put_lower_case_first_(loaded.backend_tokenizer)
@@ -202,7 +202,7 @@ def _read_layout(tokenizer: str | None, path: Path) -> SentenceHead | CrossEncod
 
 def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[str, ...]:
     """Say how the token states of an embedder become one vector, if that may be wrong."""
-    if SENTENCE_EMBEDDING in runner.output_names:
+    if EMBEDDING in runner.output_names:
         return ()
     use = f"graph {path.name!r} returns token states only, and their mean is used."
     advice = (
@@ -263,7 +263,7 @@ def _output_shape(runner: GraphRunner, path: Path, task: str) -> tuple[int, ...]
         f"The output of graph {path.name!r}",
         len(shape),
         task,
-        is_pooled=name == SENTENCE_EMBEDDING,
+        is_pooled=name == EMBEDDING,
     )
     return shape
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from qdqbert.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.encoders.heads import choices_of
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import check_engine, float_engine, is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
@@ -19,7 +20,6 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
 from qdqbert.inference.load import open_folder
-from qdqbert.insert.body import choices_of
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from qdqbert.artifact import Artifact, open_artifact, size_bytes
+from qdqbert.encoders.heads import choices_of
 from qdqbert.errors import GraphError, MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TensorRTReport, TensorRTTiming
 from qdqbert.files import write_bytes
-from qdqbert.insert.body import choices_of
 from qdqbert.progress import Progress
 from qdqbert.targets.tensorrt import TENSORRT, Shape, trtexec_command, version_numbers
 from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions

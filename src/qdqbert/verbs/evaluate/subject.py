@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.task_names import check_outputs
 from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
@@ -16,7 +17,6 @@ from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.inference.load import open_folder
-from qdqbert.insert.body import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.tasks.registry import TASKS, task_for

@@ -9,6 +9,7 @@ from pathlib import Path
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.encoders.heads import choices_of
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
@@ -17,7 +18,6 @@ from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, 
 from qdqbert.evidence.reports import LatencyReport, RivalReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
-from qdqbert.insert.body import choices_of
 from qdqbert.machine import cpu_features, has_int8_products
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.evidence.processes import serve
 from qdqbert.evidence.worker import times
-from qdqbert.insert.body import GraphBody
 from qdqbert.models.loading import load_model
 from qdqbert.verbs.inference import TorchRunner
 

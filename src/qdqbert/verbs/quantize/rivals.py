@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.encoders.heads import choices_of
 from qdqbert.encoding import make_batches
 from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.errors import QdqBertError
 from qdqbert.evidence.latency import Candidate, Timing
 from qdqbert.evidence.reports import RivalReport
 from qdqbert.evidence.rivals import RIVALS, run_rival
-from qdqbert.insert.body import choices_of
 from qdqbert.progress import Progress
 from qdqbert.verbs.inference import Baseline, EncodedExamples, predict
 from qdqbert.verbs.quantize.options import QuantizeOptions

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from qdqbert import resources
 from qdqbert.choices import VerificationData
+from qdqbert.encoders.heads import EMBEDDING, choices_of
 from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.verification import VerificationRow
-from qdqbert.insert.body import SENTENCE_EMBEDDING, choices_of
 from qdqbert.tasks.texts import encode_texts
 from qdqbert.verbs.quantize.prepare import Ready
 
@@ -75,5 +75,5 @@ def _inputs(ready: Ready, data: VerificationData) -> Sequence[Mapping[str, NDArr
 
 def _kept(outputs: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
     """Return what is stored of the outputs: for embedders, the embedding of the text only."""
-    names = [SENTENCE_EMBEDDING] if SENTENCE_EMBEDDING in outputs else list(outputs)
+    names = [EMBEDDING] if EMBEDDING in outputs else list(outputs)
     return {name: outputs[name][..., :_OUTPUT_VALUES].copy() for name in names}

@@ -20,13 +20,13 @@ from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.files import json_values, write_json
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.loading import load_model
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.task import Metric, Task

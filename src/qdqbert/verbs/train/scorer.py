@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoding import make_batches
-from qdqbert.insert.body import GraphBody
 from qdqbert.tasks.task import Features, Metric, Task, TaskOptions
 from qdqbert.verbs.inference import EncodedExamples, TorchRunner, predict
 

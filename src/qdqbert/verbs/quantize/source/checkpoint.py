@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoders.sites import sites_of
 from qdqbert.engines.runner import Runner
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.insert.body import GraphBody
 from qdqbert.insert.outputs import check_outputs
-from qdqbert.insert.sited import sited_model
 from qdqbert.models.configuration import recipe_of
 from qdqbert.models.state import stored_calibration, stored_specs
+from qdqbert.reference.sited_model import sited_model
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.verbs.inference import TorchRunner
 from qdqbert.verbs.quantize.source import StoredQuantizers

@@ -23,8 +23,8 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.sited_graph import sited_graph
-from qdqbert.insert.sited import linear_weights, quantizing
-from qdqbert.insert.sited_encoder import RunTail, SitedEncoder
+from qdqbert.reference.sited_encoder import RunTail, SitedEncoder
+from qdqbert.reference.sited_model import linear_weights, quantizing
 from qdqbert.spec import SiteGroup
 from qdqbert.targets.target import Plan
 from qdqbert.verbs.inference import TorchRunner

@@ -9,10 +9,11 @@ import torch
 import transformers
 from torch import nn
 
+from qdqbert.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.graph.qdq import float_graph, sites_of
-from qdqbert.insert.body import GraphBody, additive_mask, pool, to_numpy
+from qdqbert.reference.body import to_numpy
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
 # float32 sums in a different order, over at most two layers.

@@ -7,12 +7,13 @@ import pytest
 import torch
 import transformers
 
+from qdqbert.checkpoint.body import GraphBody, example_inputs
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.insert.body import GraphBody, example_inputs
-from qdqbert.insert.sited import encoder_layers, insert_quantizers_, observing, quantizing
-from qdqbert.insert.sited_encoder import SitedEncoder
+from qdqbert.insert.sited import encoder_layers, insert_quantizers_
+from qdqbert.reference.sited_encoder import SitedEncoder
+from qdqbert.reference.sited_model import observing, quantizing
 from task_files import HEADS
 
 LAYOUTS = [name for name in sorted(FAMILIES) if name not in ("camembert", "xlm-roberta")]

@@ -30,7 +30,6 @@ from qdqbert.encoders.model import (
     Layer,
     Linear,
     Norm,
-    Pooling,
     RelativePositions,
     Residual,
     Rotary,
@@ -46,11 +45,11 @@ from qdqbert.encoders.sites import (
     sites_of_layers,
     tables_of,
 )
-from qdqbert.insert.factory import PLAIN
-from qdqbert.insert.modules import QuantEmbedding, quantized_linear
-from qdqbert.insert.sited import SitedModel
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup
+from qdqbert.reference.body import pool
+from qdqbert.reference.modules import QuantEmbedding, QuantizedLinear
+from qdqbert.reference.sited_model import SitedModel
+from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup, linear_sites
 
 _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -59,6 +58,7 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "tanh": torch.tanh,
 }
+
 
 RunTail = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Computes the outputs of a tail from its inputs, all by name."""
@@ -146,8 +146,9 @@ class SitedEncoder(nn.Module):
             module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
             module.weight = nn.Parameter(weight, requires_grad=False)
             module.bias = nn.Parameter(bias, requires_grad=False)
-            made = quantized_linear(
-                module, name=path, source=sources[path], over_tokens=True, factory=PLAIN
+            made = QuantizedLinear.from_float(module)
+            made._input_quantizer.site, made._weight_quantizer.site = linear_sites(
+                path, sources[path]
             )
             _put(self, path, made)
 
@@ -446,29 +447,6 @@ def path_of(layer: Layer) -> str:
 def _in_heads(x: Tensor, heads: int) -> Tensor:
     """Return `(texts, heads, seq, size)` of `(texts, seq, heads * size)`."""
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
-
-
-def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """Pool token states `(texts, seq, hidden)` into one vector per text, unless `pooling` is none.
-
-    Args:
-        states: Token states.
-        mask: `(texts, seq)`, 0 for [PAD].
-        pooling: How they are pooled.
-
-    Source: sentence-transformers, `Pooling.forward`.
-    """
-    match pooling:
-        case "none":
-            return states
-        case "first":
-            return states[:, 0]
-        case "max":
-            lowest = torch.finfo(states.dtype).min
-            return states.masked_fill((mask == 0)[..., None], lowest).amax(dim=1)
-    count = mask.sum(dim=1, keepdim=True).to(states.dtype).clamp(min=1e-9)
-    total = (states * mask[..., None]).sum(dim=1)
-    return total / (count if pooling == "mean" else count.sqrt())
 
 
 def _put(root: nn.Module, path: str, module: nn.Module) -> None:

@@ -1,9 +1,9 @@
-"""Run a model of transformers as a function of its inputs, and name what it returns."""
+"""A model of transformers as a function of its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,23 +12,8 @@ from torch.nn import functional
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.encoders.heads import POOLINGS
-from qdqbert.insert.sited_encoder import pool as pool_states
-
-OUTPUTS = {
-    "feature-extraction": ("last_hidden_state",),
-    "question-answering": ("start_logits", "end_logits"),
-}
-"""Names of the model outputs that a task uses. Tasks that are not listed use `logits`."""
-
-OF_TOKENS = ("feature-extraction", "token-classification", "fill-mask", "text-generation")
-"""Tasks whose first output has shape `(batch, seq, n)`. In all other tasks it is `(batch, n)`."""
-
-CHOICES = 4
-"""Choices of an example input of a multiple-choice model, which takes any number."""
-
-SENTENCE_EMBEDDING = "sentence_embedding"
-"""Name of the pooled output of embedders."""
+from qdqbert.encoders.heads import EMBEDDING, OUTPUTS, POOLINGS, choices_of
+from qdqbert.reference.body import pool as pool_states
 
 
 class GraphBody(nn.Module):
@@ -50,7 +35,7 @@ class GraphBody(nn.Module):
         # transformers computes causal masks, and masks of inputs with choices, itself.
         self.mask = "plain" if task in ("text-generation", "multiple-choice") else mask
         outputs = OUTPUTS.get(task, ("logits",))
-        self.output_names = (*outputs, *([SENTENCE_EMBEDDING] if head else []))
+        self.output_names = (*outputs, *([EMBEDDING] if head else []))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
@@ -82,11 +67,6 @@ class GraphBody(nn.Module):
             return tuple(outputs[name] for name in self.output_names)
         main: Tensor = outputs[self.output_names[0]]
         return main, pool(main, attention_mask, self.head)
-
-
-def choices_of(task: str) -> int | None:
-    """Return the choices per feature of an example input, or `None` if a feature is one text."""
-    return CHOICES if task == "multiple-choice" else None
 
 
 def additive_mask(attention_mask: Tensor) -> Tensor:
@@ -145,8 +125,3 @@ def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
     if choices is not None:
         known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
     return {name: known[name] for name in input_names}
-
-
-def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:
-    """Return the outputs of a `GraphBody` as arrays by name, like those of an engine."""
-    return {name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)}

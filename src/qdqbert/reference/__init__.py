@@ -1,0 +1,1 @@
+"""An `EncoderModel` in PyTorch, with a quantizer at each site."""
