@@ -248,7 +248,7 @@ def cell_of(sited: SitedSource, plan: Plan, chosen: Calibration, batches: list[B
         path = Path(folder) / "lowered.onnx"
         save_graph(model, path)
         references = sited.references(plan, chosen, batches)
-        check = check_lowering(model, path, references, engine)
+        check = check_lowering(path, references, engine)
         largest = difference(path, references, engine)
     return Cell(
         nodes=nodes + counts["QAttention"],

@@ -527,7 +527,7 @@ def check_lowered(
 
     def check(model: ir.Model, references: Sequence[Reference], engine: EngineName) -> Any:
         save_graph(model, tmp_path / "model.onnx")
-        return check_lowering(model, tmp_path / "model.onnx", references, engine)
+        return check_lowering(tmp_path / "model.onnx", references, engine)
 
     return check
 

@@ -82,7 +82,7 @@ def test_other_families_agree_with_pytorch_layer_by_layer(
     plan = each.plan(target, recipe)
     path = tmp_path / "model.safetensors"
     save_encoder(encoder_of(each.checkpoint), plan, each.calibration(plan), path)
-    check = check_lowering(None, path, each.references(plan), "native")
+    check = check_lowering(path, each.references(plan), "native")
     assert check.worst_layer_db >= 40
 
 

@@ -93,7 +93,7 @@ def test_packed_weights_are_exact_and_a_wrong_one_is_found(bert, references, tmp
     path, plan = tmp_path / "model.safetensors", bert.plan("native")
     encoder = encoder_of(bert.checkpoint)
     save_encoder(encoder, plan, bert.smooth, path)
-    check = check_lowering(None, path, references, "native")
+    check = check_lowering(path, references, "native")
     assert check.worst_layer_db >= 40
     assert check.native_db >= 40
     assert check.is_exact
@@ -101,7 +101,7 @@ def test_packed_weights_are_exact_and_a_wrong_one_is_found(bert, references, tmp
     up = dataclasses.replace(second.up, bias=second.up.bias[::-1].copy())
     wrong = (first, dataclasses.replace(second, up=up))
     save_encoder(dataclasses.replace(encoder, layers=wrong), plan, bert.smooth, path)
-    check = check_lowering(None, path, references, "native")
+    check = check_lowering(path, references, "native")
     assert check.worst_layer == "last_hidden_state"
     assert check.worst_layer_db < 25
 

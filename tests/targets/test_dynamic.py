@@ -89,7 +89,7 @@ def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, tmp_path) 
     assert specs == {"uint8 affine per-row dynamic"}
     path = tmp_path / "model.safetensors"
     save_encoder(encoder_of(bert.checkpoint), plan, Calibration(scales=bert.smooth.scales), path)
-    check = check_lowering(None, path, bert.references(plan, {}), "native")
+    check = check_lowering(path, bert.references(plan, {}), "native")
     assert check.worst_layer_db >= 40
     x = torch.tensor([[[2.0, -1.0], [100.0, 0.0]]])
     made = dynamic_parameters(x, TensorSpec(**AFFINE, dynamic=True, per_row=True))

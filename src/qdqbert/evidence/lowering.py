@@ -229,7 +229,6 @@ def layer_fidelity(
 
 
 def check_lowering(
-    model: ir.Model | None,
     path: Path,
     references: Sequence[Reference],
     engine: EngineName,
@@ -239,8 +238,7 @@ def check_lowering(
     """Compare a finished graph on an engine with results of PyTorch.
 
     Args:
-        model: The graph; not needed for the native engine.
-        path: The file that was made of it. Temporary graphs are written to its folder.
+        path: Its file. Temporary graphs are written to its folder.
         references: Results of PyTorch, at least one.
         engine: Engine that runs the graph.
         agreement_db: SQNR that the target's arithmetic should reach; see `Target.agreement_db`.
@@ -248,7 +246,7 @@ def check_lowering(
     names = list(references[0].states)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         open_ = functools.partial(open_runner, engine, precision="f32", low_memory=True)
-        open_layers = _layers_opener(model, path, names, engine, Path(folder), open_)
+        open_layers = _layers_opener(path, names, engine, Path(folder), open_)
         exact = native = _layer_sqnr(open_layers(exact=True), references)
         # Only ONNX Runtime has a choice between exact and fast arithmetic.
         if engine == "onnxruntime":
@@ -268,7 +266,6 @@ def check_lowering(
 
 
 def _layers_opener(
-    model: ir.Model | None,
     path: Path,
     names: Sequence[str],
     engine: EngineName,
@@ -281,9 +278,8 @@ def _layers_opener(
 
         # Its arithmetic is always exact.
         return lambda exact: LayerRunner(path, names)
-    assert model is not None
     layers = folder / "layers.onnx"
-    save_graph(add_teacher_forcing(model, names), layers, temporary=True)
+    save_graph(add_teacher_forcing(ir.load(path), names), layers, temporary=True)
     return functools.partial(open_, layers)
 
 

@@ -194,7 +194,8 @@ def clipped(weight: Tensor, amax: Tensor | None, axis: int | None) -> Tensor:
 def quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
     """Return the codes of `x` as floats: round half to even, add the zero point, saturate."""
     scale, zero_point = _along(parameters, x, spec.axis)
-    return (torch.round(x / scale) + zero_point).clamp(spec.qmin, spec.qmax)
+    # In place: tables of embeddings are the largest tensors of a model.
+    return (x / scale).round_().add_(zero_point).clamp_(spec.qmin, spec.qmax)
 
 
 def adjacent_codes(
@@ -209,7 +210,7 @@ def adjacent_codes(
 def dequantize(codes: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:
     """Return the real values of codes. Keeps their shape."""
     scale, zero_point = _along(parameters, codes, spec.axis)
-    return (codes - zero_point) * scale
+    return (codes - zero_point).mul_(scale)
 
 
 def fake_quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpec) -> Tensor:

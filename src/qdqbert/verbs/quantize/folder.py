@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from qdqbert.evidence.verification import VerificationRow, write_rows
 from qdqbert.files import write_bytes, write_json
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.machine import cpu_features, cpu_name, release_memory, usable_cores
 from qdqbert.options import command_line
 from qdqbert.progress import Progress
 from qdqbert.reporting.model_card import Origin, model_card
@@ -91,6 +92,8 @@ def fill_folder(
     evidence = make_evidence(
         options, ready, graph, scratch, units_in_float=left, overflows=overflows
     )
+    gc.collect()
+    release_memory()
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
     rivals = find_rivals(options, ready, evidence, scratch, progress)
     measured = measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import value_names
+from qdqbert.machine import release_memory
 from qdqbert.progress import Progress
 from qdqbert.targets.files import limits_models, save_encoder
 from qdqbert.targets.lowering import lower
@@ -25,11 +27,10 @@ from qdqbert.verbs.quantize.source.sited import SitedSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WrittenGraph:
-    """The graph of one target, in memory and on disk.
+    """The file of one target.
 
     Attributes:
         plan: How it was made.
-        model: The graph; `None` for packed weights.
         path: The file.
         name: Path of the file in the output folder.
         size_bytes: Size of the file.
@@ -37,7 +38,6 @@ class WrittenGraph:
     """
 
     plan: Plan
-    model: ir.Model | None
     path: Path
     name: str
     size_bytes: int
@@ -72,17 +72,17 @@ def write_graphs(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         with progress.stage(f"Lowering for {plan.target.name}"):
-            model = None
             if limits_models(plan.target):
                 save_encoder(sited.encoder, plan, calibration.for_recipe(plan.recipe), path)
             else:
-                model = _lower(plan, sited.graph, calibration)
-                save_graph(model, path)
+                save_graph(_lower(plan, sited.graph, calibration), path)
+            # Graphs have reference cycles.
+            gc.collect()
+            release_memory()
             notices = _write_cache(plan, path, sited, calibration)
         written.append(
             WrittenGraph(
                 plan=plan,
-                model=model,
                 path=path,
                 name=name,
                 size_bytes=size_bytes(path),
@@ -106,10 +106,9 @@ def with_measurable_graph(
     plan = measured_plan(written.plan)
     if plan is written.plan:
         return written
-    model = _lower(plan, graph, calibration)
     path = scratch / f"{plan.target.name}.onnx"
-    save_graph(model, path)
-    return dataclasses.replace(written, plan=plan, model=model, path=path)
+    save_graph(_lower(plan, graph, calibration), path)
+    return dataclasses.replace(written, plan=plan, path=path)
 
 
 def digest_parameters(graph: ir.Model) -> str:

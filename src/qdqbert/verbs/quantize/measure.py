@@ -18,7 +18,7 @@ from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, 
 from qdqbert.evidence.reports import LatencyReport, RivalReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
-from qdqbert.machine import cpu_features, has_int8_products
+from qdqbert.machine import cpu_features, has_int8_products, release_memory
 from qdqbert.options import LimitOptions
 from qdqbert.progress import Progress
 from qdqbert.search.units import Unit
@@ -181,6 +181,7 @@ def _check(
     verification_db = measure_rows(runner, rows) if rows else None
     # It holds the weights, of which the layer check loads two more copies.
     del runner
+    release_memory()
     comparison = baseline.compare(predictions)
     fidelity, differences = comparison.fidelity, comparison.differences
     return TargetReport(
@@ -196,7 +197,6 @@ def _check(
         layers=layer_fidelity(in_pytorch.references, in_pytorch.floats),
         sensitivity=in_pytorch.sensitivity,
         lowering=check_lowering(
-            graph.model,
             graph.path,
             in_pytorch.references,
             engine,
@@ -319,6 +319,7 @@ def _in_pytorch(plan: Plan, evidence: Evidence, known: list[_InPyTorch]) -> _InP
         ),
     )
     known.append(made)
+    release_memory()
     return made
 
 

@@ -15,6 +15,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.choices import WeightsFor
 from qdqbert.errors import CheckpointError, UserInputError, naming
+from qdqbert.machine import release_memory
 from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
 from qdqbert.spec import Site, SiteGroup
@@ -126,6 +127,7 @@ def prepare(
     inputs = encode_inputs(source, examples, options)
     with progress.stage("Running the float model", len(inputs.heldout.batches)) as advance:
         predictions = predict(task, source.runner(), inputs.heldout, advance)
+    release_memory()
     sited = source.with_sites(groups)
     plans = check_models(sited, plans, refused if leaves_out else None)
     batches = inputs.calibration.batches
