@@ -23,6 +23,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.machine import release_memory
 from qdqbert.reference.sited_encoder import RunTail, SitedEncoder
 from qdqbert.reference.sited_model import linear_weights, quantizing
 from qdqbert.spec import SiteGroup
@@ -105,6 +106,8 @@ class SitedSource:
     ) -> list[Reference]:
         """Return what PyTorch's fake quantization computes under a plan."""
         with self._quantizing(plan, calibration):
+            # Rounding all weights leaves about as much memory as it needs.
+            release_memory()
             return make_references(
                 self._sited,
                 self._body,
