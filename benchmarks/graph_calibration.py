@@ -10,9 +10,9 @@ is measured in a separate process:
   chooses ranges from them, with residual clipping.
 - "onnxruntime" uses the calibrators of ONNX Runtime, on as many examples as memory allows.
 
-"load s" is the time to read the graph. For qdqbert, it includes finding the layers. For onnxruntime,
-it is part of "passes s". The last column divides "passes s", which includes choosing ranges, by that
-of bare forward passes. qdqbert's passes run in PyTorch, the others on ONNX Runtime.
+"load s" is the time to read the graph. For qdqbert, it includes finding the layers. For
+onnxruntime, it is part of "passes s". The last column divides "passes s", which includes choosing
+ranges, by that of bare forward passes. qdqbert's passes run in PyTorch, the others on ONNX Runtime.
 """
 
 from __future__ import annotations
