@@ -176,7 +176,9 @@ class SitedEncoder(nn.Module):
             made = self._head(x, mask, head)
             for output in head.outputs:
                 found = made if output.column is None else made[..., output.column]
-                outputs[output.name] = found.reshape(shape[:2]) if model.has_choices else found
+                if model.has_choices:
+                    found = found.reshape(*shape[:2], *found.shape[1:])
+                outputs[output.name] = found
         if self._run_tail is not None and model.tail is not None:
             given = {"input_ids": input_ids, "attention_mask": attention_mask, TAIL_STATES: x}
             if token_type_ids is not None:

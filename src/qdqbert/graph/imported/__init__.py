@@ -1,1 +1,1 @@
-"""Import existing ONNX models: bring them into canonical form, and insert a node at each site."""
+"""Read .onnx files from outside, and bring their graphs into canonical form."""

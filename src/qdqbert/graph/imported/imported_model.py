@@ -31,6 +31,7 @@ from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.position_limit import longest_input
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
+from qdqbert.graph.imported.same_values import check_same_values
 from qdqbert.graph.imported.vocabulary import vocabulary_size
 
 
@@ -66,6 +67,7 @@ class ImportedModel:
         input_names: tuple[str, ...],
         output_names: tuple[str, ...],
         notices: Sequence[str],
+        tolerance: float,
     ) -> None:
         """Keep the graph until it is read.
 
@@ -76,8 +78,10 @@ class ImportedModel:
             input_names: See the attribute.
             output_names: See the attribute.
             notices: See the attribute.
+            tolerance: How much outputs of the file may differ; see `tolerance_of`.
         """
         self._path, self._graph, self.notices = path, graph, tuple(notices)
+        self._tolerance = tolerance
         self.runner, self.input_names, self.output_names = runner, input_names, output_names
 
     def read(self, *, longest: int) -> ReadModel:
@@ -87,10 +91,13 @@ class ImportedModel:
             longest: Longest text in tokens, for graphs without a table of positions.
 
         Raises:
-            UserInputError: It has a part that is not known. The message names the node.
+            UserInputError: It has a part that is not known, or the result computes something else.
         """
         with file_errors(self._path):
             read = read_encoder(self._graph, self.output_names, longest=longest)
+            check_same_values(
+                read.encoder, self.runner, self.output_names, tolerance=self._tolerance
+            )
         del self._graph
         # Graphs have reference cycles, and those replaced by now still hold weights.
         gc.collect()
@@ -162,6 +169,7 @@ def import_onnx(
             input_names=inputs,
             output_names=outputs.task,
             notices=_made_dynamic(sizes),
+            tolerance=tolerance,
         )
 
 
