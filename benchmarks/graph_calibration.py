@@ -161,7 +161,7 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     loaded = time.perf_counter()
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     batches = [Batch(inputs=each, indices=(index,)) for index, each in enumerate(inputs)]
-    run = sited.observed_run(names, batches, lambda: None)
+    run = sited.observed_run(batches, lambda: None)
     run(CombinedObserver(histograms, errors), {})
     collected = time.perf_counter() - loaded
     for rule in (Max(), Percentile(99.99), Mse(), Entropy()):

@@ -231,7 +231,7 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
             unsmoothed_sites=wanted,
             clips_residuals=True,
         )
-        calibration = run_passes(sited.observed_run(wanted, batches, lambda: None), plan)
+        calibration = run_passes(sited.observed_run(batches, lambda: None), plan)
         return len(sited.sites), [
             cell_of(sited, plan, calibration.for_recipe(plan.recipe), batches) for plan in plans
         ]

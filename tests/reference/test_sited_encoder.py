@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 
-from qdqbert.checkpoint.body import GraphBody, example_inputs
+from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.heads import choices_of
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import encoder_layers, insert_quantizers_
 from qdqbert.reference.sited_encoder import SitedEncoder
@@ -17,9 +18,30 @@ from qdqbert.reference.sited_model import observing, quantizing
 from task_files import HEADS
 
 LAYOUTS = [name for name in sorted(FAMILIES) if name not in ("camembert", "xlm-roberta")]
-TASKS = [name for name in HEADS if name != "text-generation"]
 # float32 sums in another order, over two layers.
 TOLERANCE = 2e-5
+
+
+def example_inputs(input_names, task) -> dict[str, torch.Tensor]:
+    """Return example inputs: two features, one with padding.
+
+    Args:
+        input_names: Names of the model's inputs.
+        task: transformers' name of the task.
+
+    Returns:
+        int64 tensors by name, `(2, 8)`, or `(2, choices, 8)` for multiple choice.
+    """
+    known = {
+        "input_ids": torch.full((2, 8), 5),
+        "attention_mask": torch.ones((2, 8), dtype=torch.int64),
+        "token_type_ids": torch.zeros((2, 8), dtype=torch.int64),
+    }
+    known["attention_mask"][1, -1] = 0
+    choices = choices_of(task)
+    if choices is not None:
+        known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
+    return {name: known[name] for name in input_names}
 
 
 def compare(encoder: SitedEncoder, body: GraphBody, inputs: dict[str, torch.Tensor]) -> None:
@@ -89,7 +111,7 @@ def test_observers_see_the_same_activations(prepared, family) -> None:
         np.testing.assert_allclose(made[name], x, atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", HEADS)
 def test_heads_and_choices_are_run(save_tiny, tmp_path, task) -> None:
     head = HEADS[task]
     save_tiny(tmp_path, "bert", getattr(transformers, head.auto_class), **head.changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.encoders.heads import EMBEDDING, OUTPUTS, POOLINGS, choices_of
+from qdqbert.encoders.heads import EMBEDDING, OUTPUTS, POOLINGS
 from qdqbert.reference.body import pool as pool_states
 
 
@@ -103,25 +102,3 @@ def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
     """
     pooled = pool_states(states, attention_mask, POOLINGS[head.pooling])
     return functional.normalize(pooled, dim=-1) if head.normalize else pooled
-
-
-def example_inputs(input_names: Sequence[str], task: str) -> dict[str, Tensor]:
-    """Return example inputs: two features, one with padding.
-
-    Args:
-        input_names: Names of the model's inputs.
-        task: transformers' name of the task.
-
-    Returns:
-        int64 tensors by name, `(2, 8)`, or `(2, choices, 8)` for multiple choice.
-    """
-    known = {
-        "input_ids": torch.full((2, 8), 5),
-        "attention_mask": torch.ones((2, 8), dtype=torch.int64),
-        "token_type_ids": torch.zeros((2, 8), dtype=torch.int64),
-    }
-    known["attention_mask"][1, -1] = 0
-    choices = choices_of(task)
-    if choices is not None:
-        known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
-    return {name: known[name] for name in input_names}

@@ -61,6 +61,13 @@ def kinds(steps: tuple[Any, ...]) -> list[str]:
     return [step if isinstance(step, str) else type(step).__name__ for step in steps]
 
 
+@pytest.fixture
+def classifier(make_model) -> Any:
+    """The BERT classifier that `exported` exports."""
+    head = transformers.AutoModelForSequenceClassification
+    return make_model("bert", head, num_hidden_layers=2, vocab_size=128)
+
+
 @pytest.mark.parametrize("which", EXPORTS, ids=lambda which: "-".join(map(str, which)))
 def test_exports_of_each_kind_are_read(exported, run_plainly, which) -> None:
     read = check_read(canonical(exported(*which)), run_plainly, random_inputs((5, 9)))
@@ -70,14 +77,8 @@ def test_exports_of_each_kind_are_read(exported, run_plainly, which) -> None:
     assert all(site.name.startswith(("encoder.layer.", "embeddings.")) for site in sites_of(read))
 
 
-def test_weights_are_those_of_each_linear_layer(exported, make_model) -> None:
-    model = make_model(
-        "bert",
-        transformers.AutoModelForSequenceClassification,
-        num_hidden_layers=2,
-        vocab_size=128,
-    )
-    weights = {name.removeprefix("bert."): each for name, each in model.named_parameters()}
+def test_weights_are_those_of_each_linear_layer(exported, classifier) -> None:
+    weights = {name.removeprefix("bert."): each for name, each in classifier.named_parameters()}
     graph = canonical(exported("bert"))
     read = read_encoder(graph, ["logits"], longest=64).encoder
     linears = [linear for layer in read.layers for linear, _ in linear_layers_of(layer)]
@@ -101,14 +102,8 @@ def test_the_graph_that_is_written_returns_the_same_values(
     )
 
 
-def test_ranges_and_scales_are_those_of_the_checkpoint(exported, make_model) -> None:
-    model = make_model(
-        "bert",
-        transformers.AutoModelForSequenceClassification,
-        num_hidden_layers=2,
-        vocab_size=128,
-    )
-    sited = insert_quantizers_(model, family_of("bert"))
+def test_ranges_and_scales_are_those_of_the_checkpoint(exported, classifier) -> None:
+    sited = insert_quantizers_(classifier, family_of("bert"))
     read = read_encoder(canonical(exported("bert")), ["logits"], longest=64).encoder
     encoder = SitedEncoder(read, ("layer", "table"))
     batches = [Batch(indices=tuple(range(5)), inputs=random_inputs((5, 9)))]
@@ -121,7 +116,7 @@ def test_ranges_and_scales_are_those_of_the_checkpoint(exported, make_model) -> 
             calibrator=Max(),
             smoothing=WIDE_INPUTS,
         )
-        for each, run in ((encoder.sited, encoder), (sited, model))
+        for each, run in ((encoder.sited, encoder), (sited, classifier))
     )
     assert found.scales.keys() == {name.removeprefix("bert.") for name in expected.scales}
     for name, scale in expected.scales.items():

@@ -209,7 +209,7 @@ class GraphView:
 
     def depends_on(self, value: ir.Value, earlier: ir.Value) -> bool:
         """Return whether a value is computed from another one."""
-        return value is not earlier and earlier in self.before(value)
+        return value is not earlier and earlier in self.before(value, {earlier})
 
     def inputs_beside(self, value: ir.Value, earlier: ir.Value) -> frozenset[ir.Value]:
         """Return what else a value is computed from than an earlier one, at the nodes in between.

@@ -64,7 +64,7 @@ class GraphRunner:
         Raises:
             UserInputError: The engine fails, or a token id has no embedding.
         """
-        check_token_ids(inputs, self._path, self.vocabulary_size)
+        check_token_ids(inputs, f"Graph {self._path.name!r}", self.vocabulary_size)
         with engine_errors(self._path):
             if self._runner is None:
                 assert self._reopen is not None
@@ -79,7 +79,7 @@ class GraphRunner:
 
 
 def check_token_ids(
-    inputs: Mapping[str, NDArray[Any]], path: Path, vocabulary_size: int | None
+    inputs: Mapping[str, NDArray[Any]], model: str, vocabulary_size: int | None
 ) -> None:
     """Refuse token ids that have no embedding, which some engines read without an error.
 
@@ -89,7 +89,7 @@ def check_token_ids(
     largest = int(np.max(inputs["input_ids"]))
     if vocabulary_size is not None and largest >= vocabulary_size:
         raise UserInputError(
-            f"Graph {path.name!r} has embeddings for {vocabulary_size} token ids, and the "
+            f"{model} has embeddings for {vocabulary_size} token ids, and the "
             f"tokenizer returned id {largest}. Pass the `tokenizer` of this model.",
             argument="tokenizer",
         )

@@ -34,13 +34,11 @@ class Shard:
     Attributes:
         options: Options of the call.
         groups: Groups of the sites.
-        names: Sites that are observed.
         batches: Consecutive batches.
     """
 
     options: QuantizeOptions
     groups: frozenset[SiteGroup]
-    names: tuple[str, ...]
     batches: Sequence[Batch]
 
 
@@ -53,9 +51,7 @@ def observe(
     try:
         with tempfile.TemporaryDirectory() as scratch:
             source = open_source(shard.options, Path(scratch), Silent())
-            run = source.with_sites(shard.groups).observed_run(
-                shard.names, shard.batches, lambda: None
-            )
+            run = source.with_sites(shard.groups).observed_run(shard.batches, lambda: None)
             run(observer, scales)
     except QdqBertError as error:
         return error
@@ -74,7 +70,6 @@ def divided(batches: Sequence[Batch], parts: int) -> list[Sequence[Batch]]:
 def cluster_run(
     options: QuantizeOptions,
     groups: Collection[SiteGroup],
-    names: Sequence[str],
     batches: Sequence[Batch],
     advance: Advance,
 ) -> Iterator[Run]:
@@ -83,7 +78,6 @@ def cluster_run(
     Args:
         options: Options of the call.
         groups: Groups of the sites.
-        names: Sites that are observed.
         batches: The inputs.
         advance: Called after each batch.
 
@@ -103,7 +97,6 @@ def cluster_run(
             Shard(
                 options=dataclasses.replace(options, **changes),
                 groups=frozenset(groups),
-                names=tuple(names),
                 batches=part,
             )
             for part in divided(batches, division.actors)

@@ -210,15 +210,12 @@ def _calibrate(
         ),
         quantizer_options=quantizer_options,
     )
-    names = [site.name for site in calibration_plan.sites]
     with contextlib.ExitStack() as stack:
         if options.ray is None:
-            run = sited.observed_run(names, batches, lambda: advance())
+            run = sited.observed_run(batches, lambda: advance())
         else:
             groups = {site.group for site in sited.sites}
-            run = stack.enter_context(
-                cluster_run(options, groups, names, batches, lambda: advance())
-            )
+            run = stack.enter_context(cluster_run(options, groups, batches, lambda: advance()))
         passes = count_passes(run, calibration_plan)
         total = passes * len(batches) + calibration_plan.rounded_inputs
         advance = stack.enter_context(progress.stage("Calibrating", total))

@@ -6,25 +6,23 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
-import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
-from qdqbert.encoders.model import EncoderModel, Tail
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoding import Batch
-from qdqbert.engines.onnxruntime import load_graph
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import UserInputError
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.graph.imported.graph_runner import check_token_ids
 from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.graph.tail import open_tail
 from qdqbert.machine import release_memory
-from qdqbert.reference.sited_encoder import RunTail, SitedEncoder
+from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import linear_weights, quantizing
 from qdqbert.spec import SiteGroup
 from qdqbert.targets.target import Plan
@@ -57,26 +55,23 @@ class SitedSource:
         """
         self.encoder, self._groups = encoder, groups
         self._output_names = tuple(output_names)
-        run_tail = None if encoder.tail is None else _open_tail(encoder.tail)
-        self._body = SitedEncoder(encoder, groups, run_tail)
+        self._body = SitedEncoder(encoder, groups, open_tail(encoder))
         self._sited = self._body.sited
         self.sites = self._sited.sites
 
-    def observed_run(
-        self, names: Collection[str], batches: Sequence[Batch], advance: Advance
-    ) -> Run:
+    def observed_run(self, batches: Sequence[Batch], advance: Advance) -> Run:
         """Return what runs the model over all batches and shows its activations.
 
         Args:
-            names: Sites that are observed.
             batches: The inputs.
             advance: Called after each batch.
 
         Raises:
             UserInputError: A token id has no embedding.
         """
-        del names
-        _check_token_ids(self.encoder, batches)
+        rows = len(self.encoder.embeddings.words.rows)
+        for batch in batches:
+            check_token_ids(batch.inputs, "The model", rows)
         return EncoderRun(self._body, as_tensors(batches), advance=advance)
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -133,25 +128,3 @@ class SitedSource:
 
     def _forward(self, inputs: Mapping[str, Tensor]) -> object:
         return self._body(**inputs)
-
-
-def _open_tail(tail: Tail) -> RunTail:
-    """Return what computes the outputs of a tail on ONNX Runtime."""
-    run = load_graph(tail.graph)
-
-    def computed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        made = run({name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in made.items()}
-
-    return computed
-
-
-def _check_token_ids(encoder: EncoderModel, batches: Sequence[Batch]) -> None:
-    rows = len(encoder.embeddings.words.rows)
-    largest = max((int(np.max(batch.inputs["input_ids"])) for batch in batches), default=0)
-    if largest >= rows:
-        raise UserInputError(
-            f"The model has embeddings for {rows} token ids, and the tokenizer returned id "
-            f"{largest}. Pass the `tokenizer` of this model.",
-            argument="tokenizer",
-        )
