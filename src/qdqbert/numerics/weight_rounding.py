@@ -38,6 +38,8 @@ Roundings = Mapping[tuple[str, TensorSpec], Tensor]
 _DAMPING = 0.01
 # Columns between two matrix products. Even, so that adjacent codes are in the same block.
 _BLOCK = 64
+# Columns of a triangular matrix that are multiplied at a time.
+_COLUMNS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,13 +75,14 @@ def choose_rounding(weights: Sequence[UnroundedWeight], moments: Tensor) -> list
     parts = [_candidates(each) for each in weights]
     values, lower, upper, nearest = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
     limits = torch.cat([_limits(each) for each in weights]).to(values.device)
-    moments = moments.to(values)
-    factor, variances, damping = _factors(moments)
+    factor, variances, damping = (each.to(values) for each in _factors(moments))
     # Thousands of products of one column each, which take longer on several threads.
     with one_torch_thread():
-        codes, left = _rounded(values, lower, upper, limits, factor)
-    left_errors = variances @ left.square() - damping * (values - codes).square().sum(dim=0)
-    codes = torch.where(left_errors > _errors(values - nearest, moments), nearest, codes)
+        codes = _rounded(values, lower, upper, limits, factor)
+    chosen, plain = (
+        _errors(values - each, factor, variances, damping) for each in (codes, nearest)
+    )
+    codes = torch.where(chosen > plain, nearest, codes)
     rounds_up = (codes != lower).T.contiguous()
     return list(torch.split(rounds_up, [len(each.weight) for each in weights]))
 
@@ -120,25 +123,25 @@ def _candidates(each: UnroundedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scale = parameters.scale if each.spec.axis is None else parameters.scale[:, None]
     below, above = adjacent_codes(weight, parameters, each.spec)
     tensors = (weight / scale, below, above, quantize(weight, parameters, each.spec))
-    steps, below, above, nearest = (tensor.double().T.contiguous() for tensor in tensors)
+    steps, below, above, nearest = (tensor.T.contiguous() for tensor in tensors)
     return steps, below, above, nearest
 
 
 def _limits(each: UnroundedWeight) -> Tensor:
     limit = each.spec.adjacent_sum_limit
     # No sum of two codes of 8 bits reaches 256.
-    return torch.full((len(each.weight),), 256 if limit is None else limit, dtype=torch.float64)
+    return torch.full((len(each.weight),), 256.0 if limit is None else float(limit))
 
 
-def _factors(moments: Tensor) -> tuple[Tensor, Tensor, float]:
+def _factors(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the upper triangular `U` and `d` with `H = U diag(d) U^T`, and what damps `H`."""
-    damping = _DAMPING * float(moments.diagonal().mean())
+    damping = _DAMPING * moments.diagonal().mean()
     if damping <= 0:
         # The input is constant, and no error counts.
-        return torch.eye(len(moments)).to(moments), torch.zeros_like(moments[0]), 0.0
+        return torch.eye(len(moments)), torch.zeros(len(moments)), torch.zeros(())
     # Cholesky's factor of the reversed matrix is lower triangular, so this one is upper triangular.
     # In place, since new memory takes as long as what is computed in it.
-    factor = moments.flip(0, 1)
+    factor = moments.double().flip(0, 1)
     factor.diagonal().add_(damping)
     factor = torch.linalg.cholesky(factor).flip(0, 1)
     diagonal = factor.diagonal().clone()
@@ -147,9 +150,9 @@ def _factors(moments: Tensor) -> tuple[Tensor, Tensor, float]:
 
 def _rounded(
     values: Tensor, lower: Tensor, upper: Tensor, limits: Tensor, factor: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return codes between `lower` and `upper`, and `D U`; all are `(in, out)`."""
-    errors, codes, left = (torch.empty_like(values) for _ in range(3))
+) -> Tensor:
+    """Return codes between `lower` and `upper`; all are `(in, out)`."""
+    errors, codes = torch.empty_like(values), torch.empty_like(values)
     for start in range(0, len(values), _BLOCK):
         stop = min(start + _BLOCK, len(values))
         # What the blocks before this one leave to make up for.
@@ -162,10 +165,17 @@ def _rounded(
                 high = torch.minimum(high, limits - codes[i - 1])
             codes[i] = torch.minimum(torch.maximum(column.round(), low), high)
             errors[i] = values[i] - codes[i]
-            left[i] = column - codes[i]
-    return codes, left
+    return codes
 
 
-def _errors(errors: Tensor, moments: Tensor) -> Tensor:
-    """Return `d H d^T` of the errors of each output, `(in, out)` to `(out,)`."""
-    return (errors * (moments @ errors)).sum(dim=0)
+def _errors(errors: Tensor, factor: Tensor, variances: Tensor, damping: Tensor) -> Tensor:
+    """Return `d H d^T` of the errors of each output, `(in, out)` to `(out,)`.
+
+    It is `sum_k d_k |(D U)_k|^2` without what was added to the diagonal of `H`.
+    """
+    total = -damping * errors.square().sum(dim=0)
+    for start in range(0, len(errors), _COLUMNS):
+        stop = min(start + _COLUMNS, len(errors))
+        left = factor[:stop, start:stop].T @ errors[:stop]
+        total += variances[start:stop] @ left.square_()
+    return total
