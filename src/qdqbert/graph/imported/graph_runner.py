@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs, Runner, open_runner
-from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
@@ -152,15 +152,14 @@ def open_graph_file(
         )
         try:
             runner = open_runner(engine, copy.path, provider=provider)
+        # It names the copy.
+        except CheckpointError as error:
+            raise _not_run(path, engine, error) from error
         except QdqBertError:
             raise
         # Engines' exceptions have no common class.
         except Exception as error:
-            raise UserInputError(
-                f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass another "
-                "`engine`.",
-                argument="engine",
-            ) from error
+            raise _not_run(path, engine, error) from error
     if not copy.sizes.are_dynamic:
         runner = FixedShapeRunner(runner, copy.sizes, task)
     return GraphRunner(
@@ -169,4 +168,12 @@ def open_graph_file(
         vocabulary_size=copy.vocabulary_size,
         matched_names=copy.matched_names,
         max_length=copy.max_length,
+    )
+
+
+def _not_run(path: Path, engine: EngineName, error: Exception) -> UserInputError:
+    """Return the error that an engine does not load the user's file."""
+    return UserInputError(
+        f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass another `engine`.",
+        argument="engine",
     )
