@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -43,6 +44,16 @@ def run(arguments: Sequence[object]) -> Result:
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Result(exit_code=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+@pytest.mark.parametrize(("policy", "spins"), [(None, "3000"), ("active", None)])
+def test_threads_of_pytorch_soon_sleep_unless_the_user_decides(monkeypatch, policy, spins) -> None:
+    for name, value in (("OMP_WAIT_POLICY", policy), ("GOMP_SPINCOUNT", None)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    run(["--version"])
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 def strict_json(text: str) -> Any:
