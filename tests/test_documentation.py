@@ -229,9 +229,6 @@ def test_page_runs_from_top_to_bottom(
     page, reader_files, cheap_calls, tmp_path, monkeypatch
 ) -> None:
     pytest.importorskip("accelerate", reason="training needs accelerate")
-    if page.stem == "export":
-        # It has no wheels for Python 3.14.
-        pytest.importorskip("onnxruntime_extensions", reason="the guide runs it")
     folder = tmp_path / "reader"
     shutil.copytree(reader_files, folder)
     monkeypatch.chdir(folder)

@@ -91,6 +91,6 @@ OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
-ExportFormat = Literal["openvino", "onnx-text", "triton"]
+ExportFormat = Literal["openvino", "triton"]
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 ExportedOutputs = Literal["last_hidden_state", "sentence_embedding", "both"]

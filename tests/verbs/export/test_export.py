@@ -52,7 +52,7 @@ def test_only_a_folder_of_this_package_is_replaced(classifier, tmp_path) -> None
 @pytest.mark.parametrize(
     ("options", "argument", "message"),
     [
-        ({"to": "tflite"}, "to", "Choose one of: openvino, onnx-text, triton"),
+        ({"to": "tflite"}, "to", "Choose one of: openvino, triton"),
         ({"name": "my model"}, "name", "`name='my model'` is not a name"),
         ({"returns": "both"}, "returns", "applies to embedders"),
         ({"target": "native"}, "target", "contains graphs for"),
