@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -267,14 +266,3 @@ def test_a_folder_without_a_quantized_model_is_refused(checkpoints, tmp_path) ->
     with pytest.raises(UserInputError, match=message) as caught:
         make(checkpoints("bert"), tmp_path / "out", ranges_from=tmp_path)
     assert caught.value.argument == "ranges_from"
-
-
-def test_a_folder_of_a_version_that_did_not_record_weights_is_refused(
-    checkpoints, both, tmp_path
-) -> None:
-    old = Path(shutil.copytree(both, tmp_path / "old"))
-    content = json.loads((old / "quantization.json").read_text())
-    del content["checkpoint"]["parameters_sha256"]
-    (old / "quantization.json").write_text(json.dumps(content))
-    with pytest.raises(UserInputError, match="was written by an older version"):
-        make(checkpoints("bert"), tmp_path / "out", ranges_from=old)
