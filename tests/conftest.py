@@ -535,7 +535,7 @@ def check_lowered(
 OF_INPUTS = [name for name in RECIPES if "output" not in build_recipe(name).groups]
 
 
-# `qdqbert` contains everything that these quantize.
+# `full` contains everything that these quantize.
 @pytest.fixture(params=[name for name in OF_INPUTS if name not in ("linear+qk", "linear+matmul")])
 def recipe(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -7,7 +7,7 @@ from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import ALIASES, RECIPES, QuantizerOptions
+from qdqbert.recipes import RECIPES, QuantizerOptions
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import CHECKS, REWRITES
 from qdqbert.targets.target import CheckName, RewriteName
@@ -16,7 +16,7 @@ from qdqbert.tasks.registry import TASKS
 
 def test_choices_are_the_keys_of_the_tables() -> None:
     assert tuple(TARGETS) == choices.TARGET_NAMES
-    assert set(choices.RECIPE_NAMES) == {*RECIPES, *ALIASES}
+    assert set(choices.RECIPE_NAMES) == set(RECIPES)
     assert tuple(PROVIDERS) == choices.PROVIDER_NAMES
     assert set(choices.TASK_NAMES) == set(TASKS)
     assert set(get_args(RewriteName)) == set(REWRITES)

@@ -31,8 +31,6 @@ RecipeName = Literal[
     "full",
     "full-smoothed",
     "qordered",
-    "qdqbert",
-    "qdqbert-smoothed",
 ]
 RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
 
