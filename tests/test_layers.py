@@ -89,7 +89,6 @@ LIGHT = (
     "qdqbert.tasks.task",
     "qdqbert.training.distillation",
     "qdqbert.verbs.benchmark.options",
-    "qdqbert.verbs.build_tensorrt.options",
     "qdqbert.verbs.evaluate.options",
     "qdqbert.verbs.export",
     "qdqbert.verbs.export.options",

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import QuantizeReport as QuantizeReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
-    from qdqbert.evidence.reports import TensorRTReport as TensorRTReport
-    from qdqbert.evidence.reports import TensorRTTiming as TensorRTTiming
     from qdqbert.evidence.reports import TrainReport as TrainReport
     from qdqbert.inference.classification import TextClassifier as TextClassifier
     from qdqbert.inference.embedding import Embedder as Embedder
@@ -73,7 +71,6 @@ if TYPE_CHECKING:
     from qdqbert.tasks.task import Metric as Metric
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
-    from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
     from qdqbert.verbs.doctor import doctor as doctor
     from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
@@ -95,7 +92,6 @@ _MODULES = {
     "AnalyzeReport": "qdqbert.evidence.reports",
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.reports",
-    "build_tensorrt": "qdqbert.verbs.build_tensorrt",
     "calibrate": "qdqbert.models.calibrate",
     "CalibrationError": "qdqbert.errors",
     "CheckpointError": "qdqbert.errors",
@@ -147,8 +143,6 @@ _MODULES = {
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
-    "TensorRTReport": "qdqbert.evidence.reports",
-    "TensorRTTiming": "qdqbert.evidence.reports",
     "TextClassifier": "qdqbert.inference.classification",
     "TextGenerator": "qdqbert.inference.text_generation",
     "Timing": "qdqbert.evidence.latency",

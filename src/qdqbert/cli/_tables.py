@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
         Cost,
         EvaluateReport,
         QuantizeReport,
-        TensorRTReport,
         TrainReport,
     )
     from qdqbert.verbs.doctor.report import Cache, DoctorReport
@@ -203,24 +201,6 @@ def benchmark_table(report: BenchmarkReport) -> RenderableType:
             f"{ratio:.2f} x",
         )
     return Group(Text(title, style="italic"), table)
-
-
-def tensorrt_table(report: TensorRTReport) -> RenderableType:
-    """Show the latency of a TensorRT engine, or the command line that builds it."""
-    # Lines that a shell joins again, and that are not wrapped at the width of the terminal.
-    words = [shlex.quote(word) for word in shlex.split(report.trtexec)]
-    command = Text(" \\\n  ".join(words), overflow="ignore", no_wrap=True)
-    if report.size_bytes is None:
-        return command
-    size = size_text(report.size_bytes)
-    title = f"{report.engine}: {size}, TensorRT {report.tensorrt}, {report.gpu}"
-    table = Table()
-    for column in ("batch x tokens", "median ms", "best ms"):
-        table.add_column(column, justify="right")
-    for each in report.timings:
-        shape = f"{each.batch} x {each.sequence}"
-        table.add_row(shape, f"{each.median_ms:.3f}", f"{each.best_ms:.3f}")
-    return Group(Text(title, style="italic"), table, Text("The same with trtexec:"), command)
 
 
 def run_table(report: RunReport) -> RenderableType:

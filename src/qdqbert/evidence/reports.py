@@ -388,51 +388,7 @@ class TrainReport:
     notices: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorRTTiming:
-    """Latency of a TensorRT engine at one shape.
-
-    Attributes:
-        batch: Batch size.
-        sequence: Length in tokens.
-        median_ms: Median over all runs, in milliseconds, with inputs and outputs on the GPU.
-        best_ms: The fastest run, in milliseconds.
-        runs: Number of runs.
-    """
-
-    batch: int
-    sequence: int
-    median_ms: float
-    best_ms: float
-    runs: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorRTReport:
-    """Result of `build_tensorrt`.
-
-    Attributes:
-        engine: The file.
-        size_bytes: Size of the file; `None` if nothing was built.
-        model_size_bytes: Size of the graph.
-        tensorrt: Version of TensorRT; `None` if it is not installed and none was named.
-        gpu: Name of the GPU; `None` if nothing was built.
-        trtexec: Command line that does the same.
-        timings: One for each shape.
-    """
-
-    engine: str
-    size_bytes: int | None
-    model_size_bytes: int
-    tensorrt: str | None
-    gpu: str | None
-    trtexec: str
-    timings: tuple[TensorRTTiming, ...]
-
-
-Report = (
-    AnalyzeReport | QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport | TensorRTReport
-)
+Report = AnalyzeReport | QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport
 
 
 def json_ready(report: Report) -> dict[str, Any]:

@@ -99,8 +99,7 @@ def fill_folder(
     measured = measure(
         measurable, evidence, benchmark=options.benchmark, progress=progress, rivals=rivals
     )
-    notices = [notice for each in written for notice in each.notices]
-    report = make_report(options, ready, evidence, measured, notices)
+    report = make_report(options, ready, evidence, measured)
     manifest = make_manifest(options, ready, written, ready.ranges.parameters_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
     write_report(folder, report, origin_of(ready, options), evidence.rows)
@@ -181,7 +180,7 @@ def make_report(
     ready: Ready,
     evidence: Evidence,
     measured: Measurements,
-    notices: Sequence[str],
+    notices: Sequence[str] = (),
 ) -> QuantizeReport:
     """Return the report of a call."""
     source, ranges, inputs = ready.source, ready.ranges, ready.inputs

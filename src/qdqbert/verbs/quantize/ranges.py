@@ -187,12 +187,7 @@ def _calibrate(
     # Targets that smooth by default do it in the same way, and a recipe that is named applies to
     # all targets.
     smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
-    # A calibration cache describes a float graph, which has no scales.
-    without_smoothing = [
-        plan.activations
-        for plan in plans
-        if plan.recipe.smoothing is None or plan.target.calibration_cache
-    ]
+    without_smoothing = [plan.activations for plan in plans if plan.recipe.smoothing is None]
     quantizer_options = effective_quantizer_options(options)
     wanted = frozenset().union(*(plan.activations for plan in plans))
     calibration_plan = CalibrationPlan(

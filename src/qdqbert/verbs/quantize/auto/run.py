@@ -133,7 +133,7 @@ def fill_with_fastest(
         measured = _measure(choice.chosen.candidate, evidence, progress, rivals)
         choice = dataclasses.replace(choice, measured=measured)
     reports = candidate_reports(choice)
-    report = make_report(options, ready, evidence, choice.measured, _notices(ready, choice))
+    report = make_report(options, ready, evidence, choice.measured, _notices(ready))
     report = dataclasses.replace(report, candidates=reports, reason=reason_of(reports))
     if choice.chosen is not None:
         chosen = choice.chosen.candidate
@@ -340,7 +340,7 @@ def _measure(
     return measure([alone], mine, benchmark=is_timed, progress=progress, rivals=rivals)
 
 
-def _notices(ready: Ready, choice: Choice) -> list[str]:
+def _notices(ready: Ready) -> list[str]:
     notices = [
         f"Engine {engine} is not installed, so it is no candidate. Install it with: "
         f"pip install 'qdqbert[{engine}]'"
@@ -349,8 +349,6 @@ def _notices(ready: Ready, choice: Choice) -> list[str]:
     notices += [
         f"Target {name} is no candidate. {reason}" for name, reason in ready.refused.items()
     ]
-    if choice.chosen is not None:
-        notices += choice.chosen.candidate.written.notices
     return notices
 
 
