@@ -15,7 +15,6 @@ from qdqbert.reporting.facts import (
     evaluation_rows,
     graph_name,
     interval_text,
-    rival_rows,
     size_text,
 )
 
@@ -61,19 +60,7 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
         enough = "close enough to float" if report.candidates else "met"
         limits.append(Text(f"Nothing was written, as {missing} {enough}.", style="bold red"))
     candidates = _candidate_table(report) if report.candidates else []
-    rivals = _rival_table(report) if report.rivals else []
-    return Group(*candidates, Text(title, style="italic"), table, *rivals, *limits)
-
-
-def _rival_table(report: QuantizeReport) -> list[RenderableType]:
-    """Show the graphs next to what other tools make of the model."""
-    header, rows = rival_rows(report)
-    table = Table()
-    for column in header:
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        table.add_row(*row)
-    return [Text("Next to other tools", style="italic"), table]
+    return Group(*candidates, Text(title, style="italic"), table, *limits)
 
 
 def _candidate_table(report: QuantizeReport) -> list[RenderableType]:

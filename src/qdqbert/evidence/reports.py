@@ -106,31 +106,6 @@ class TargetReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RivalReport:
-    """Measurements of what another tool makes of the model.
-
-    Attributes:
-        name: Name of the tool.
-        engine: What ran the model.
-        precision: Float type of what is not int8.
-        fidelity: How close it is to the float model, on held-out texts. `None` for PyTorch, which
-            runs the float model itself.
-        differences: Its metrics minus those of the float model, if the texts have labels.
-        size_bytes: Size of what the tool wrote; `None` for PyTorch.
-        latency_ms: Median latency by shape, such as "8 x 128" for 8 texts of 128 tokens, in
-            milliseconds. It was measured in turns with those of the graphs.
-    """
-
-    name: str
-    engine: str
-    precision: str
-    fidelity: Fidelity | None
-    differences: tuple[MetricDifference, ...]
-    size_bytes: int | None
-    latency_ms: Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CandidateReport:
     """A graph that the target `auto` considered.
 
@@ -186,7 +161,6 @@ class QuantizeReport:
         notices: Other messages for the user.
         candidates: What the target `auto` chose from, the fastest one first.
         reason: Why it chose that one, in words; `None` for other targets.
-        rivals: What other tools make of the model, if the call asked for them.
     """
 
     directory: str | None
@@ -207,7 +181,6 @@ class QuantizeReport:
     notices: tuple[str, ...]
     candidates: tuple[CandidateReport, ...] = ()
     reason: str | None = None
-    rivals: tuple[RivalReport, ...] = ()
 
     @property
     def meets_limits(self) -> bool:

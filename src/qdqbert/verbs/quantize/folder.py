@@ -49,7 +49,6 @@ from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import Inputs, Ready, prepare
 from qdqbert.verbs.quantize.ranges import RangeSource
-from qdqbert.verbs.quantize.rivals import Rivals, make_rivals
 from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.verification import make_rows
 from qdqbert.verbs.versions import versions
@@ -95,10 +94,7 @@ def fill_folder(
     gc.collect()
     release_memory()
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
-    rivals = find_rivals(options, ready, evidence, scratch, progress)
-    measured = measure(
-        measurable, evidence, benchmark=options.benchmark, progress=progress, rivals=rivals
-    )
+    measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
     report = make_report(options, ready, evidence, measured)
     manifest = make_manifest(options, ready, written, ready.ranges.parameters_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
@@ -140,16 +136,6 @@ def make_evidence(
         overflows=overflows,
         rows=make_rows(ready, float_model, options.verification_data),
     )
-
-
-def find_rivals(
-    options: QuantizeOptions, ready: Ready, evidence: Evidence, scratch: Path, progress: Progress
-) -> Rivals | None:
-    """Return what other tools make of the model; `None` if the call does not ask for them."""
-    if not options.rivals:
-        return None
-    inputs, float_model = ready.inputs.calibration, evidence.float_model
-    return make_rivals(options, ready.source, inputs, float_model, scratch, progress)
 
 
 def make_manifest(
@@ -209,7 +195,6 @@ def make_report(
         command=command_line("quantize", options),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*first, *notices, *measured.notices])),
-        rivals=measured.rivals,
     )
 
 
