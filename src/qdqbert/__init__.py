@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     )
     from qdqbert.inference.question_answering import QuestionAnswerer as QuestionAnswerer
     from qdqbert.inference.reranking import Reranker as Reranker
-    from qdqbert.inference.text_generation import TextGenerator as TextGenerator
     from qdqbert.inference.token_classification import TokenClassifier as TokenClassifier
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
@@ -144,7 +143,6 @@ _MODULES = {
     "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "TextClassifier": "qdqbert.inference.classification",
-    "TextGenerator": "qdqbert.inference.text_generation",
     "Timing": "qdqbert.evidence.latency",
     "TokenClassifier": "qdqbert.inference.token_classification",
     "train": "qdqbert.verbs.train",

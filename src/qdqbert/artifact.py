@@ -2,7 +2,7 @@
 
 DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
 DIR/native/model.safetensors    packed weights of the target `native`
-DIR/config.json, tokenizer...   as transformers writes them; generation_config.json, if there is one
+DIR/config.json, tokenizer...   as transformers writes them
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
 DIR/report.json                 what was measured
@@ -45,7 +45,6 @@ VERIFICATION = "verification.npz"
 TRAINING = "training.json"
 EXPORT = "export.json"
 CONFIG = "config.json"
-GENERATION = "generation_config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
 TRAINING_FORMAT = "qdqbert-training/2"

@@ -18,7 +18,6 @@ from qdqbert.inference.options import AnswerOptions, RowOptions
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.scheduler import Job
-from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.tasks.columns import Columns as Requested
@@ -202,13 +201,6 @@ TASKS: Mapping[type[Model], TaskEntry] = {
         columns=_always(_FILLS),
         job=lambda model, options: model.job(top_k=options.top_k or 5),
         values=_fills,
-    ),
-    TextGenerator: TaskEntry(
-        name="a model for text generation",
-        options=("max_new_tokens",),
-        columns=_always(Column(name="generated_text", kind="text")),
-        job=lambda model, options: model.job(max_new_tokens=options.max_new_tokens or 256),
-        values=lambda answer, _: (answer[0]["generated_text"],),
     ),
     ChoiceSelector: TaskEntry(
         name="a model for multiple choice",

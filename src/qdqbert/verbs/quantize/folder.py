@@ -10,7 +10,6 @@ from typing import Any
 import onnx_ir as ir
 
 from qdqbert.artifact import (
-    GENERATION,
     MODEL,
     QUANTIZATION,
     RANGES,
@@ -268,9 +267,6 @@ def write_folder(
 ) -> None:
     """Write everything but the graphs and the report."""
     source.config.save_pretrained(folder)
-    if source.generation_config is not None:
-        # `save_pretrained` refuses settings with which transformers only warns when it generates.
-        source.generation_config.to_json_file(folder / GENERATION)
     write_tokenizer(source.tokenizer, folder, max_length=manifest["max_length"])
     if source.head is not None:
         write_sentence_head(source.head, folder, hidden=source.config.hidden_size)
