@@ -15,7 +15,7 @@ from qdqbert.tasks.registry import TASKS
 
 
 def test_choices_are_the_keys_of_the_tables() -> None:
-    assert tuple(TARGETS) == choices.TARGET_NAMES
+    assert tuple(TARGETS) == get_args(choices.TargetName)
     assert set(choices.RECIPE_NAMES) == set(RECIPES)
     assert tuple(PROVIDERS) == choices.PROVIDER_NAMES
     assert set(choices.TASK_NAMES) == set(TASKS)
@@ -23,7 +23,7 @@ def test_choices_are_the_keys_of_the_tables() -> None:
     assert set(get_args(CheckName)) == set(CHECKS)
     engines = {engine for target in TARGETS.values() for engine in target.engines}
     assert set(choices.ENGINE_NAMES) == engines
-    assert set(choices.KERNEL_NAMES) == set(INSTRUCTION_SETS)
+    assert set(get_args(choices.KernelName)) == set(INSTRUCTION_SETS)
 
 
 def test_every_calibrator_has_a_name() -> None:

@@ -260,15 +260,9 @@ def entry_of(model: Model, options: RowOptions) -> TaskEntry:
     """Return the entry of a model.
 
     Raises:
-        UserInputError: The task has no entry, or an option does not apply to it.
+        UserInputError: An option does not apply to its task.
     """
-    entry = TASKS.get(type(model))
-    if entry is None:
-        raise UserInputError(
-            f"`model={options.model!r}`: rows cannot be run through task {model.task!r}. Use "
-            "qdqbert.load.",
-            argument="model",
-        )
+    entry = TASKS[type(model)]
     unused = {
         field.name
         for field in dataclasses.fields(AnswerOptions)
