@@ -1,6 +1,6 @@
 r"""Compare calibrators for one recipe on a whole test file, in PyTorch and on engines.
 
-    python benchmarks/calibrators.py CHECKPOINT --test F --calibration F [--recipe qdqbert] \
+    python benchmarks/calibrators.py CHECKPOINT --test F --calibration F [--recipe full] \
         [--engines pytorch onnxruntime openvino] [--max-length N]
 
 Statistics are collected once, on 300 examples. Each calibrator chooses ranges from them, as in the
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--test", required=True)
     parser.add_argument("--calibration", required=True)
-    parser.add_argument("--recipe", default="qdqbert")
+    parser.add_argument("--recipe", default="full")
     parser.add_argument("--engines", nargs="+", default=["pytorch", "onnxruntime", "openvino"])
     parser.add_argument(
         "--only", nargs="+", default=[""], help="only calibrators with one of these in their name"

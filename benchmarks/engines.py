@@ -141,7 +141,7 @@ def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]
 
 def make_rivals(root: Path) -> tuple[Path, Path]:
     """Quantize the float graph with ONNX Runtime's dynamic quantizer and with NNCF."""
-    from qdqbert.evidence.rivals import quantize_dynamic, quantize_nncf, without_value_info
+    from other_quantizers import quantize_dynamic, quantize_nncf, without_value_info
 
     plain = without_value_info(root / "float.onnx", root / "plain.onnx")
     rng = np.random.default_rng(0)

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from qdqbert import QDQBertModel, QuantizerOptions, calibrate, resources
 from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.nn import TensorQuantizer
+from qdqbert.compat.nn import TensorQuantizer
 
 # isort: split
 # After qdqbert, which turns its telemetry off.

@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qdqbert import QDQBertModel, calibrate
+from qdqbert.compat.nn import TensorQuantizer
 from qdqbert.models import QDQBertConfig
-from qdqbert.nn import TensorQuantizer
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def main() -> None:
     )
     parser.add_argument("--dropout", default="off")
     parser.add_argument("--ranges", default="fixed", help="`qat_ranges` of `train`")
-    parser.add_argument("--recipe", default="qdqbert")
+    parser.add_argument("--recipe", default="full")
     parser.add_argument("--calibrator", default="mse")
     parser.add_argument("--percentile", type=float, default=99.99)
     parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)

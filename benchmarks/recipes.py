@@ -58,13 +58,13 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("ffn", build_recipe("ffn"), Percentile(99.999)),
     ("linear+qk", build_recipe("linear+qk"), Percentile(99.999)),
     ("linear+matmul", build_recipe("linear+matmul"), Percentile(99.999)),
-    ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Max()),
-    ("qdqbert-smoothed", build_recipe("qdqbert-smoothed"), Mse()),
-    ("qdqbert", build_recipe("qdqbert"), Max()),
-    ("qdqbert", build_recipe("qdqbert"), Percentile(99.999)),
-    ("qdqbert, not smoothed", with_smoothing("qdqbert", None), Percentile(99.999)),
-    ("qdqbert", build_recipe("qdqbert"), Mse()),
-    ("qdqbert", build_recipe("qdqbert"), Entropy()),
+    ("full-smoothed", build_recipe("full-smoothed"), Max()),
+    ("full-smoothed", build_recipe("full-smoothed"), Mse()),
+    ("full", build_recipe("full"), Max()),
+    ("full", build_recipe("full"), Percentile(99.999)),
+    ("full, not smoothed", with_smoothing("full", None), Percentile(99.999)),
+    ("full", build_recipe("full"), Mse()),
+    ("full", build_recipe("full"), Entropy()),
 )
 
 

@@ -27,10 +27,10 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 import qdqbert
+from other_quantizers import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert import resources
 from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
-from qdqbert.evidence.rivals import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark.run import export_float

@@ -35,6 +35,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.choices import EngineName
+from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.lowering import (
     LoweringCheck,
@@ -45,7 +46,6 @@ from qdqbert.evidence.lowering import (
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.reference.sited_model import SitedModel, quantizing
@@ -535,7 +535,7 @@ def check_lowered(
 OF_INPUTS = [name for name in RECIPES if "output" not in build_recipe(name).groups]
 
 
-# `qdqbert` contains everything that these quantize.
+# `full` contains everything that these quantize.
 @pytest.fixture(params=[name for name in OF_INPUTS if name not in ("linear+qk", "linear+matmul")])
 def recipe(request: pytest.FixtureRequest) -> str:
     return str(request.param)

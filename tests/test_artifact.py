@@ -19,10 +19,12 @@ from safetensors.numpy import load_file
 from qdqbert import quantize
 from qdqbert.artifact import (
     QUANTIZATION,
+    TRAINING,
     Artifact,
     check_output,
     is_artifact,
     open_artifact,
+    read_training,
     size_bytes,
     writing,
 )
@@ -378,6 +380,7 @@ def test_a_reopened_artifact_runs(quantized) -> None:
 
 
 FORMAT = '"format": "qdqbert-quantization/2"'
+OLDER, NEWER = (f'{{"format": "qdqbert-quantization/{number}"}}' for number in (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -387,14 +390,25 @@ FORMAT = '"format": "qdqbert-quantization/2"'
         ("{", r"quantization\.json' is damaged: it is not JSON"),
         ("[]", r"quantization\.json' is damaged: it does not hold a JSON object"),
         (f"{{{FORMAT}}}", r"quantization\.json' is damaged: setting 'checkpoint' is missing"),
+        (OLDER, r"its format is 'qdqbert-quantization/1', expected 'qdqbert-quantization/2'\. Ano"),
+        (NEWER, "its format is 'qdqbert-quantization/3', expected"),
+        ("{}", "its format is None, expected"),
     ],
-    ids=["missing", "not-json", "not-an-object", "without-settings"],
+    ids=["missing", "not-json", "not-an-object", "without-settings", "older", "newer", "none"],
 )
 def test_a_damaged_folder_is_refused(tmp_path, text, message) -> None:
     if text is not None:
         (tmp_path / QUANTIZATION).write_text(text)
     with pytest.raises(CheckpointError, match=message):
         open_artifact(tmp_path)
+
+
+@pytest.mark.parametrize("found", ["qdqbert-training/1", "qdqbert-training/3", None])
+def test_training_settings_of_another_format_are_refused(tmp_path, found) -> None:
+    (tmp_path / TRAINING).write_text(json.dumps({"format": found}))
+    with pytest.raises(CheckpointError, match="expected 'qdqbert-training/2'") as caught:
+        read_training(tmp_path)
+    assert repr(found) in str(caught.value)
 
 
 @pytest.mark.parametrize(

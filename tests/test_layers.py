@@ -34,8 +34,6 @@ LAYERS = (
     "quantizers",
     "reference",
     "compat",
-    "nn",
-    "tensor_quant",
     "checkpoint",
     "encoding",
     "insert",
@@ -61,11 +59,8 @@ LAYERS = (
     "cli",
     "__main__",
 )
-# pytorch-quantization's names, and the old paths under which code imports them.
-TOOLKIT = {"compat", "nn", "tensor_quant"}
-OLD_PATHS = {"nn/__init__.py", "nn/functional.py", "numerics/calibrators.py", "tensor_quant.py"}
 # QDQBERT models have quantizers with pytorch-quantization's interface.
-MAY_IMPORT_TOOLKIT = OLD_PATHS | {"models/modeling.py"}
+MAY_IMPORT_TOOLKIT = {"models/modeling.py"}
 # Later layers that a file may import for annotations only.
 FOR_TYPES: dict[str, set[str]] = {}
 # `from qdqbert import quantize` counts as an import from `verbs`, where most public names are.
@@ -94,7 +89,6 @@ LIGHT = (
     "qdqbert.tasks.task",
     "qdqbert.training.distillation",
     "qdqbert.verbs.benchmark.options",
-    "qdqbert.verbs.build_tensorrt.options",
     "qdqbert.verbs.evaluate.options",
     "qdqbert.verbs.export",
     "qdqbert.verbs.export.options",
@@ -167,8 +161,6 @@ def test_imports_point_up_the_pipeline() -> None:
     for path in MODULES:
         later = set(LAYERS[LAYERS.index(layer_of(name_of(path))) + 1 :])
         file = path.relative_to(SOURCE).as_posix()
-        if file in OLD_PATHS:
-            continue
         allowed = FOR_TYPES.get(file, set())
         named = {name for name in imports_of(path) if layer_of(name) in later}
         typed = {name for name in imports_of(path, types=True) if layer_of(name) in later - allowed}
@@ -180,16 +172,10 @@ def test_only_qdqbert_models_import_the_toolkit() -> None:
     found = []
     for path in MODULES:
         file = path.relative_to(SOURCE).as_posix()
-        if layer_of(name_of(path)) not in TOOLKIT and file not in MAY_IMPORT_TOOLKIT:
-            toolkit = (name for name in imports_of(path) if layer_of(name) in TOOLKIT)
+        if layer_of(name_of(path)) != "compat" and file not in MAY_IMPORT_TOOLKIT:
+            toolkit = (name for name in imports_of(path) if layer_of(name) == "compat")
             found += [f"{file} imports {name}" for name in sorted(toolkit)]
     assert not found, "\n".join(found)
-
-
-def test_old_paths_of_the_toolkit_hold_no_code() -> None:
-    for file in OLD_PATHS:
-        body = ast.parse((SOURCE / file).read_text()).body[1:]
-        assert all(isinstance(node, ast.ImportFrom | ast.Assign) for node in body), file
 
 
 def test_imports_at_the_top_of_files_make_no_cycle() -> None:

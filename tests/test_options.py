@@ -26,7 +26,6 @@ from qdqbert.options import (
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.tasks.task import TaskOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
-from qdqbert.verbs.build_tensorrt.options import BuildTensorRTOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.export.options import ExportOptions
 from qdqbert.verbs.push.options import PushOptions
@@ -40,7 +39,6 @@ COMMANDS = {
     qdqbert.evaluate: EvaluateOptions,
     qdqbert.train: TrainOptions,
     qdqbert.benchmark: BenchmarkOptions,
-    qdqbert.build_tensorrt: BuildTensorRTOptions,
     qdqbert.export: ExportOptions,
     qdqbert.push: PushOptions,
     qdqbert.run: RunOptions,

@@ -52,7 +52,7 @@ def twelve_layers() -> tuple[Site, ...]:
 def applied(
     quantizer_options: QuantizerOptions,
     sites: tuple[Site, ...],
-    recipe: str = "qdqbert",
+    recipe: str = "full",
     embeddings: str = "int8",
 ) -> dict[str, TensorSpec | None]:
     specs = resolve(build_recipe(recipe, embeddings=embeddings).rules, sites)
@@ -60,7 +60,7 @@ def applied(
 
 
 def left_float(
-    quantizer_options: QuantizerOptions, sites: tuple[Site, ...], recipe: str = "qdqbert"
+    quantizer_options: QuantizerOptions, sites: tuple[Site, ...], recipe: str = "full"
 ) -> set[str]:
     return {
         name for name, spec in applied(quantizer_options, sites, recipe).items() if spec is None
@@ -84,7 +84,7 @@ def ranges_for(sites: tuple[Site, ...]) -> dict[str, Range]:
 
 
 def test_the_default_switches_change_nothing(two_layers) -> None:
-    specs = resolve(build_recipe("qdqbert").rules, two_layers)
+    specs = resolve(build_recipe("full").rules, two_layers)
     assert QuantizerOptions().apply(specs, two_layers) == specs
     ranges = ranges_for(two_layers)
     assert QuantizerOptions().adjust(ranges, two_layers) == ranges
@@ -99,7 +99,7 @@ def test_wprec_sets_only_the_bits_of_weights(two_layers, bits) -> None:
             assert (spec.qmin, spec.qmax) == (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "linear"])
+@pytest.mark.parametrize("recipe", ["full", "linear"])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_aprec_sets_only_the_bits_of_activations(two_layers, recipe, bits) -> None:
     before = applied(QuantizerOptions(), two_layers, recipe)

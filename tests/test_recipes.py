@@ -10,7 +10,6 @@ from qdqbert.errors import UserInputError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import (
     AFFINE,
-    ALIASES,
     PROBABILITIES,
     RECIPES,
     SYMMETRIC,
@@ -104,12 +103,10 @@ SITES = {
     "linear+qk": LINEAR_SITES
     | {f"attention.self.matmul_{each}_input_quantizer" for each in ("q", "k")},
     "linear+matmul": LINEAR_SITES | PRODUCT_SITES,
-    "qdqbert": QDQBERT_SITES,
     "full": QDQBERT_SITES,
-    "qdqbert-smoothed": QDQBERT_SITES,
     "full-smoothed": QDQBERT_SITES,
 }
-OF_INPUTS = ("linear", "qdqbert")
+OF_INPUTS = ("linear", "full")
 
 
 def sites_of_family(model_type: str, **changes: object) -> tuple[Site, ...]:
@@ -153,9 +150,7 @@ def by_layer(names: set[str]) -> dict[str, set[str]]:
         "linear": 12,
         "linear+qk": 14,
         "linear+matmul": 16,
-        "qdqbert": 20,
         "full": 20,
-        "qdqbert-smoothed": 20,
         "full-smoothed": 20,
     }.items(),
 )
@@ -168,7 +163,7 @@ def test_recipe_quantizes_exactly_these_sites_of_each_layer(name, count, two_lay
 
 
 def test_the_full_recipe_has_240_quantizers_in_12_layers() -> None:
-    quantized = quantized_sites("qdqbert", sites_of_bert(12), embeddings="float")
+    quantized = quantized_sites("full", sites_of_bert(12), embeddings="float")
     assert Counter(len(names) for names in by_layer(quantized).values()) == {20: 12}
     assert len(quantized) == 240
 
@@ -194,8 +189,8 @@ def test_weights_are_narrow_int8_with_a_scale_per_channel(name, two_layers) -> N
 @pytest.mark.parametrize(
     ("name", "affine_inputs"),
     [
-        ("qdqbert", set()),
-        ("qdqbert-smoothed", {site for site in QDQBERT_SITES if "_input_" in site}),
+        ("full", set()),
+        ("full-smoothed", {site for site in QDQBERT_SITES if "_input_" in site}),
         ("linear", {f"{linear}._input_quantizer" for linear in LINEARS}),
         (
             "ffn",
@@ -220,14 +215,14 @@ def test_inputs_are_symmetric_or_affine_by_recipe(name, affine_inputs, two_layer
     assert {others[site] for site in others.keys() - probabilities} <= {SYMMETRIC}
 
 
-@pytest.mark.parametrize("name", [*OF_INPUTS, "qdqbert-smoothed"])
+@pytest.mark.parametrize("name", [*OF_INPUTS, "full-smoothed"])
 def test_smoothing_matches_inputs_of_linear_layers_except_of_attention(name, two_layers) -> None:
     smoothing = build_recipe(name).smoothing
     assert smoothing is not None
     matched = {site.name for site in two_layers if smoothing.matches(site)}
-    after_norm = () if name == "qdqbert" else AFTER_NORM
+    after_norm = () if name == "full" else AFTER_NORM
     wide = {f"{linear}._input_quantizer" for linear in (*after_norm, "output.dense")}
-    if name == "qdqbert-smoothed":
+    if name == "full-smoothed":
         wide |= {site for site in QDQBERT_SITES if ".add_" in site}
     assert by_layer(matched) == {"0": wide, "1": wide}
 
@@ -240,17 +235,17 @@ def test_other_families_are_quantized_in_the_same_way(name, family) -> None:
     resolved = resolve(recipe.rules, sites)
     left = {site for site, spec in resolved.items() if spec is None}
     assert all(".matmul_" in site or ".add_" in site for site in left)
-    assert bool(left) is (name != "qdqbert")
+    assert bool(left) is (name != "full")
     after_norm, activated, gated, others = OTHER_FAMILIES[family]
     smoothed = {site.name for site in sites if recipe.smoothing and recipe.smoothing.matches(site)}
     assert inputs_of_a_layer(smoothed) == (
-        activated | gated if name == "qdqbert" else after_norm | activated | gated
+        activated | gated if name == "full" else after_norm | activated | gated
     )
     affine = {site for site, spec in resolved.items() if spec == AFFINE}
     assert (
         inputs_of_a_layer(affine)
         == {
-            "qdqbert": set(),
+            "full": set(),
             "linear": after_norm | activated | gated | others,
         }[name]
     )
@@ -264,7 +259,7 @@ def test_keys_and_values_of_another_model_are_not_smoothed() -> None:
 
 
 def test_a_recipe_has_the_name_that_was_asked_for() -> None:
-    for name in (*RECIPES, *ALIASES):
+    for name in RECIPES:
         recipe = build_recipe(name)
         assert recipe.name == name
         assert recipe.summary

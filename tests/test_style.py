@@ -1,4 +1,4 @@
-"""Check rules of the source that ruff and mypy do not know: flags, sizes, global state.
+"""Check rules of the source that ruff and mypy do not know: flags and global state.
 
 Each test lists all violations at once.
 """
@@ -14,13 +14,10 @@ from pathlib import Path
 import qdqbert
 
 SOURCE = Path(qdqbert.__file__).parent
-MAX_FILE_LINES = 500
-MAX_BODY_LINES = 60
 # Our flags have lowercase letters and dashes only.
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?!\w)")
 # Options of programs that messages tell the user to run.
 FLAGS_OF_PIP = {"--force-reinstall"}
-FLAGS_OF_TRTEXEC = {"--calib", "--onnx"}
 FLAGS_OF_TRITON = {"--model-repository"}
 # Only the command line knows how its options are spelled.
 MAY_NAME_FLAGS = "cli/"
@@ -47,7 +44,7 @@ def trees() -> Mapping[str, ast.Module]:
 
 
 def flags_in(text: str) -> set[str]:
-    return set(FLAG.findall(text)) - FLAGS_OF_PIP - FLAGS_OF_TRTEXEC - FLAGS_OF_TRITON
+    return set(FLAG.findall(text)) - FLAGS_OF_PIP - FLAGS_OF_TRITON
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
@@ -60,12 +57,6 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(node, f"{name}.")
         else:
             yield from functions(node, prefix)
-
-
-def body_lines(function: Function) -> int:
-    """Return the number of lines of a function without its signature and docstring."""
-    first = function.body[1:] if ast.get_docstring(function) else function.body
-    return (function.end_lineno or 0) - first[0].lineno + 1 if first else 0
 
 
 def names_in(nodes: Iterable[ast.AST], kind: type[ast.expr_context] = ast.Store) -> set[str]:
@@ -138,20 +129,6 @@ def test_only_the_command_line_spells_flags() -> None:
         if not path.startswith(MAY_NAME_FLAGS) and flags_in(text)
     }
     check(violations)
-
-
-def test_no_file_is_too_long() -> None:
-    lines = {path: text.count("\n") for path, text in sources().items()}
-    check({path: f"{n} lines" for path, n in lines.items() if n > MAX_FILE_LINES})
-
-
-def test_no_function_is_too_long() -> None:
-    lines = {
-        f"{path}:{name}": body_lines(function)
-        for path, tree in trees().items()
-        for name, function in functions(tree)
-    }
-    check({name: f"{n} lines" for name, n in lines.items() if n > MAX_BODY_LINES})
 
 
 def test_only_compat_changes_global_state() -> None:

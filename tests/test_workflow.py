@@ -304,7 +304,7 @@ def test_ranges_that_clip_most_values_ruin_the_score(trained, task: str, tmp_pat
     tokenizer = transformers.AutoTokenizer.from_pretrained(made.checkpoint)
     batch = tokenizer([" ".join(FILLERS), " ".join(PRAISE + BLAME)], padding=True)
     batches = [{name: torch.tensor(rows) for name, rows in batch.items()}]
-    qdqbert.prepare(model, recipe="qdqbert")
+    qdqbert.prepare(model, recipe="full")
     for percentile, output in ((100.0, tmp_path / "whole"), (20.0, tmp_path / "fifth")):
         recipe = qdqbert.QuantizerOptions(calibrator="percentile", percentile=percentile)
         qdqbert.calibrate(model, batches, **recipe.to_dict())

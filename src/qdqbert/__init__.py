@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import QuantizeReport as QuantizeReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
-    from qdqbert.evidence.reports import TensorRTReport as TensorRTReport
-    from qdqbert.evidence.reports import TensorRTTiming as TensorRTTiming
     from qdqbert.evidence.reports import TrainReport as TrainReport
     from qdqbert.inference.classification import TextClassifier as TextClassifier
     from qdqbert.inference.embedding import Embedder as Embedder
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     )
     from qdqbert.inference.question_answering import QuestionAnswerer as QuestionAnswerer
     from qdqbert.inference.reranking import Reranker as Reranker
-    from qdqbert.inference.text_generation import TextGenerator as TextGenerator
     from qdqbert.inference.token_classification import TokenClassifier as TokenClassifier
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
@@ -73,7 +70,6 @@ if TYPE_CHECKING:
     from qdqbert.tasks.task import Metric as Metric
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
-    from qdqbert.verbs.build_tensorrt import build_tensorrt as build_tensorrt
     from qdqbert.verbs.doctor import doctor as doctor
     from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
@@ -95,7 +91,6 @@ _MODULES = {
     "AnalyzeReport": "qdqbert.evidence.reports",
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.reports",
-    "build_tensorrt": "qdqbert.verbs.build_tensorrt",
     "calibrate": "qdqbert.models.calibrate",
     "CalibrationError": "qdqbert.errors",
     "CheckpointError": "qdqbert.errors",
@@ -147,10 +142,7 @@ _MODULES = {
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
-    "TensorRTReport": "qdqbert.evidence.reports",
-    "TensorRTTiming": "qdqbert.evidence.reports",
     "TextClassifier": "qdqbert.inference.classification",
-    "TextGenerator": "qdqbert.inference.text_generation",
     "Timing": "qdqbert.evidence.latency",
     "TokenClassifier": "qdqbert.inference.token_classification",
     "train": "qdqbert.verbs.train",

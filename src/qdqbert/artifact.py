@@ -2,7 +2,7 @@
 
 DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
 DIR/native/model.safetensors    packed weights of the target `native`
-DIR/config.json, tokenizer...   as transformers writes them; generation_config.json, if there is one
+DIR/config.json, tokenizer...   as transformers writes them
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
 DIR/report.json                 what was measured
@@ -45,22 +45,11 @@ VERIFICATION = "verification.npz"
 TRAINING = "training.json"
 EXPORT = "export.json"
 CONFIG = "config.json"
-GENERATION = "generation_config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
 TRAINING_FORMAT = "qdqbert-training/2"
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Engines of each target in format 1, which does not store them.
-_ENGINES_IN_FORMAT_1: dict[str, tuple[EngineName, ...]] = {
-    "portable": ("onnxruntime", "openvino"),
-    "onnxruntime": ("onnxruntime",),
-    "onnxruntime-dynamic": ("onnxruntime",),
-    "openvino": ("openvino",),
-    "tensorrt": ("onnxruntime",),
-    "qordered": (),
-}
-_PROXIES_IN_FORMAT_1 = ("tensorrt",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +58,7 @@ class Artifact:
 
     Attributes:
         directory: The folder.
-        quantization: Content of `quantization.json`, in the newest format.
+        quantization: Content of `quantization.json`.
     """
 
     directory: Path
@@ -232,14 +221,14 @@ def quantize_command(model: str) -> str:
 
 
 def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
-    """Read a folder that `quantize` wrote, in this or an earlier format.
+    """Read a folder that `quantize` wrote.
 
     Args:
         directory: The folder.
         requires_graphs: Whether the graphs of all targets have to be there.
 
     Raises:
-        CheckpointError: `quantize` did not write it, or a part of it is missing.
+        CheckpointError: `quantize` did not write it, another version did, or a part is missing.
     """
     path = directory / QUANTIZATION
     if not path.is_file():
@@ -253,7 +242,10 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
             f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
             f"wrote{advice}"
         )
-    quantization = _in_newest_format(read_json(path), path)
+    quantization = read_json(path)
+    fields = Fields(quantization, lambda reason: damaged(path, reason))
+    _check_format(fields, path, QUANTIZATION_FORMAT)
+    check_quantization(fields)
     models = [directory / entry["model"] for entry in quantization["targets"].values()]
     missing = [str(path) for path in models if not path.is_file()]
     if missing and requires_graphs:
@@ -261,44 +253,18 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     return Artifact(directory=directory, quantization=quantization)
 
 
-def _in_newest_format(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of `quantization.json`, converted from an earlier format.
+def _check_format(fields: Fields, path: Path, expected: str) -> None:
+    """Refuse a file that another version wrote.
 
     Raises:
-        CheckpointError: A setting that code relies on is missing or has a wrong value.
+        CheckpointError: Its format is not the expected one.
     """
-    fields = Fields(content, lambda reason: damaged(path, reason))
-    version = _check_format(fields, path, QUANTIZATION_FORMAT)
-    converted = dict(content)
-    if version == 1:
-        converted["quantizer_options"] = converted.pop("switches", {})
-        converted["targets"] = {
-            name: {
-                "engines": list(_ENGINES_IN_FORMAT_1.get(name, ())),
-                "is_proxy": name in _PROXIES_IN_FORMAT_1,
-                **fields.child("targets").child(name).values,
-            }
-            for name in fields.child("targets").values
-        }
-    check_quantization(Fields(converted, lambda reason: damaged(path, reason)))
-    return converted
-
-
-def _check_format(fields: Fields, path: Path, newest: str) -> int:
-    """Return the version of a file.
-
-    Raises:
-        CheckpointError: The format is unknown.
-    """
-    name, _, version = newest.partition("/")
-    known = [f"{name}/{number}" for number in range(1, int(version) + 1)]
     found = fields.values.get("format")
-    if found not in known:
+    if found != expected:
         raise CheckpointError(
-            f"{str(path)!r} cannot be read: its format is {shown(found)}, expected "
-            f"{' or '.join(known)}; a newer version of qdqbert may have written it."
+            f"{str(path)!r} cannot be read: its format is {shown(found)}, expected {expected!r}. "
+            "Another version of qdqbert may have written it. Write it again with this one."
         )
-    return known.index(found) + 1
 
 
 def check_output(directory: Path, *, overwrite: bool) -> None:

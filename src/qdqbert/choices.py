@@ -19,7 +19,6 @@ TargetName = Literal[
     "qordered",
     "float",
 ]
-TARGET_NAMES: tuple[TargetName, ...] = get_args(TargetName)
 # What `quantize` takes as a target: "auto" is the fastest one on this machine.
 TargetChoice = Literal[TargetName, "auto"]
 
@@ -31,8 +30,6 @@ RecipeName = Literal[
     "full",
     "full-smoothed",
     "qordered",
-    "qdqbert",
-    "qdqbert-smoothed",
 ]
 RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
 
@@ -41,7 +38,6 @@ ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
 # Instruction sets that kernels of the native engine are generated for.
 KernelName = Literal["amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable"]
-KERNEL_NAMES: tuple[KernelName, ...] = get_args(KernelName)
 
 ProviderName = Literal["cpu", "cuda", "tensorrt", "openvino"]
 PROVIDER_NAMES: tuple[ProviderName, ...] = get_args(ProviderName)
@@ -91,6 +87,5 @@ OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
-ExportFormat = Literal["openvino", "onnx-text", "triton"]
-EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+ExportFormat = Literal["openvino", "triton"]
 ExportedOutputs = Literal["last_hidden_state", "sentence_embedding", "both"]

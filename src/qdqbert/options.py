@@ -330,22 +330,19 @@ def normalize_options(options: Any) -> None:
             object.__setattr__(options, each.name, items)
 
 
-def command_line(command: str, options: Any, *, positional: tuple[str, ...] = ("model",)) -> str:
+def command_line(command: str, options: Any) -> str:
     """Return the command line that is equivalent to some options.
 
     Args:
         command: Name of the command.
-        options: Its options.
-        positional: Names of the options that are arguments without a flag.
+        options: Its options, of which `model` is an argument without a flag.
     """
     words = ["qdqbert", command]
-    declared = declared_options(type(options))
-    for each in declared:
-        if each.name in positional and (value := getattr(options, each.name)) is not None:
-            words += list(value) if isinstance(value, tuple) else [str(value)]
-    for each in declared:
+    if options.model is not None:
+        words.append(options.model)
+    for each in declared_options(type(options)):
         value = getattr(options, each.name)
-        if each.name not in positional and value is not None and value != each.default:
+        if each.name != "model" and value is not None and value != each.default:
             words += _words(each, value)
     return shlex.join(words)
 

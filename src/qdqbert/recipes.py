@@ -105,7 +105,7 @@ _TABLE = (
     # outputs are smoothed, where symmetric codes lose most (`benchmarks/recipes.py`), and
     # probabilities have unsigned codes.
     Recipe(
-        name="qdqbert",
+        name="full",
         summary="linear layers, attention matmuls and residual adds, symmetric: every site",
         rules=(
             _LINEAR_WEIGHTS,
@@ -120,7 +120,7 @@ _TABLE = (
     # `benchmarks/sensitivity.py`. This recipe avoids both. It costs a multiplication before and
     # after the pair of each add.
     Recipe(
-        name="qdqbert-smoothed",
+        name="full-smoothed",
         summary="linear layers, attention matmuls and residual adds, affine, smoothed: every site",
         rules=(_LINEAR_WEIGHTS, Rule(site="*_input_quantizer", spec=AFFINE)),
         smoothing=dataclasses.replace(WIDE_INPUTS, sums=True),
@@ -154,27 +154,22 @@ RECIPES = {recipe.name: recipe for recipe in _TABLE}
 # The float model. Its name is not a choice, since it is the target that decides.
 FLOAT_RECIPE = Recipe(name="float", summary="nothing", rules=())
 
-# Second names of recipes.
-ALIASES = {"full": "qdqbert", "full-smoothed": "qdqbert-smoothed"}
-
 
 def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe:
     """Return the recipe with a name.
 
     Args:
-        name: A key of `RECIPES` or `ALIASES`.
+        name: A key of `RECIPES`.
         embeddings: How embedding tables are stored. `None` leaves them out of the recipe.
 
     Raises:
         UserInputError: No recipe has that name.
     """
-    found = RECIPES.get(ALIASES.get(name, name))
+    found = RECIPES.get(name)
     if found is None:
-        known = ", ".join(sorted([*RECIPES, *ALIASES]))
+        known = ", ".join(sorted(RECIPES))
         raise UserInputError(f"Recipe {name!r} is unknown. Known: {known}.", argument="recipe")
-    # Reports show the name that the user chose.
-    named = dataclasses.replace(found, name=name)
-    return named if embeddings is None else _with_tables(named, embeddings)
+    return found if embeddings is None else _with_tables(found, embeddings)
 
 
 def stored_recipe(embeddings: Embeddings = "int8", placed_by: str | None = None) -> Recipe:

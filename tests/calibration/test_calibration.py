@@ -48,7 +48,7 @@ def test_targets_that_smooth_do_it_alike() -> None:
 
 def test_sums_of_smoothed_channels_are_not_clipped(prepared) -> None:
     each = prepared("bert")
-    smoothing = build_recipe("qdqbert-smoothed").smoothing
+    smoothing = build_recipe("full-smoothed").smoothing
     clipped, _ = calibrated(each, smoothing=smoothing, unsmoothed_sites=(), clips_residuals=True)
     whole, _ = calibrated(each, smoothing=smoothing, unsmoothed_sites=())
     adds = {site.name for site in each.sited.sites if is_residual_input(site.name)}

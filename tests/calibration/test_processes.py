@@ -23,10 +23,10 @@ from qdqbert.reference.sited_model import sited_model
 WORLD = 2
 # Recipe and switches of each calibration, by its name.
 CASES: dict[str, tuple[str, QuantizerOptions]] = {
-    "max": ("qdqbert", QuantizerOptions()),
-    "percentile": ("qdqbert", QuantizerOptions(calibrator="percentile", percentile=99.0)),
-    "mse": ("qdqbert", QuantizerOptions(calibrator="mse")),
-    "entropy": ("qdqbert", QuantizerOptions(calibrator="entropy")),
+    "max": ("full", QuantizerOptions()),
+    "percentile": ("full", QuantizerOptions(calibrator="percentile", percentile=99.0)),
+    "mse": ("full", QuantizerOptions(calibrator="mse")),
+    "entropy": ("full", QuantizerOptions(calibrator="entropy")),
     "smoothed": ("linear", QuantizerOptions()),
     "smoothed, percentile": ("linear", QuantizerOptions(calibrator="percentile", percentile=99.0)),
     "shared": ("linear", QuantizerOptions(fuse_qkv=True, clip_gelu=0.3)),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from qdqbert.calibration.calibration import Calibration
@@ -73,15 +72,6 @@ def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
     assert_same(read.without_smoothing, plain)
 
 
-def test_files_of_the_first_format_have_no_means(tmp_path: Path) -> None:
-    older = Calibration(ranges=RANGES)
-    write_ranges(older, tmp_path / "new.safetensors")
-    with safe_open(tmp_path / "new.safetensors", framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, tmp_path / "old.safetensors", metadata={"format": "qdqbert-ranges/1"})
-    assert_same(read_ranges(tmp_path / "old.safetensors"), older)
-
-
 def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:
     plain = Calibration(ranges=RANGES, scales={})
     write_ranges(plain, tmp_path / "ranges.safetensors")
@@ -143,20 +133,3 @@ def test_everybody_may_read_the_file(tmp_path) -> None:
     path = tmp_path / "ranges.safetensors"
     write_ranges(Calibration(ranges={}, scales={}), path)
     assert path.stat().st_mode & 0o777 == 0o644
-
-
-def test_a_file_of_an_earlier_version_is_read() -> None:
-    # Never written again: format 1 as it was first released to artifacts.
-    read = read_ranges(Path(__file__).parent / "data" / "ranges-1.safetensors")
-    assert read.ranges == {
-        "a._input_quantizer": Range(amax=2.0, low=-0.5, high=2.0),
-        "b._input_quantizer": Range(amax=1.0, low=-1.0, high=0.5),
-    }
-    assert read.scales["a._input_quantizer"].tolist() == [0.5, 2.0]
-    assert read.weight_amax["a._weight_quantizer"].tolist() == [0.25, 0.5]
-    assert read.without_smoothing is not None
-    assert read.without_smoothing.ranges == {
-        "a._input_quantizer": Range(amax=3.5, low=-1.25, high=3.5)
-    }
-    assert read.without_smoothing.scales == {}
-    assert read.without_smoothing.weight_amax["a._weight_quantizer"].item() == 0.75

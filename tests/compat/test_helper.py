@@ -13,7 +13,7 @@ from qdqbert.compat.helper import (
     match_parameters,
     quant_weight_inplace,
 )
-from qdqbert.nn import QuantConv2d, QuantLinear, QuantLSTMCell
+from qdqbert.compat.nn import QuantConv2d, QuantLinear, QuantLSTMCell
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qdqbert import nn as ours
 from qdqbert.compat import calibrators, helper, install, quant_modules, tensor_quant, uninstall
+from qdqbert.compat import nn as ours
 from qdqbert.compat.nn import functional, mixins
 from qdqbert.numerics.affine import reduce_amax
 

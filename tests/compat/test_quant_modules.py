@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from qdqbert import nn as ours
+from qdqbert.compat import nn as ours
 from qdqbert.compat import quant_modules
+from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.quant_modules import (
     QuantModuleReplacementHelper,
     deactivate,
     enable_onnx_export,
     initialize,
 )
-from qdqbert.nn import QuantLinear, TensorQuantizer
-from qdqbert.tensor_quant import QuantDescriptor
+from qdqbert.compat.tensor_quant import QuantDescriptor
 
 DIMS = ("1d", "2d", "3d")
 SWAPPED = {

@@ -19,7 +19,6 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 import qdqbert
 from conftest import ROBERTA_SPECIAL, TEXTS
-from qdqbert.exporting.source import Source, open_source
 
 SPECIAL = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 
@@ -153,20 +152,3 @@ def with_settings(quantized, tmp_path) -> Callable[..., Path]:
         return folder
 
     return make
-
-
-@pytest.fixture(scope="session")
-def source_of() -> Callable[..., Source]:
-    """Open a folder to export its graph for ONNX Runtime."""
-
-    def open_it(folder: Path, outputs: Any = "sentence_embedding") -> Source:
-        return open_source(
-            folder,
-            "onnxruntime",
-            target=None,
-            returns=None,
-            default=outputs,
-            name=None,
-        )
-
-    return open_it

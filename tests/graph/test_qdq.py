@@ -29,15 +29,15 @@ from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 
 # Q/DQ pairs on activations, for two layers. `linear` has 4 in each layer, since query, key and
-# value share one. `qdqbert` has 6 more: 4 for the attention matmuls and 2 for the local inputs of
+# value share one. `full` has 6 more: 4 for the attention matmuls and 2 for the local inputs of
 # residual adds. The residual inputs share the pair of the linear layer that reads the same value,
-# unless that layer's input is smoothed, as in `qdqbert-smoothed`. Each of the 12 weights has only
+# unless that layer's input is smoothed, as in `full-smoothed`. Each of the 12 weights has only
 # a DequantizeLinear.
 PAIRS = {
     "ffn": 4,
     "linear": 8,
-    "qdqbert": 20,
-    "qdqbert-smoothed": 24,
+    "full": 20,
+    "full-smoothed": 24,
 }
 
 # Targets whose recipes need no output quantizers, which `prepared` does not insert.
@@ -98,7 +98,7 @@ def test_each_recipe_has_the_expected_number_of_pairs(bert, recipe) -> None:
     )
     assert counts["Site"] == 0
     # Smoothing multiplies three inputs in each layer: that of query, key and value (not in `ffn`),
-    # and those of the two linear layers of the feed-forward network (in `qdqbert`, of the second).
+    # and those of the two linear layers of the feed-forward network (in `full`, of the second).
     # It also multiplies the four inputs of residual adds, whose outputs are divided again.
     multiplications = collections.Counter(
         (node.name or "").rpartition(".")[2]
@@ -108,7 +108,7 @@ def test_each_recipe_has_the_expected_number_of_pairs(bert, recipe) -> None:
     smoothing = build_recipe(recipe).smoothing
     assert smoothing is not None
     restored = 4 if smoothing.sums else 0
-    rescaled = {"qdqbert": 1, "ffn": 2}.get(recipe, 3) + restored
+    rescaled = {"full": 1, "ffn": 2}.get(recipe, 3) + restored
     assert multiplications["rescale"] == len(bert.layers) * rescaled
     assert multiplications["restore"] == len(bert.layers) * restored
 
@@ -225,8 +225,8 @@ def test_other_families_agree_with_pytorch_layer_by_layer(
 @pytest.mark.parametrize("name", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
 def test_other_families_support_all_sites_of_the_paper(prepared, name, check_lowered) -> None:
     each = prepared(name)
-    references = each.references(each.plan("portable", "qdqbert"))
-    check = check_lowered(lowered(each, "portable", "qdqbert"), references, "onnxruntime")
+    references = each.references(each.plan("portable", "full"))
+    check = check_lowered(lowered(each, "portable", "full"), references, "onnxruntime")
     assert check.worst_layer_db >= 40
 
 
@@ -289,7 +289,7 @@ def test_graphs_round_weights_as_pytorch_does(bert, target) -> None:
 
 
 def test_unsigned_and_signed_codes_give_equal_outputs(bert, run_plainly) -> None:
-    plan = bert.plan("portable", "qdqbert")
+    plan = bert.plan("portable", "full")
     ranges = bert.calibration(plan).ranges
     inputs = bert.batches[0].inputs
     signed, unsigned = (

@@ -21,11 +21,11 @@ from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
 from qdqbert.graph.of_checkpoint import encoder_of, graph_of
 from qdqbert.graph.passes.half_precision import to_half_precision
 from qdqbert.graph.qdq import float_graph, insert_qdq
-from qdqbert.graph.shared_table import read_shared_table
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
+from shared_tables import read_shared_table
 
 # CamemBERT and XLM-RoBERTa have the modules of RoBERTa. ELECTRA's decoder reads a projection.
 FAMILIES = [
@@ -80,8 +80,7 @@ def decoder_of(model: ir.Model) -> tuple[ir.Node, ir.Node, np.ndarray]:
 def read_decoder(node: ir.Node) -> np.ndarray | None:
     """Return the table that a MatMul multiplies by, if it is a shared one."""
     transpose = producer_of(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
-    read = None if transpose is None else read_shared_table(transpose.inputs[0])
-    return None if read is None else read[0]
+    return None if transpose is None else read_shared_table(transpose.inputs[0])
 
 
 def sqnr(reference: np.ndarray, found: np.ndarray) -> float:

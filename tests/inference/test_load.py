@@ -181,10 +181,11 @@ def test_both_engines_and_any_number_of_threads_give_the_same_classes(quantized)
             assert second == pytest.approx(first, abs=0.05)
 
 
-def test_an_unknown_task_is_refused(folder) -> None:
+@pytest.mark.parametrize("task", ["tagging", "text-generation"])
+def test_a_task_that_is_not_run_is_refused(folder, task) -> None:
     stored = json.loads((folder / "quantization.json").read_text())
-    change(folder / "quantization.json", checkpoint={**stored["checkpoint"], "task": "tagging"})
-    with pytest.raises(UserInputError, match="is a model for 'tagging', which `load` does not run"):
+    change(folder / "quantization.json", checkpoint={**stored["checkpoint"], "task": task})
+    with pytest.raises(UserInputError, match=f"is a model for '{task}', which `load` does not run"):
         qdqbert.load(folder)
 
 

@@ -168,7 +168,7 @@ def test_gradients_reach_every_weight_through_quantizers_at_rest(prepared, famil
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_quantized_run_is_near_float_and_not_equal_to_it(prepared, family) -> None:
     each = prepared(family)
-    plan = each.plan("portable", "qdqbert")
+    plan = each.plan("portable", "full")
     inputs = padded_inputs(each.batches)
     with torch.inference_mode():
         floats = each.checkpoint.model(**inputs).last_hidden_state

@@ -15,10 +15,10 @@ from torch import nn
 import qdqbert
 import qdqbert.compat
 from qdqbert import QuantDescriptor, QuantizerOptions, TensorQuantizer
+from qdqbert.compat.calibrators import HistogramCalibrator
+from qdqbert.compat.nn import QuantLinear
 from qdqbert.errors import CheckpointError
 from qdqbert.models.modeling import AUTO_CLASSES
-from qdqbert.nn import QuantLinear
-from qdqbert.numerics.calibrators import HistogramCalibrator
 
 # transformers 4.40's modeling_qdqbert.py, by the path below `bert.encoder.layer.N.`.
 LAYER = {

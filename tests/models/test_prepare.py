@@ -35,7 +35,7 @@ from qdqbert.recipes import build_recipe
 from qdqbert.reference.sited_model import SitedModel, quantizing, site_of, sited_model
 from qdqbert.spec import TensorSpec, resolve
 
-RECIPES = ("qdqbert", "qdqbert-smoothed", "linear")
+RECIPES = ("full", "full-smoothed", "linear")
 # Each recipe on BERT, and each other family once.
 OTHERS = [name for name in sorted(FAMILIES) if name != "bert"]
 EACH = pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_outputs_are_those_of_the_pipelines_fake_quantization(
     tokens = [int(batch["attention_mask"].sum()) for batch in batches]
     *others, most = sorted(float(each.norm() / error) for each in (here - there).split(tokens))
     assert most < FEW_CODES
-    if recipe == "qdqbert":  # some CPU's order of sums may put one value over a tie
+    if recipe == "full":  # some CPU's order of sums may put one value over a tie
         assert max(others) < SAME_CODES
 
 
@@ -364,7 +364,7 @@ def test_a_saved_model_loads_bit_for_bit(
 
 
 @pytest.mark.parametrize("auto", list(HEADS))
-@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
+@pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
 def test_each_head_of_bert_is_prepared_saved_and_loaded(
     make_model, checkpoints, tmp_path, auto, recipe
 ) -> None:
@@ -454,7 +454,7 @@ def test_ranges_are_saved_in_the_file_of_the_weights(prepared_as, tmp_path) -> N
 # What is left out
 
 
-def calibrated(model: Any, recipe: str = "qdqbert", **options: Any) -> Any:
+def calibrated(model: Any, recipe: str = "full", **options: Any) -> Any:
     qdqbert.prepare(model, recipe, **options)
     return qdqbert.calibrate(model, inputs_for(model))
 
@@ -588,7 +588,7 @@ def test_a_prepared_model_is_not_prepared_again(bert) -> None:
     model = calibrated(bert, "linear")
     before, ranges = copy.deepcopy(model.config.to_dict()), ranges_of(model)
     with pytest.raises(SpecError, match=r"BertModel\) has quantizers already"):
-        qdqbert.prepare(model, "qdqbert")
+        qdqbert.prepare(model, "full")
     assert model.config.to_dict() == before
     assert_same(ranges_of(model), ranges)
 
@@ -658,7 +658,7 @@ def test_training_through_quantizers_lowers_the_loss(make_model) -> None:
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
+@pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
 def test_transformers_trainer_changes_weights_and_keeps_ranges(
     make_model, tmp_path, recipe
 ) -> None:
@@ -693,7 +693,7 @@ def test_transformers_trainer_changes_weights_and_keeps_ranges(
     assert_same(dict(loaded.state_dict()), dict(model.state_dict()))
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
+@pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
 def test_learned_ranges_of_activations_change_and_those_of_weights_do_not(bert, recipe) -> None:
     model = calibrated(bert, recipe)
     before = stored_calibration(sited_model(model))
@@ -712,7 +712,7 @@ def test_learned_ranges_of_activations_change_and_those_of_weights_do_not(bert, 
     assert not any("clip_value" in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.parametrize("recipe", ["qdqbert", "qdqbert-smoothed"])
+@pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
 def test_moving_ranges_follow_the_data_and_the_weights(bert, recipe) -> None:
     model = calibrated(bert, recipe)
     before = stored_calibration(sited_model(model))

@@ -1,4 +1,4 @@
-"""The core quantizer. What it shares with the toolkit's is tested in `tests/nn` too."""
+"""The core quantizer. What it shares with the toolkit's is tested in `tests/compat/nn` too."""
 
 from __future__ import annotations
 

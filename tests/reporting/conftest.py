@@ -18,7 +18,6 @@ from qdqbert.evidence.reports import (
     EvaluateReport,
     LatencyReport,
     QuantizeReport,
-    RivalReport,
     Sensitivity,
     TargetReport,
 )
@@ -167,28 +166,3 @@ def candidates() -> tuple[CandidateReport, ...]:
         reason="SQNR of 20.0 dB",
     )
     return chosen, rejected
-
-
-@pytest.fixture
-def rivals() -> tuple[RivalReport, ...]:
-    """What other tools made of the model of `quantize_report`."""
-    return (
-        RivalReport(
-            name="NNCF",
-            engine="openvino",
-            precision="bf16",
-            fidelity=dataclasses.replace(FIDELITY, sqnr_db=22.0, flips_percent=3.5),
-            differences=(dataclasses.replace(DIFFERENCE, value=-1.25),),
-            size_bytes=26_000_000,
-            latency_ms={"1 x 32": 5.0, "8 x 128": 40.0},
-        ),
-        RivalReport(
-            name="PyTorch",
-            engine="pytorch",
-            precision="float32",
-            fidelity=None,
-            differences=(),
-            size_bytes=None,
-            latency_ms={"1 x 32": 20.0, "8 x 128": 160.0},
-        ),
-    )

@@ -87,7 +87,7 @@ def open_page(url: str, folder: Path, *, dark: bool) -> subprocess.CompletedProc
 
 
 @pytest.fixture(params=["quantize", "evaluate"])
-def page(request, quantize_report, evaluate_report, candidates, rivals, check) -> str:
+def page(request, quantize_report, evaluate_report, candidates, check) -> str:
     """A report with all of its parts, and with long names."""
     if request.param == "evaluate":
         return evaluate_page(dataclasses.replace(evaluate_report, limits=(check,)))
@@ -101,7 +101,6 @@ def page(request, quantize_report, evaluate_report, candidates, rivals, check) -
             targets=(target, dataclasses.replace(target, target="onnxruntime")),
             candidates=candidates,
             reason="It is the fastest.",
-            rivals=rivals,
         )
     )
 

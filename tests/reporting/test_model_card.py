@@ -131,3 +131,9 @@ def test_the_call_is_that_of_the_task(quantize_report, task, changes, call) -> N
     assert f"print({call}" in text
     labels = ", ".join(f"`{each}`" for each in changes.get("labels", ()))
     assert (f"Labels: {labels}." in text) == (len(changes.get("labels", ())) > 1)
+
+
+def test_a_task_that_load_does_not_run_has_no_call(quantize_report) -> None:
+    text = model_card(dataclasses.replace(quantize_report, task="text-generation"), LOCAL)
+    assert "Measurements" in text
+    assert "qdqbert.load" not in text

@@ -156,20 +156,6 @@ def test_the_page_has_everything_that_was_measured(quantize_report) -> None:
     assert parsed.tags["svg"] == parsed.tags["figure"] == 10
 
 
-def test_other_tools_are_next_to_the_graphs(quantize_report, rivals) -> None:
-    parsed = parse(quantize_page(dataclasses.replace(quantize_report, rivals=rivals)))
-    text = " ".join(text for _, text in parsed.texts)
-    for expected in (
-        "accuracy, difference changed predictions, 200 texts SQNR 1 x 32 8 x 128 size",
-        "qdqbert, portable on onnxruntime -0.50 1.50 % 25.5 dB 4.0 ms 30.0 ms 25.0 MB",
-        "NNCF on openvino -1.25 3.50 % 22.0 dB 5.0 ms 40.0 ms 26.0 MB",
-        "PyTorch, float32 20.0 ms 160.0 ms",
-        "NNCF: 40.0 ms",
-    ):
-        assert expected in text
-    assert "other tools" not in quantize_page(quantize_report)
-
-
 def test_the_choice_of_auto_is_shown_with_all_candidates(quantize_report, candidates) -> None:
     report = dataclasses.replace(quantize_report, candidates=candidates, reason="It is fast.")
     parsed = parse(quantize_page(report))

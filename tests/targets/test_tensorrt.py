@@ -5,13 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.recipes import QuantizerOptions
@@ -19,14 +17,9 @@ from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
-from qdqbert.targets.tensorrt import trtexec_command
 
 # The float16 graphs of all families are compared in `graph/passes/test_half_precision.py`.
 FAMILIES = ["bert", "deberta-v2", "distilbert", "modernbert"]
-SHAPES = {
-    "input_ids": ((1, 1), (8, 128), (8, 128)),
-    "attention_mask": ((1, 1), (8, 128), (8, 128)),
-}
 # Number of Q/DQ pairs in two layers of BERT: shared, and with one for each reader.
 PAIRS = {
     "ffn": (4, 4),
@@ -195,44 +188,3 @@ def test_a_plan_can_request_dedicated_pairs(bert) -> None:
     plan = make_plan(TARGETS["portable"], bert.sited.sites, embeddings="int8", dedicated_pairs=True)
     model = lower(bert.graph, plan, bert.smooth.ranges, bert.scales(plan))
     assert counts_of(model)["QuantizeLinear"] == 12
-
-
-@pytest.mark.parametrize(
-    ("version", "flags"),
-    [
-        ("8.6.1", ["--fp16", "--int8"]),
-        ("9.3.0.1", ["--fp16", "--int8"]),
-        ("10.0", ["--stronglyTyped"]),
-        ("10.13.2.6", ["--stronglyTyped"]),
-        ("11.0.0", []),
-        ("11.4.1.2", []),
-        (None, ["--stronglyTyped"]),
-    ],
-)
-def test_trtexec_gets_the_precision_flags_of_its_version(version, flags) -> None:
-    line = trtexec_command(Path("a b/model.onnx"), version=version, shapes=SHAPES)
-    assert line == " ".join(
-        [
-            "trtexec",
-            "'--onnx=a b/model.onnx'",
-            *flags,
-            "--minShapes=input_ids:1x1,attention_mask:1x1",
-            "--optShapes=input_ids:8x128,attention_mask:8x128",
-            "--maxShapes=input_ids:8x128,attention_mask:8x128",
-            "'--saveEngine=a b/model.engine'",
-        ]
-    )
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        ("8.5.3", r"8.5.3 is too old\. Version 8.6"),
-        ("newest", "'newest' is not a version"),
-        ("10", "'10' is not a version"),
-    ],
-)
-def test_an_unusable_version_of_tensorrt_is_refused(version, message) -> None:
-    with pytest.raises(UserInputError, match=message) as caught:
-        trtexec_command(Path("model.onnx"), version=version, shapes=SHAPES)
-    assert caught.value.argument == "tensorrt_version"

@@ -224,7 +224,12 @@ def test_folder_agrees_with_the_fake_quantized_model_layer_by_layer(make, task: 
 def test_the_code_of_the_model_card_runs(make, task: str, monkeypatch, capsys) -> None:
     made = make(task)
     card = (made.directory / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    if task == "text-generation":
+        # `load` does not run it.
+        assert not found
+        return
+    (code,) = found
     monkeypatch.chdir(made.directory.parent)
     exec(code, {})
     assert capsys.readouterr().out.strip()

@@ -12,8 +12,7 @@
 `<spec>` is JSON with the fields of a `TensorSpec` that differ from their defaults.
 
 The graphs of all targets use it, and so does a later run with `ranges_from`. Neither calibrates
-again. Format 1, which older versions wrote, had no means, and no weights that are not rounded to
-the nearest code.
+again.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from qdqbert.errors import CalibrationError
 from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range, TensorSpec
 
-_FORMAT, _OLDER_FORMATS = "qdqbert-ranges/2", ("qdqbert-ranges/1",)
+_FORMAT = "qdqbert-ranges/2"
 _SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"
 _ROUNDS_UP = ".rounds_up."
 
@@ -68,7 +67,7 @@ def read_ranges(path: Path) -> Calibration:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"{str(path)!r} is not a ranges file: {error}") from error
-    if format_name not in (_FORMAT, *_OLDER_FORMATS):
+    if format_name != _FORMAT:
         raise CalibrationError(
             f"{str(path)!r} is not a ranges file: expected format {_FORMAT!r}, got {format_name!r}."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -16,7 +15,6 @@ from qdqbert.reporting.facts import (
     evaluation_rows,
     graph_name,
     interval_text,
-    rival_rows,
     size_text,
 )
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
         Cost,
         EvaluateReport,
         QuantizeReport,
-        TensorRTReport,
         TrainReport,
     )
     from qdqbert.verbs.doctor.report import Cache, DoctorReport
@@ -63,19 +60,7 @@ def quantize_table(report: QuantizeReport) -> RenderableType:
         enough = "close enough to float" if report.candidates else "met"
         limits.append(Text(f"Nothing was written, as {missing} {enough}.", style="bold red"))
     candidates = _candidate_table(report) if report.candidates else []
-    rivals = _rival_table(report) if report.rivals else []
-    return Group(*candidates, Text(title, style="italic"), table, *rivals, *limits)
-
-
-def _rival_table(report: QuantizeReport) -> list[RenderableType]:
-    """Show the graphs next to what other tools make of the model."""
-    header, rows = rival_rows(report)
-    table = Table()
-    for column in header:
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        table.add_row(*row)
-    return [Text("Next to other tools", style="italic"), table]
+    return Group(*candidates, Text(title, style="italic"), table, *limits)
 
 
 def _candidate_table(report: QuantizeReport) -> list[RenderableType]:
@@ -203,24 +188,6 @@ def benchmark_table(report: BenchmarkReport) -> RenderableType:
             f"{ratio:.2f} x",
         )
     return Group(Text(title, style="italic"), table)
-
-
-def tensorrt_table(report: TensorRTReport) -> RenderableType:
-    """Show the latency of a TensorRT engine, or the command line that builds it."""
-    # Lines that a shell joins again, and that are not wrapped at the width of the terminal.
-    words = [shlex.quote(word) for word in shlex.split(report.trtexec)]
-    command = Text(" \\\n  ".join(words), overflow="ignore", no_wrap=True)
-    if report.size_bytes is None:
-        return command
-    size = size_text(report.size_bytes)
-    title = f"{report.engine}: {size}, TensorRT {report.tensorrt}, {report.gpu}"
-    table = Table()
-    for column in ("batch x tokens", "median ms", "best ms"):
-        table.add_column(column, justify="right")
-    for each in report.timings:
-        shape = f"{each.batch} x {each.sequence}"
-        table.add_row(shape, f"{each.median_ms:.3f}", f"{each.best_ms:.3f}")
-    return Group(Text(title, style="italic"), table, Text("The same with trtexec:"), command)
 
 
 def run_table(report: RunReport) -> RenderableType:

@@ -15,7 +15,6 @@ from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionErro
 from qdqbert.cli import (
     analyze,
     benchmark,
-    build_tensorrt,
     doctor,
     evaluate,
     export,
@@ -37,7 +36,6 @@ _COMMANDS = (
     analyze.COMMAND,
     train.COMMAND,
     benchmark.COMMAND,
-    build_tensorrt.COMMAND,
     run.COMMAND,
     serve.COMMAND,
     export.COMMAND,

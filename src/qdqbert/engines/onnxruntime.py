@@ -25,7 +25,6 @@ class OnnxRuntimeRunner:
         *,
         threads: int | None = None,
         exact: bool = False,
-        literal: bool = False,
         provider: str = "cpu",
         low_memory: bool = False,
     ) -> None:
@@ -35,9 +34,8 @@ class OnnxRuntimeRunner:
             model: The .onnx file.
             threads: Number of threads for one inference; ONNX Runtime's own choice if `None`.
             exact: Use integer arithmetic that cannot saturate.
-            literal: Compute each operator as it is, without fusions.
             provider: The execution provider, a key of `engines.providers.PROVIDERS`.
-            low_memory: Free memory after each run, which is slower. `literal` does so, too.
+            low_memory: Free memory after each run, which is slower.
 
         Raises:
             CheckpointError: ONNX Runtime cannot load the file.
@@ -49,9 +47,7 @@ class OnnxRuntimeRunner:
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
         # The arena keeps up to twice the memory of the largest run.
-        options.enable_cpu_mem_arena = not (low_memory or literal)
-        if literal:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_cpu_mem_arena = not low_memory
         if exact:
             # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
             # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.

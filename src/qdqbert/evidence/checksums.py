@@ -75,7 +75,7 @@ def require_intact(folder: Path, names: Collection[str]) -> bool:
         names: Paths of the files in the folder, with `/`.
 
     Returns:
-        Whether the folder has checksums. Those of earlier versions have none.
+        Whether the folder has checksums. Somebody may have removed them.
 
     Raises:
         CheckpointError: A file is not what `quantize` wrote.

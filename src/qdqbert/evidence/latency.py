@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from qdqbert.engines.runner import check_engine
 from qdqbert.evidence.processes import WorkerProcess, open_worker
@@ -26,13 +25,11 @@ class Candidate:
 
     Attributes:
         name: Name for tables, unique among the candidates of a call.
-        engine: The engine that runs it. With a `worker` of its own, a name for tables.
+        engine: The engine that runs it.
         model: The file of the graph.
         vocab_size: Token ids are drawn below this number.
         choices: Number of texts in one input, for multiple choice.
         provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
-        worker: Module of the process that loads and runs it; see `worker`.
-        settings: What this module needs to load it, beyond the other attributes.
     """
 
     name: str
@@ -41,8 +38,6 @@ class Candidate:
     vocab_size: int
     choices: int | None = None
     provider: str | None = None
-    worker: str = _WORKER
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,8 +96,7 @@ def time_candidates(
         QdqBertError: A worker process failed. The message has the last line that it wrote.
     """
     for candidate in candidates:
-        if candidate.worker == _WORKER:
-            check_engine(candidate.engine)
+        check_engine(candidate.engine)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_worker(each, threads)) for each in candidates]
         timings = []
@@ -134,7 +128,7 @@ def time_candidates(
 def _worker(candidate: Candidate, threads: int | None) -> Iterator[tuple[WorkerProcess, str]]:
     """Yield a process that has loaded a candidate, and its float type."""
     what = f"`{candidate.model}` on {candidate.engine}"
-    with open_worker(candidate.worker, what) as worker:
+    with open_worker(_WORKER, what) as worker:
         load = {
             "engine": candidate.engine,
             "model": str(candidate.model),
@@ -142,6 +136,5 @@ def _worker(candidate: Candidate, threads: int | None) -> Iterator[tuple[WorkerP
             "vocab_size": candidate.vocab_size,
             "choices": candidate.choices,
             "provider": candidate.provider,
-            **candidate.settings,
         }
         yield worker, worker.ask(load)["precision"]

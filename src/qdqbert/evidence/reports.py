@@ -106,31 +106,6 @@ class TargetReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RivalReport:
-    """Measurements of what another tool makes of the model.
-
-    Attributes:
-        name: Name of the tool.
-        engine: What ran the model.
-        precision: Float type of what is not int8.
-        fidelity: How close it is to the float model, on held-out texts. `None` for PyTorch, which
-            runs the float model itself.
-        differences: Its metrics minus those of the float model, if the texts have labels.
-        size_bytes: Size of what the tool wrote; `None` for PyTorch.
-        latency_ms: Median latency by shape, such as "8 x 128" for 8 texts of 128 tokens, in
-            milliseconds. It was measured in turns with those of the graphs.
-    """
-
-    name: str
-    engine: str
-    precision: str
-    fidelity: Fidelity | None
-    differences: tuple[MetricDifference, ...]
-    size_bytes: int | None
-    latency_ms: Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CandidateReport:
     """A graph that the target `auto` considered.
 
@@ -186,7 +161,6 @@ class QuantizeReport:
         notices: Other messages for the user.
         candidates: What the target `auto` chose from, the fastest one first.
         reason: Why it chose that one, in words; `None` for other targets.
-        rivals: What other tools make of the model, if the call asked for them.
     """
 
     directory: str | None
@@ -207,7 +181,6 @@ class QuantizeReport:
     notices: tuple[str, ...]
     candidates: tuple[CandidateReport, ...] = ()
     reason: str | None = None
-    rivals: tuple[RivalReport, ...] = ()
 
     @property
     def meets_limits(self) -> bool:
@@ -388,51 +361,7 @@ class TrainReport:
     notices: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorRTTiming:
-    """Latency of a TensorRT engine at one shape.
-
-    Attributes:
-        batch: Batch size.
-        sequence: Length in tokens.
-        median_ms: Median over all runs, in milliseconds, with inputs and outputs on the GPU.
-        best_ms: The fastest run, in milliseconds.
-        runs: Number of runs.
-    """
-
-    batch: int
-    sequence: int
-    median_ms: float
-    best_ms: float
-    runs: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorRTReport:
-    """Result of `build_tensorrt`.
-
-    Attributes:
-        engine: The file.
-        size_bytes: Size of the file; `None` if nothing was built.
-        model_size_bytes: Size of the graph.
-        tensorrt: Version of TensorRT; `None` if it is not installed and none was named.
-        gpu: Name of the GPU; `None` if nothing was built.
-        trtexec: Command line that does the same.
-        timings: One for each shape.
-    """
-
-    engine: str
-    size_bytes: int | None
-    model_size_bytes: int
-    tensorrt: str | None
-    gpu: str | None
-    trtexec: str
-    timings: tuple[TensorRTTiming, ...]
-
-
-Report = (
-    AnalyzeReport | QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport | TensorRTReport
-)
+Report = AnalyzeReport | QuantizeReport | EvaluateReport | BenchmarkReport | TrainReport
 
 
 def json_ready(report: Report) -> dict[str, Any]:

@@ -8,13 +8,13 @@ another works.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qdqbert.engines.runner import Runner, open_runner
+from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.processes import serve
 
 
@@ -28,19 +28,6 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         provider=load["provider"],
     )
     yield {"precision": runner.precision}
-    yield from times(runner, load, requests)
-
-
-def times(
-    runner: Runner, load: Mapping[str, Any], requests: Iterator[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield an answer to each request to run.
-
-    Args:
-        runner: What runs.
-        load: The first request. It says how inputs are made.
-        requests: The others.
-    """
     for request in requests:
         # Latency does not depend on the token ids. No position is [PAD].
         rng = np.random.default_rng(0)

@@ -47,10 +47,6 @@ def format_named(name: ExportFormat) -> Format:
             from qdqbert.exporting.openvino import OPENVINO
 
             return OPENVINO
-        case "onnx-text":
-            from qdqbert.exporting.onnx_text import ONNX_TEXT
-
-            return ONNX_TEXT
         case "triton":
             from qdqbert.exporting.triton import TRITON
 

@@ -43,7 +43,7 @@ with openvino_telemetry_disabled():
 def _refuse(source: Source) -> None:
     if _is_pooled_by_pipeline(source):
         pooling_of(source)
-    refuse_truncate_dim(source, "and OpenVINO's pipelines return all. Choose another format")
+    refuse_truncate_dim(source, "and OpenVINO's pipelines return all")
 
 
 def _write(source: Source, folder: Path) -> None:

@@ -7,12 +7,14 @@ import itertools
 from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.resources import heldout_examples
 
+_PLAIN_TEXTS = 12
 
-def plain_texts(count: int = 12) -> list[str]:
+
+def plain_texts() -> list[str]:
     """Return ordinary texts of different lengths."""
     texts = [example.text for example in heldout_examples()]
-    step = len(texts) // count
-    chosen = texts[: step * count : step]
+    step = len(texts) // _PLAIN_TEXTS
+    chosen = texts[: step * _PLAIN_TEXTS : step]
     return [" ".join([text] * (1 + index % 4)) for index, text in enumerate(chosen)]
 
 

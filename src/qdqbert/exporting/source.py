@@ -237,7 +237,7 @@ def refuse_truncate_dim(source: Source, why: str) -> None:
 
     Args:
         source: What is exported.
-        why: What the format lacks and which other formats to choose, as a part of the message.
+        why: What the format does instead, as a part of the message.
 
     Raises:
         UserInputError: The settings of the model have `truncate_dim`.
@@ -246,6 +246,6 @@ def refuse_truncate_dim(source: Source, why: str) -> None:
     if source.is_embedder and count is not None:
         raise UserInputError(
             f"The model keeps {count} dimensions of each embedding (`truncate_dim` of its "
-            f"settings), {why} in `to`, or remove `truncate_dim` from a copy of the folder.",
+            f"settings), {why}. Remove `truncate_dim` from a copy of the folder.",
             argument="to",
         )

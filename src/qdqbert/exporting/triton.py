@@ -5,9 +5,8 @@ DIR/NAME_tokenizer/1/model.py               Python backend: texts to ids, with `
 DIR/NAME_tokenizer/1/tokenizer.json
 DIR/NAME_model/1/model.onnx                 ONNX Runtime backend
 
-The tokenizer is a Python model, and no graph of onnxruntime-extensions: it takes every tokenizer,
-its ids are those of the library `tokenizers` without exception, and the server needs no other
-operators.
+The tokenizer is a Python model with the library `tokenizers`: it takes every tokenizer, its ids are
+those of the library without exception, and the server needs no other operators.
 
 Source: triton-inference-server/common `protobuf/model_config.proto`.
 """
@@ -171,7 +170,7 @@ def _parameters(source: Source) -> dict[str, str]:
 
 
 def _refuse(source: Source) -> None:
-    refuse_truncate_dim(source, 'which the graph does not do. Choose "onnx-text"')
+    refuse_truncate_dim(source, "and the graph returns all")
 
 
 def _write(source: Source, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -40,13 +40,6 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.V
     value = ir.val(name, const_value=tensor)
     graph.register_initializer(value)
     return value
-
-
-def keep_outputs(model: ir.Model, names: Collection[str]) -> None:
-    """Remove the outputs that are not listed. Nodes stay as they are."""
-    for value in list(model.graph.outputs):
-        if value.name not in names:
-            model.graph.outputs.remove(value)
 
 
 def producer_of(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:

@@ -58,18 +58,6 @@ def sites_of(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.domain == SITE_DOMAIN and node.op_type == "Site"]
 
 
-def value_names(sited: ir.Model) -> dict[str, str]:
-    """Return the name of the value that each activation site reads, by site name.
-
-    The names are those in the graph that `float_graph` returns.
-    """
-    return {
-        node.attributes["site"].as_string(): str(source.name)
-        for node in sites_of(sited.graph)
-        if (source := node.inputs[0]) is not None and constant_array(source) is None
-    }
-
-
 def float_graph(sited: ir.Model) -> ir.Model:
     """Return a copy of the graph with every site left in float."""
     names = [site.attributes["site"].as_string() for site in sites_of(sited.graph)]

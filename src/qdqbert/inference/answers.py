@@ -18,7 +18,6 @@ from qdqbert.inference.options import AnswerOptions, RowOptions
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.reranking import Reranker
 from qdqbert.inference.scheduler import Job
-from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.inference.token_classification import TokenClassifier
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.tasks.columns import Columns as Requested
@@ -203,13 +202,6 @@ TASKS: Mapping[type[Model], TaskEntry] = {
         job=lambda model, options: model.job(top_k=options.top_k or 5),
         values=_fills,
     ),
-    TextGenerator: TaskEntry(
-        name="a model for text generation",
-        options=("max_new_tokens",),
-        columns=_always(Column(name="generated_text", kind="text")),
-        job=lambda model, options: model.job(max_new_tokens=options.max_new_tokens or 256),
-        values=lambda answer, _: (answer[0]["generated_text"],),
-    ),
     ChoiceSelector: TaskEntry(
         name="a model for multiple choice",
         columns=_always(
@@ -268,15 +260,9 @@ def entry_of(model: Model, options: RowOptions) -> TaskEntry:
     """Return the entry of a model.
 
     Raises:
-        UserInputError: The task has no entry, or an option does not apply to it.
+        UserInputError: An option does not apply to its task.
     """
-    entry = TASKS.get(type(model))
-    if entry is None:
-        raise UserInputError(
-            f"`model={options.model!r}`: rows cannot be run through task {model.task!r}. Use "
-            "qdqbert.load.",
-            argument="model",
-        )
+    entry = TASKS[type(model)]
     unused = {
         field.name
         for field in dataclasses.fields(AnswerOptions)

@@ -55,7 +55,6 @@ _MODELS: dict[str, tuple[str, str]] = {
     "question-answering": ("question_answering", "QuestionAnswerer"),
     "reranking": ("reranking", "Reranker"),
     "text-classification": ("classification", "TextClassifier"),
-    "text-generation": ("text_generation", "TextGenerator"),
     "token-classification": ("token_classification", "TokenClassifier"),
 }
 
@@ -111,7 +110,8 @@ def load(
             folder is neither, is incomplete, is of a family that is not supported, or stores
             quantizers that the native engine does not have; or the graph or the tokenizer differs
             from its checksum in SHA256SUMS.
-        UserInputError: An argument has a wrong value, or the folder has no graph for the engine.
+        UserInputError: An argument has a wrong value, the folder has no graph for the engine, or
+            the task is "text-generation".
         MissingExtraError: The engine or the provider is not installed.
 
     Example:
@@ -129,6 +129,11 @@ def load(
             )
         target = "float"
     artifact = open_folder(path, precision="float" if target == "float" else "int8", check=check)
+    if artifact.task not in _MODELS:
+        raise UserInputError(
+            f"{str(path)!r} is a model for {artifact.task!r}, which `load` does not run. It runs: "
+            f"{', '.join(_MODELS)}."
+        )
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():
@@ -229,11 +234,6 @@ def _model_class(loaded: Loaded) -> type[Model]:
     task = loaded.artifact.task
     if task == "text-classification" and len(loaded.id2label) == 1:
         task = "reranking"
-    if task not in _MODELS:
-        raise UserInputError(
-            f"{loaded.name!r} is a model for {task!r}, which `load` does not run. It runs: "
-            f"{', '.join(_MODELS)}."
-        )
     module, name = _MODELS[task]
     found: type[Model] = getattr(importlib.import_module(f"qdqbert.inference.{module}"), name)
     return found

@@ -213,7 +213,9 @@ class Model:
         Raises:
             UserInputError: An input is not what the task needs.
         """
-        found = self._open_while_read(self._stream(job, inputs, advance, continues))
+        found = self._open_while_read(
+            self._loaded.scheduler.run(job, inputs, advance, continues=continues)
+        )
         # The caller asked for errors between the answers.
         return found if return_errors else _raising(found)  # type: ignore[return-value]
 
@@ -227,16 +229,6 @@ class Model:
                     except StopIteration:
                         return
                 yield each
-
-    def _stream(
-        self,
-        job: Job[_I, _A],
-        inputs: Iterable[_I],
-        advance: Callable[[Done], None],
-        continues: bool,
-    ) -> Generator[_A | UserInputError]:
-        """Yield the answer to each input or the error about it; see `stream`."""
-        return self._loaded.scheduler.run(job, inputs, advance, continues=continues)
 
     def forward(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Return the outputs of the graph for token ids, computed by all threads.
@@ -302,7 +294,7 @@ class Model:
             nonlocal truncated
             truncated += done.truncated
 
-        found = self._stream(job, items, count, False)
+        found = self._loaded.scheduler.run(job, items, count)
         # The position of a single input says nothing.
         with self._using():
             answers = list(_raising(found, has_positions=len(items) > 1))

@@ -43,7 +43,6 @@ class AnswerOptions:
             for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`.
-        max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
     """
 
     normalize: bool = False
@@ -54,7 +53,6 @@ class AnswerOptions:
     top_k: int | None = option(None, at_least=1)
     threshold: float | None = option(None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None
-    max_new_tokens: int | None = option(None, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,21 +51,12 @@ class FolderTokenizer:
         padding: Value that pads each kind of input, by the input's name.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        max_length: int | None,
-        strategy: Strategy = "longest_first",
-        stride: int = 0,
-    ) -> None:
+    def __init__(self, folder: Path, *, max_length: int | None) -> None:
         """Read the files of a folder.
 
         Args:
             folder: A folder with `tokenizer.json`, as `quantize` writes it.
             max_length: Longest input in tokens, special tokens included; `None` for no limit.
-            strategy: Which text of a pair is cut, as in transformers.
-            stride: Number of tokens that two neighboring windows of a long input share.
 
         Raises:
             CheckpointError: A file is missing or cannot be read.
@@ -76,7 +67,7 @@ class FolderTokenizer:
         self.max_length = max_length
         self._variants: dict[_Cut, FolderTokenizer] = {}
         self._start: StartTokenizer | None = None
-        self._truncate(_Cut(max_length, strategy, stride, self.truncation_side))
+        self._truncate(_Cut(max_length, "longest_first", 0, self.truncation_side))
         self.padding = {
             "input_ids": self.special_id("pad_token") or 0,
             "attention_mask": 0,

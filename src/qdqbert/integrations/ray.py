@@ -66,7 +66,6 @@ class Predictor:
         top_k: int | None = None,
         threshold: float | None = None,
         aggregation_strategy: AggregationStrategy | None = None,
-        max_new_tokens: int | None = None,
     ) -> None:
         """Check the options. See `qdqbert.run` for what they mean.
 
@@ -91,7 +90,6 @@ class Predictor:
             top_k: Number of answers for each row, best first.
             threshold: Score above which classes are answers, instead of the best ones.
             aggregation_strategy: How tokens are joined to entities.
-            max_new_tokens: Number of tokens that a text is continued by at most.
 
         Raises:
             UserInputError: A value is not allowed.

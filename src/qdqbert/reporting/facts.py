@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import (
         EvaluateReport,
         QuantizeReport,
-        RivalReport,
         TargetReport,
     )
 
@@ -99,52 +98,6 @@ def comparison_rows(report: QuantizeReport) -> dict[str, list[str]]:
         for name, value in target_facts(report, each).items():
             rows.setdefault(name, [""] * len(report.targets))[index] = value
     return rows
-
-
-def rival_rows(report: QuantizeReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return a table of the graphs next to what other tools make of the model.
-
-    Returns:
-        The header, and a row for each graph and each tool. Cells of what was not measured are
-        empty, and columns of which nothing was measured are left out.
-    """
-    found = [
-        {"": f"qdqbert, {graph_name(each)}"}
-        | _closeness(each, report.task)
-        | {f"{one.batch} x {one.sequence}": f"{one.int8_ms:.1f} ms" for one in each.latency}
-        | {"size": size_text(each.size_bytes)}
-        for each in report.targets
-    ]
-    found += [
-        {"": _rival_name(each)}
-        | _closeness(each, report.task)
-        | {shape: f"{latency:.1f} ms" for shape, latency in each.latency_ms.items()}
-        | ({} if each.size_bytes is None else {"size": size_text(each.size_bytes)})
-        for each in report.rivals
-    ]
-    header = tuple(dict.fromkeys(name for row in found for name in row))
-    return header, [tuple(row.get(name, "") for name in header) for row in found]
-
-
-def _rival_name(each: RivalReport) -> str:
-    is_in_float = each.fidelity is None
-    return f"{each.name}, {each.precision}" if is_in_float else f"{each.name} on {each.engine}"
-
-
-def _closeness(each: TargetReport | RivalReport, task: str) -> dict[str, str]:
-    """Return how close a graph is to the float model; nothing for the float model itself."""
-    cells = {
-        f"{difference.name}, difference": f"{difference.value:+.2f}"
-        for difference in each.differences
-    }
-    fidelity = each.fidelity
-    if fidelity is None:
-        return cells
-    if fidelity.flips_percent is not None:
-        cells[changed_predictions(fidelity, task)] = f"{fidelity.flips_percent:.2f} %"
-    if fidelity.cosine_min is not None:
-        cells["worst cosine"] = f"{fidelity.cosine_min:.4f}"
-    return cells | {"SQNR": f"{fidelity.sqnr_db:.1f} dB"}
 
 
 def evaluation_rows(report: EvaluateReport) -> list[Row]:

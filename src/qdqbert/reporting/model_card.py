@@ -30,7 +30,6 @@ _CALLS: Mapping[str, str] = {
     "question-answering": 'model(question="Who sat?", context="A cat sat on the mat.")',
     "multiple-choice": 'model(context="It rains.", choices=["I stay home.", "I swim."])',
     "next-sentence-prediction": 'model(("It rains.", "I stay home."))',
-    "text-generation": 'model("Once upon a time", max_new_tokens=20)',
 }
 _MOST_LABELS = 20
 # What a source's card says that is also true of the quantized model.
@@ -97,8 +96,8 @@ def _package(report: QuantizeReport) -> str:
     return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
 
 
-def _call(task: str, origin: Origin) -> str:
-    """Return an example of a call of the model."""
+def _call(task: str, origin: Origin) -> str | None:
+    """Return an example of a call of the model; `None` if `load` does not run it."""
     if task in ("text-classification", "reranking") and len(origin.labels) == 1:
         return _CALLS["reranking"]
     if task == "text-classification" and origin.takes_pairs:
@@ -106,7 +105,7 @@ def _call(task: str, origin: Origin) -> str:
     if task == "fill-mask":
         text = f"The capital of France is {origin.mask_token}."
         return f"model({text!a})"
-    return _CALLS[task]
+    return _CALLS.get(task)
 
 
 def _labels(task: str, origin: Origin) -> str:

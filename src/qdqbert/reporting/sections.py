@@ -24,7 +24,6 @@ from qdqbert.reporting.facts import (
     evaluation_rows,
     graph_name,
     interval_text,
-    rival_rows,
     size_text,
 )
 from qdqbert.reporting.plots import (
@@ -117,7 +116,6 @@ def quantize_sections(report: QuantizeReport) -> tuple[Section, ...]:
             _quality(report),
             *_limits(limits),
             *_speed(report.targets),
-            *_rivals(report),
             *_candidates(report),
             _sizes(report),
             _layers(report.targets),
@@ -273,42 +271,6 @@ def _throughput(pairs: Sequence[tuple[str, LatencyReport]], batch: int, sequence
                 Bar(label=f"{name}, INT8", value=after, text=f"{after:,.0f} texts/s", kind="int8"),
             ]
     return Figure(caption=caption, svg=bar_plot(bars, title=caption))
-
-
-def _rivals(report: QuantizeReport) -> list[Section]:
-    """Show what other tools make of the model."""
-    if not report.rivals:
-        return []
-    header, rows = rival_rows(report)
-    figures = []
-    for shape in report.rivals[0].latency_ms:
-        caption = f"Milliseconds for {shape} tokens, next to other tools: less is better"
-        bars = [
-            Bar(
-                label=f"qdqbert, {graph_name(each)}",
-                value=latency.int8_ms,
-                text=f"{latency.int8_ms:.1f} ms",
-                kind="int8",
-            )
-            for each in report.targets
-            for latency in each.latency
-            if f"{latency.batch} x {latency.sequence}" == shape
-        ]
-        bars += [
-            Bar(label=each.name, value=latency, text=f"{latency:.1f} ms", kind="float")
-            for each in report.rivals
-            for latency in [each.latency_ms[shape]]
-        ]
-        figures.append(Figure(caption=caption, svg=bar_plot(bars, title=caption)))
-    return [
-        Section(
-            title="What do other tools make of it?",
-            text="They started from the same float model, calibrated on the same texts if they "
-            "calibrate, and were compared and timed in the same call.",
-            figures=tuple(figures),
-            table=Table(header=header, rows=tuple(rows)),
-        )
-    ]
 
 
 def _candidates(report: QuantizeReport) -> list[Section]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from qdqbert.errors import UserInputError
 from qdqbert.inference.load import load
 from qdqbert.inference.model import Model
-from qdqbert.inference.text_generation import TextGenerator
 from qdqbert.progress import Progress
 from qdqbert.serving.options import ServerOptions
 
@@ -27,7 +26,7 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
         The models by the names that requests use.
 
     Raises:
-        UserInputError: Two folders have the same name, or a model has a task that is not served.
+        UserInputError: Two folders have the same name, or `load` does not run the task of one.
         CheckpointError: A folder was not written by `quantize`, or is incomplete.
     """
     with contextlib.ExitStack() as stack:
@@ -38,11 +37,6 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
             for name, path in _names(options.models).items()
         }
         for name, model in models.items():
-            if isinstance(model, TextGenerator):
-                raise UserInputError(
-                    f"`models={name!r}`: the server does not run {model.task}. Use `run`.",
-                    argument="models",
-                )
             with progress.stage(f"Loading {name}"):
                 # Loads the graph.
                 model.run_in_stream(model.job(), [])

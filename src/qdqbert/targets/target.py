@@ -75,8 +75,6 @@ class Target:
             lower if more is computed in int8 than a recipe quantizes.
         is_proxy: Whether `engines` run the graph in place of the real runtime. They prove the
             numbers of the graph, and their latency means nothing.
-        calibration_cache: Name of the file of ranges that the runtime reads next to the graph, if
-            it reads one.
         file: Name of its file.
     """
 
@@ -99,7 +97,6 @@ class Target:
     last_bits: float = 1e-6
     agreement_db: float = 40.0
     is_proxy: bool = False
-    calibration_cache: str | None = None
     file: FileName = "model.onnx"
 
     def adapt(self, site: Site, spec: TensorSpec | None) -> TensorSpec | None:

@@ -6,11 +6,6 @@ specifies, so a float32 graph with Q/DQ would run in float32 between its int8 ma
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from qdqbert.errors import UserInputError
 from qdqbert.targets.target import Target
 
 TENSORRT = Target(
@@ -30,77 +25,4 @@ TENSORRT = Target(
     rewrites=("absorb_zero_points_in_half", "to_half_precision"),
     checks=("check_tensorrt_rules",),
     last_bits=2.0**-11,
-    calibration_cache="calibration.cache",
 )
-
-# The parser of older versions has no LayerNormalization.
-OLDEST = (8, 6)
-
-Shape = tuple[int, ...]
-
-
-def version_numbers(version: str) -> tuple[int, ...]:
-    """Return `"10.13.2.6"` as a tuple of numbers.
-
-    Raises:
-        UserInputError: It does not start with two numbers, or is older than 8.6.
-    """
-    parts = version.split(".")
-    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
-        raise UserInputError(
-            f"{version!r} is not a version of TensorRT. Expected a version such as 10.13.",
-            argument="tensorrt_version",
-        )
-    numbers = tuple(int(part) for part in parts[:4] if part.isdigit())
-    if numbers < OLDEST:
-        raise UserInputError(
-            f"TensorRT {version} is too old. Version 8.6 and newer read these graphs.",
-            argument="tensorrt_version",
-        )
-    return numbers
-
-
-def typing_flags(version: str | None) -> tuple[str, ...]:
-    """Return the options that make trtexec take types from the graph.
-
-    Args:
-        version: Version of TensorRT; `None` if unknown. TensorRT 11 accepts the option of version
-            10 and ignores it.
-
-    Raises:
-        UserInputError: The version cannot be read, or is older than 8.6.
-
-    Source: TensorRT's migration guide from 10.x to 11.x, "trtexec Command-Line Usage".
-    """
-    major = None if version is None else version_numbers(version)[0]
-    if major is None or major == 10:
-        return ("--stronglyTyped",)
-    return () if major > 10 else ("--fp16", "--int8")
-
-
-def trtexec_command(
-    model: Path,
-    *,
-    version: str | None = None,
-    shapes: Mapping[str, Sequence[Shape]],
-    engine: Path | None = None,
-) -> str:
-    """Return the command that builds and times a TensorRT engine.
-
-    Args:
-        model: The .onnx file.
-        version: Version of TensorRT; `None` if unknown.
-        shapes: Smallest, most common and largest shape of each input, by name.
-        engine: File to write the TensorRT engine to. `None` writes it next to the model.
-
-    Raises:
-        UserInputError: The version cannot be read, or is older than 8.6.
-    """
-    words = ["trtexec", f"--onnx={model}", *typing_flags(version)]
-    for index, flag in enumerate(("minShapes", "optShapes", "maxShapes")):
-        each = ",".join(
-            f"{name}:{'x'.join(map(str, triple[index]))}" for name, triple in shapes.items()
-        )
-        words.append(f"--{flag}={each}")
-    words.append(f"--saveEngine={engine or model.with_suffix('.engine')}")
-    return shlex.join(words)

@@ -10,8 +10,6 @@ from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, VOID, Module, Type, constant, vector
 from qdqbert.engines.native.records import Record
 
-LANES = 8
-
 
 def compiled(module: Module) -> Kernels:
     return Kernels(module, choose_set().name)

@@ -8,7 +8,6 @@ import pytest
 from conftest import add_sentence_files
 from qdqbert.errors import UserInputError
 from qdqbert.graph.imported.tokenizer_and_config import (
-    _generation_config,
     choose_task,
     load_tokenizer_and_config,
 )
@@ -63,13 +62,6 @@ def test_a_damaged_config_is_not_a_missing_one(graph, content) -> None:
     graph.with_name("config.json").write_text(content)
     with pytest.raises(UserInputError, match=r"config\.json of graph 'model\.onnx' cannot be used"):
         choose_task(graph, task=None, tokenizer=None)
-
-
-def test_settings_of_text_generation_are_read_for_text_generation_only(tmp_path) -> None:
-    assert _generation_config(str(tmp_path), "text-generation") is None
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
-    assert _generation_config(str(tmp_path), "text-generation").eos_token_id == [4, 5]
-    assert _generation_config(str(tmp_path), "fill-mask") is None
 
 
 # Files of sentence-transformers next to the tokenizer.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import get_args
 
 import pytest
 
 import qdqbert
-from qdqbert.choices import ENGINE_NAMES, EXPORT_FORMATS
+from qdqbert.choices import ENGINE_NAMES, ExportFormat
 from qdqbert.cli import main
 from qdqbert.errors import CheckpointError, MissingExtraError, OutputExistsError, UserInputError
 from qdqbert.exporting.formats import format_named
@@ -52,7 +53,7 @@ def test_only_a_folder_of_this_package_is_replaced(classifier, tmp_path) -> None
 @pytest.mark.parametrize(
     ("options", "argument", "message"),
     [
-        ({"to": "tflite"}, "to", "Choose one of: openvino, onnx-text, triton"),
+        ({"to": "tflite"}, "to", "Choose one of: openvino, triton"),
         ({"name": "my model"}, "name", "`name='my model'` is not a name"),
         ({"returns": "both"}, "returns", "applies to embedders"),
         ({"target": "native"}, "target", "contains graphs for"),
@@ -90,7 +91,7 @@ def test_a_missing_package_names_the_extra(classifier, monkeypatch) -> None:
 
 
 def test_each_format_names_its_packages_and_an_engine() -> None:
-    assert set(PACKAGES) == set(EXPORT_FORMATS)
+    assert set(PACKAGES) == set(get_args(ExportFormat))
     assert format_named("triton").engine in ENGINE_NAMES
 
 

@@ -64,7 +64,7 @@ def quantize(model: Path, output: Path, data: Path, **overrides: Any) -> Folder:
     qdqbert.quantize(
         model,
         output,
-        recipe="qdqbert",
+        recipe="full",
         calibration_data=data,
         calibration_samples=8,
         targets=("onnxruntime",),

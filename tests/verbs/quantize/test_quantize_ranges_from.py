@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +192,10 @@ def test_ranges_of_inputs_that_were_smoothed_otherwise_are_not_used(
     assert find_ranges(model, texts, ranges_from=both, recipe="ffn").scales
     with pytest.raises(UserInputError, match="has no suitable ranges for 16 of 28 sites of recipe"):
         find_ranges(model, texts, ranges_from=full["full-smoothed"], recipe="full")
-    # Ranges without smoothing are stored for the calibration cache.
-    assert read_ranges(full["full-smoothed"] / "ranges.safetensors").without_smoothing is not None
 
 
 def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, tmp_path) -> None:
-    # Weights of query, key and value share a range, with smoothing for one target only.
+    # Weights of query, key and value share a range.
     options = {
         "targets": ("onnxruntime", "tensorrt"),
         "fuse_qkv": True,
@@ -207,7 +204,7 @@ def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, t
     first, again = tmp_path / "first", tmp_path / "again"
     make(checkpoints("bert"), first, calibration_data=texts, calibration_samples=24, **options)
     make(checkpoints("bert"), again, ranges_from=first, **options)
-    for name in ("onnxruntime/model.onnx", "tensorrt/model.onnx", "tensorrt/calibration.cache"):
+    for name in ("onnxruntime/model.onnx", "tensorrt/model.onnx"):
         assert (again / name).read_bytes() == (first / name).read_bytes()
     # Refused before the model is loaded.
     with pytest.raises(
@@ -254,27 +251,8 @@ def test_changed_embeddings_are_other_weights(checkpoint_copy, both, tmp_path) -
         make(folder, tmp_path / "out", ranges_from=both)
 
 
-def test_a_calibration_cache_holds_ranges_without_smoothing(full) -> None:
-    plain, smoothed = (
-        (full[recipe] / "calibration.cache").read_text() for recipe in ("full", "full-smoothed")
-    )
-    # `full` also clips sums, which changes no value of this model.
-    assert smoothed == plain
-
-
 def test_a_folder_without_a_quantized_model_is_refused(checkpoints, tmp_path) -> None:
     message = r"`ranges_from`: .*Pass a folder that `quantize` wrote"
     with pytest.raises(UserInputError, match=message) as caught:
         make(checkpoints("bert"), tmp_path / "out", ranges_from=tmp_path)
     assert caught.value.argument == "ranges_from"
-
-
-def test_a_folder_of_a_version_that_did_not_record_weights_is_refused(
-    checkpoints, both, tmp_path
-) -> None:
-    old = Path(shutil.copytree(both, tmp_path / "old"))
-    content = json.loads((old / "quantization.json").read_text())
-    del content["checkpoint"]["parameters_sha256"]
-    (old / "quantization.json").write_text(json.dumps(content))
-    with pytest.raises(UserInputError, match="was written by an older version"):
-        make(checkpoints("bert"), tmp_path / "out", ranges_from=old)

@@ -6,13 +6,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 from huggingface_hub import ModelCard
 
 import qdqbert
 from qdqbert import resources
-from qdqbert.engines.runner import is_installed
+from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
@@ -256,6 +257,29 @@ def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
     assert for_any[1] == for_vnni[1]
     assert for_any[0] != for_vnni[0]
     assert for_vnni[0].adjacent_sum_limit is None
+
+
+def test_the_graph_for_tensorrt_is_checked_and_not_timed(checkpoints, tmp_path) -> None:
+    folder = tmp_path / "int8"
+    report = qdqbert.quantize(
+        str(checkpoints("classifier")), folder, targets=("tensorrt",), calibration_samples=16
+    )
+    (target,) = report.targets
+    assert (target.target, target.engine, target.recipe) == ("tensorrt", "onnxruntime", "linear")
+    assert target.lowering.is_exact
+    assert target.latency == ()
+    assert any("onnxruntime" in each and "proxy" in each for each in report.notices)
+    assert not any("differs" in notice or "slower" in notice for notice in report.notices)
+    quantization = json.loads((folder / "quantization.json").read_text())
+    assert quantization["targets"]["tensorrt"]["rewrites"] == [
+        "absorb_zero_points_in_half",
+        "to_half_precision",
+    ]
+    runner = open_runner("onnxruntime", folder / "model.onnx")
+    result = runner.run(
+        {name: np.full((2, 5), name != "token_type_ids", np.int64) for name in runner.input_names}
+    )
+    assert result["logits"].dtype == np.float32
 
 
 def test_low_sqnr_and_changed_predictions_are_warned_about(quantized) -> None:

@@ -30,7 +30,7 @@ from qdqbert.verbs.quantize.source import StoredQuantizers
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]
-MADE = [("bert", "qdqbert"), ("roberta", "linear")]
+MADE = [("bert", "full"), ("roberta", "linear")]
 EACH = pytest.mark.parametrize("made", MADE, indirect=True, ids="-".join)
 
 
@@ -272,7 +272,7 @@ def test_recalibrating_takes_ranges_from_the_data(made, data, tmp_path) -> None:
         assert (found <= own / 127 * 2.02).all(), linear
 
 
-@pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
+@pytest.mark.parametrize("made", [("bert", "full")], indirect=True, ids="-".join)
 def test_a_recipe_replaces_the_quantizers_of_the_checkpoint(made, data, tmp_path) -> None:
     report = quantize(
         made.folder, tmp_path / "out", data, recipe="linear", targets=("onnxruntime",)
@@ -287,7 +287,7 @@ def test_a_recipe_replaces_the_quantizers_of_the_checkpoint(made, data, tmp_path
     assert written.scales
 
 
-@pytest.mark.parametrize("made", [("bert", "qdqbert")], indirect=True, ids="-".join)
+@pytest.mark.parametrize("made", [("bert", "full")], indirect=True, ids="-".join)
 def test_a_calibrator_is_refused_where_nothing_is_calibrated(made, data, tmp_path) -> None:
     message = r"`calibrator='max'` applies to a new calibration.*Add `recalibrate=True`"
     with pytest.raises(UserInputError, match=message) as caught:

@@ -174,8 +174,6 @@ def test_a_default_is_the_same_setting_whether_it_is_named_or_not() -> None:
     named = options(learning_rate=3e-5, epochs=3, lr_scheduler="linear").settings()
     assert options().settings() == named
     assert options(qat=True).settings()["lr_scheduler"] == "cosine"
-    # Two names of one recipe.
-    assert options(qat=True).settings() == options(qat=True, recipe="qdqbert").settings()
 
 
 def test_settings_that_follow_from_others_are_compared_last() -> None:

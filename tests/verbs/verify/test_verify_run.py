@@ -21,8 +21,6 @@ from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.verification import read_rows
 from qdqbert.resources import heldout_examples
 
-OLD = Path(__file__).parents[2] / "data" / "format_1" / "int8"
-
 
 @pytest.fixture
 def folder(quantized, tmp_path: Path) -> Path:
@@ -117,8 +115,10 @@ def test_the_exit_code_is_3_and_the_damaged_file_is_printed(folder, capsys) -> N
     assert {"name": "tokenizer.json", "verdict": "changed"} in files
 
 
-def test_a_folder_of_an_earlier_version_says_what_is_missing() -> None:
-    report = qdqbert.verify(OLD)
+def test_a_folder_without_checksums_and_rows_says_what_is_missing(folder) -> None:
+    (folder / "SHA256SUMS").unlink()
+    (folder / "verification.npz").unlink()
+    report = qdqbert.verify(folder)
     assert (report.meets_limits, report.has_checksums, report.fidelity) == (False, False, [])
     assert [each.partition(":")[0] for each in report.notices] == [
         "The folder has no SHA256SUMS",

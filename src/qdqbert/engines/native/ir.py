@@ -50,7 +50,7 @@ class Type:
         return f"v{self.lanes}{scalar}" if self.lanes else scalar
 
 
-I1, I8, I16, I32, I64 = (Type(f"i{bits}") for bits in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (Type(f"i{bits}") for bits in (8, 16, 32, 64))
 F32 = Type("float")
 PTR = Type("ptr")
 VOID = Type("void")

@@ -23,15 +23,14 @@ class LayerRunner(NativeRunner):
     what the layer before it, or the embeddings, computed.
     """
 
-    def __init__(self, model: Path, states: Sequence[str], *, kernel: str | None = None) -> None:
+    def __init__(self, model: Path, states: Sequence[str]) -> None:
         """Load a model.
 
         Args:
             model: The file that the target `native` wrote.
             states: A name for the states that each layer reads, in order.
-            kernel: Name of the instruction set; the fastest one of this CPU by default.
         """
-        super().__init__(model, threads=1, kernel=kernel)
+        super().__init__(model, threads=1)
         self._states = tuple(states)
         assert len(states) == len(self._program.settings["layers"])
         self.input_names = (*self.input_names, *(f"{name}.forced" for name in states))

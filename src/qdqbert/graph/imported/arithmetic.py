@@ -13,6 +13,9 @@ from qdqbert.graph.edit import constant_array
 
 Array = NDArray[np.float64]
 
+# LayerNorm and GELU need far fewer nodes.
+_LARGEST_REGION = 40
+
 
 def _erf(x: Array) -> Array:
     result: Array = special.erf(from_numpy(np.ascontiguousarray(x))).numpy()
@@ -53,18 +56,17 @@ def constant(value: ir.Value | None) -> Array | None:
     return array.astype(np.float64)
 
 
-def find_region(start: ir.Value, operators: Collection[str], *, limit: int = 40) -> list[ir.Node]:
+def find_region(start: ir.Value, operators: Collection[str]) -> list[ir.Node]:
     """Return the nodes that read only `start`, constants and each other, in topological order.
 
     Args:
         start: The value that the nodes are a function of.
         operators: Types of the nodes that may be included.
-        limit: Maximum number of nodes. LayerNorm and GELU need far fewer.
     """
     inside: set[ir.Value] = {start}
     found: list[ir.Node] = []
     waiting = [use.node for use in start.uses()]
-    while waiting and len(found) < limit:
+    while waiting and len(found) < _LARGEST_REGION:
         node = waiting.pop(0)
         if node in found or node.op_type not in operators or node.domain:
             continue

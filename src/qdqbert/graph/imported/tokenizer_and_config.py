@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PretrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
@@ -48,7 +48,6 @@ class TokenizerAndConfig:
     Attributes:
         tokenizer: The tokenizer.
         config: The config, or as much of one as the graph shows.
-        generation_config: transformers' settings of text generation, if there are some.
         model_type: transformers' name of the family; `None` without a config.
         max_length: Longest input in tokens.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
@@ -57,7 +56,6 @@ class TokenizerAndConfig:
 
     tokenizer: Any
     config: Any
-    generation_config: Any
     model_type: str | None
     max_length: int
     cross_encoder: CrossEncoderFiles | None
@@ -187,7 +185,6 @@ def load_tokenizer_and_config(
     return TokenizerAndConfig(
         tokenizer=loaded,
         config=config,
-        generation_config=_generation_config(tokenizer or str(path.parent), task),
         model_type=model_type,
         max_length=min(filter(None, lengths)),
         cross_encoder=cross_encoder,
@@ -225,16 +222,6 @@ def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[s
             "`normalize_embeddings=True` to `encode`.",
         )
     return ()
-
-
-def _generation_config(name: str, task: str) -> Any:
-    """Return the settings of text generation next to the tokenizer; `None` if there are none."""
-    if task != "text-generation":
-        return None
-    try:
-        return GenerationConfig.from_pretrained(name)
-    except OSError:
-        return None
 
 
 def _max_length(tokenizer: Any, config: Any) -> int:

@@ -79,7 +79,7 @@ def analyze(
             "float".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe. One of "ffn", "linear", "linear+qk",
-            "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
+            "linear+matmul", "full", "full-smoothed", "qordered".
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
             folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
             default.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 PACKAGES: Mapping[ExportFormat, Sequence[str]] = {
     "openvino": ("openvino", "openvino_genai", "openvino_tokenizers", "transformers"),
-    "onnx-text": ("onnx", "onnx_ir", "onnxruntime_extensions"),
     "triton": (),
 }
 """Modules that each format needs, beyond those that running a folder needs."""
@@ -42,15 +41,14 @@ def export(
 
     Args:
         model: Folder that `quantize` wrote.
-        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "onnx-text"
-            for one ONNX graph that takes strings, "triton" for a model repository of Triton. One of
-            "openvino", "onnx-text", "triton".
+        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "triton" for a
+            model repository of Triton. One of "openvino", "triton".
         output: Folder to write. By default that of the model, with the format added to its name.
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime. One of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native",
             "native-dynamic", "tensorrt", "qordered", "float".
         returns: What an embedder returns. By default what the runtime needs: states of tokens for
-            OpenVINO, whose pipelines pool them, and embeddings for the other formats. One of
+            OpenVINO, whose pipelines pool them, and embeddings for Triton. One of
             "last_hidden_state", "sentence_embedding", "both".
         name: Name of the model in a server. The name of the model's folder by default.
         pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs

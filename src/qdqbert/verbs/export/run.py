@@ -19,7 +19,7 @@ from qdqbert.verbs.versions import version_of, versions
 EXPORT_FORMAT = "qdqbert-export/1"
 
 # What converts and runs an exported model, and nothing else.
-_LIBRARIES = ("onnxruntime_extensions", "openvino_genai", "openvino_tokenizers", "tokenizers")
+_LIBRARIES = ("openvino_genai", "openvino_tokenizers", "tokenizers")
 
 
 def run(options: ExportOptions, progress: Progress) -> ExportReport:

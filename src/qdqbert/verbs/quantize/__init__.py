@@ -38,7 +38,6 @@ def quantize(
     max_length: int | None = None,
     batch_size: int = 8,
     benchmark: bool = True,
-    rivals: bool = False,
     overwrite: bool = False,
     report: str | Path | None = None,
     verification_data: VerificationData = "built-in",
@@ -100,7 +99,7 @@ def quantize(
             "float", "auto".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe. One of "ffn", "linear", "linear+qk",
-            "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
+            "linear+matmul", "full", "full-smoothed", "qordered".
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
             folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
             default.
@@ -117,8 +116,6 @@ def quantize(
         batch_size: Number of examples in a batch.
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
             each graph and engine. Measured by default.
-        rivals: Measure other tools too: ONNX Runtime's `quantize_dynamic`, NNCF if it is installed,
-            and the checkpoint in PyTorch. Takes a few minutes.
         overwrite: Replace an output folder that an earlier call wrote.
         report: File for the report, which is also written if a limit is not met. HTML if its name
             ends in .html, JSON otherwise.

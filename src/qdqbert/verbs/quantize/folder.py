@@ -10,7 +10,6 @@ from typing import Any
 import onnx_ir as ir
 
 from qdqbert.artifact import (
-    GENERATION,
     MODEL,
     QUANTIZATION,
     RANGES,
@@ -49,7 +48,6 @@ from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import Inputs, Ready, prepare
 from qdqbert.verbs.quantize.ranges import RangeSource
-from qdqbert.verbs.quantize.rivals import Rivals, make_rivals
 from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.verification import make_rows
 from qdqbert.verbs.versions import versions
@@ -95,12 +93,8 @@ def fill_folder(
     gc.collect()
     release_memory()
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
-    rivals = find_rivals(options, ready, evidence, scratch, progress)
-    measured = measure(
-        measurable, evidence, benchmark=options.benchmark, progress=progress, rivals=rivals
-    )
-    notices = [notice for each in written for notice in each.notices]
-    report = make_report(options, ready, evidence, measured, notices)
+    measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
+    report = make_report(options, ready, evidence, measured)
     manifest = make_manifest(options, ready, written, ready.ranges.parameters_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
     write_report(folder, report, origin_of(ready, options), evidence.rows)
@@ -143,16 +137,6 @@ def make_evidence(
     )
 
 
-def find_rivals(
-    options: QuantizeOptions, ready: Ready, evidence: Evidence, scratch: Path, progress: Progress
-) -> Rivals | None:
-    """Return what other tools make of the model; `None` if the call does not ask for them."""
-    if not options.rivals:
-        return None
-    inputs, float_model = ready.inputs.calibration, evidence.float_model
-    return make_rivals(options, ready.source, inputs, float_model, scratch, progress)
-
-
 def make_manifest(
     options: QuantizeOptions,
     ready: Ready,
@@ -181,7 +165,7 @@ def make_report(
     ready: Ready,
     evidence: Evidence,
     measured: Measurements,
-    notices: Sequence[str],
+    notices: Sequence[str] = (),
 ) -> QuantizeReport:
     """Return the report of a call."""
     source, ranges, inputs = ready.source, ready.ranges, ready.inputs
@@ -210,7 +194,6 @@ def make_report(
         command=command_line("quantize", options),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*first, *notices, *measured.notices])),
-        rivals=measured.rivals,
     )
 
 
@@ -284,9 +267,6 @@ def write_folder(
 ) -> None:
     """Write everything but the graphs and the report."""
     source.config.save_pretrained(folder)
-    if source.generation_config is not None:
-        # `save_pretrained` refuses settings with which transformers only warns when it generates.
-        source.generation_config.to_json_file(folder / GENERATION)
     write_tokenizer(source.tokenizer, folder, max_length=manifest["max_length"])
     if source.head is not None:
         write_sentence_head(source.head, folder, hidden=source.config.hidden_size)

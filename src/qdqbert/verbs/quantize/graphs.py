@@ -13,10 +13,8 @@ import onnx_ir as ir
 
 from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import Calibration
-from qdqbert.calibration.tensorrt_cache import write_calibration_cache
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.qdq import value_names
 from qdqbert.machine import release_memory
 from qdqbert.progress import Progress
 from qdqbert.targets.files import limits_models, save_encoder
@@ -34,14 +32,12 @@ class WrittenGraph:
         path: The file.
         name: Path of the file in the output folder.
         size_bytes: Size of the file.
-        notices: Messages for the user.
     """
 
     plan: Plan
     path: Path
     name: str
     size_bytes: int
-    notices: tuple[str, ...] = ()
 
 
 def write_graphs(
@@ -79,14 +75,12 @@ def write_graphs(
             # Graphs have reference cycles.
             gc.collect()
             release_memory()
-            notices = _write_cache(plan, path, sited, calibration)
         written.append(
             WrittenGraph(
                 plan=plan,
                 path=path,
                 name=name,
                 size_bytes=size_bytes(path),
-                notices=notices,
             )
         )
     return written
@@ -132,20 +126,3 @@ def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
     return lower(
         graph, plan, chosen.ranges, scales, chosen.weight_amax, chosen.means, chosen.roundings
     )
-
-
-def _write_cache(
-    plan: Plan, path: Path, sited: SitedSource, calibration: Calibration
-) -> tuple[str, ...]:
-    """Write the calibration cache that a target reads, or return a notice on why not."""
-    if plan.target.calibration_cache is None:
-        return ()
-    cache = path.with_name(plan.target.calibration_cache)
-    unsmoothed = calibration.without_smoothing or calibration
-    if unsmoothed.scales:
-        return (
-            f"{cache.name} is not written: the ranges are those of smoothed inputs, and the float "
-            "graph that it describes has no smoothing. Calibrate again to get one.",
-        )
-    write_calibration_cache(unsmoothed.ranges, value_names(sited.graph), cache)
-    return ()

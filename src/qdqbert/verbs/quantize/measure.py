@@ -15,7 +15,7 @@ from qdqbert.engines.runner import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
-from qdqbert.evidence.reports import LatencyReport, RivalReport, Sensitivity, TargetReport
+from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.machine import cpu_features, has_int8_products, release_memory
@@ -27,7 +27,6 @@ from qdqbert.targets.target import Plan, Target
 from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
-from qdqbert.verbs.quantize.rivals import Rivals, measure_rivals
 from qdqbert.verbs.quantize.sensitivity import layer_sensitivity
 from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.source.sited import SitedSource
@@ -112,13 +111,11 @@ class Measurements:
         reports: One for each graph and each installed engine that runs it.
         warnings: Results that make a graph doubtful or useless.
         notices: Other messages for the user.
-        rivals: Results of other tools.
     """
 
     reports: tuple[TargetReport, ...]
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
-    rivals: tuple[RivalReport, ...] = ()
 
 
 def measure(
@@ -127,7 +124,6 @@ def measure(
     *,
     benchmark: bool,
     progress: Progress,
-    rivals: Rivals | None = None,
 ) -> Measurements:
     """Measure each graph on each installed engine that runs it.
 
@@ -136,13 +132,11 @@ def measure(
         evidence: What they are compared with.
         benchmark: Whether to measure latency.
         progress: Receives the stages.
-        rivals: What other tools made of the model, to measure it too.
     """
-    rivals = rivals or Rivals()
     notices = [notice for each in written for notice in _engine_notices(each.plan.target)]
     jobs = [(each, engine) for each in written for engine in _installed_engines(each.plan.target)]
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
-    timings = _time(timed, evidence, rivals, progress) if benchmark and timed else []
+    timings = _time(timed, evidence, progress) if benchmark and timed else []
     known: list[_InPyTorch] = []
     baseline, reports = evidence.baseline, []
     warnings: list[str] = []
@@ -157,8 +151,7 @@ def measure(
     return Measurements(
         reports=tuple(reports),
         warnings=tuple(warnings),
-        notices=(*notices, *rivals.notices),
-        rivals=measure_rivals(rivals, timings, baseline, progress),
+        notices=tuple(notices),
     )
 
 
@@ -239,7 +232,6 @@ def _installed_engines(target: Target) -> list[EngineName]:
 def _time(
     jobs: Sequence[tuple[WrittenGraph, EngineName]],
     evidence: Evidence,
-    rivals: Rivals,
     progress: Progress,
 ) -> list[Timing]:
     """Time the float graph on each engine that runs it and every INT8 graph alternately."""
@@ -257,7 +249,6 @@ def _time(
         )
         for name, engine, model in models
     ]
-    candidates += rivals.candidates
     longest = evidence.max_length
     shapes = list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
     total = len(candidates) * len(shapes) * _ROUNDS

@@ -105,8 +105,6 @@ class QuantizeOptions(
         batch_size: Number of examples in a batch.
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for
             each graph and engine. Measured by default.
-        rivals: Measure other tools too: ONNX Runtime's `quantize_dynamic`, NNCF if it is installed,
-            and the checkpoint in PyTorch. Takes a few minutes.
         overwrite: Replace an output folder that an earlier call wrote.
         report: File for the report, which is also written if a limit is not met. HTML if its name
             ends in .html, JSON otherwise.
@@ -126,7 +124,6 @@ class QuantizeOptions(
     max_length: int | None = option(None, at_least=3)
     batch_size: int = option(8, at_least=1)
     benchmark: bool = True
-    rivals: bool = False
     overwrite: bool = False
     report: str | None = None
     verification_data: VerificationData = "built-in"

@@ -187,12 +187,7 @@ def _calibrate(
     # Targets that smooth by default do it in the same way, and a recipe that is named applies to
     # all targets.
     smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
-    # A calibration cache describes a float graph, which has no scales.
-    without_smoothing = [
-        plan.activations
-        for plan in plans
-        if plan.recipe.smoothing is None or plan.target.calibration_cache
-    ]
+    without_smoothing = [plan.activations for plan in plans if plan.recipe.smoothing is None]
     quantizer_options = effective_quantizer_options(options)
     wanted = frozenset().union(*(plan.activations for plan in plans))
     calibration_plan = CalibrationPlan(
@@ -259,13 +254,7 @@ def _earlier_calibration(
     """Read the ranges of an earlier call, if they fit these weights and recipes."""
     given = f"`ranges_from={options.ranges_from!r}`"
     theirs = earlier.quantization["checkpoint"]
-    if "parameters_sha256" not in theirs:
-        raise UserInputError(
-            f"{given} was written by an older version, which did not record the weights. Leave it "
-            "out to calibrate.",
-            argument="ranges_from",
-        )
-    if theirs["parameters_sha256"] != digest_parameters(sited.graph):
+    if theirs.get("parameters_sha256") != digest_parameters(sited.graph):
         raise UserInputError(
             f"{given} contains ranges for the weights of {theirs['name']!r}, which differ from "
             f"those of {source.name!r}. Leave it out to calibrate.",

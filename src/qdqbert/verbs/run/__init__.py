@@ -50,7 +50,6 @@ def run(
     top_k: int | None = None,
     threshold: float | None = None,
     aggregation_strategy: AggregationStrategy | None = None,
-    max_new_tokens: int | None = None,
     progress: Progress | bool = False,
 ) -> RunReport:
     """Run a model in INT8 on files of texts of any size, and write its answers.
@@ -106,7 +105,6 @@ def run(
             for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`. One of "none", "simple", "first", "average", "max".
-        max_new_tokens: Number of tokens that a text is continued by at most; 256 by default.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:

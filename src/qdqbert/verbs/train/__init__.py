@@ -98,7 +98,7 @@ def train(
             "token-classification".
         qat: Insert calibrated quantizers and train with them (quantization-aware training).
         recipe: Which tensors to quantize, with `qat`. One of "ffn", "linear", "linear+qk",
-            "linear+matmul", "full", "full-smoothed", "qordered", "qdqbert", "qdqbert-smoothed".
+            "linear+matmul", "full", "full-smoothed", "qordered".
         qat_ranges: What training does with calibrated ranges: keep them ("fixed"), learn them by
             gradient ("learned"), or average them with each batch's ("moving"). One of "fixed",
             "learned", "moving".

@@ -181,10 +181,7 @@ class TrainOptions(
 
     def settings(self) -> dict[str, Any]:
         """Return what has to stay the same for a run to be resumed, defaults filled in."""
-        from qdqbert.recipes import ALIASES
-
         settings = dataclasses.asdict(self) | {
-            "recipe": ALIASES.get(self.recipe, self.recipe),
             "epochs": self.schedule("epochs"),
             "learning_rate": self.schedule("learning_rate"),
             "lr_scheduler": self.schedule("lr_scheduler"),

@@ -31,8 +31,8 @@ def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
     notices: list[str] = []
     if files is None:
         notices.append(
-            f"The folder has no {CHECKSUMS}: an earlier version wrote it. Its files cannot be "
-            "checked. Quantize the model again to get checksums."
+            f"The folder has no {CHECKSUMS}: its files cannot be checked. Quantize the model again "
+            "to get checksums."
         )
     damaged = frozenset(each.name for each in files or () if each.verdict != "intact")
     compared: Sequence[VersionCheck] = ()

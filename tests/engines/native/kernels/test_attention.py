@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few, forget_arrays
-from qdqbert.engines.native.kernels.attention import attention, rows_together
+from native_references import attention
+from qdqbert.engines.native.kernels.attention import rows_together
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import padded

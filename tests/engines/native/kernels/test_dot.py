@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import SAFE_CODE, Kernels, bytes_of_row, few
+from native_references import dot
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
-from qdqbert.engines.native.kernels.dot import (
-    PANEL,
-    amx_name,
-    dot,
-    dot_name,
-    emit_dots,
-    pack,
-)
+from qdqbert.engines.native.kernels.dot import PANEL, amx_name, dot_name, emit_dots, pack
 
 # What sums are where a kernel must not write.
 _UNTOUCHED = -(2**31)

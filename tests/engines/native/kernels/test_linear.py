@@ -19,9 +19,9 @@ from native_kernels import (
     few,
     round_trip_record,
 )
-from qdqbert.engines.native.kernels.dot import PANEL, dot, pack
+from native_references import dot, round_trip
+from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
-from qdqbert.engines.native.kernels.round_trip import round_trip
 from qdqbert.engines.native.records import LINEAR
 
 # The error of activation functions for small inputs; see `test_functions`.

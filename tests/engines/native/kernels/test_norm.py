@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few, norm_record
-from qdqbert.engines.native.kernels.norm import codes, dynamic_codes, layer_norm
+from native_references import codes, dynamic_codes, layer_norm
 from qdqbert.engines.native.memory import padded
 
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, few
+from native_references import product
 from qdqbert.encoders.shared_table import joined
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.product import pack_floats, pack_table, product
+from qdqbert.engines.native.kernels.product import pack_floats, pack_table
 from qdqbert.engines.native.records import FLOAT_LINEAR
 
 

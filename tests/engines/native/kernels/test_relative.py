@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import few
-from qdqbert.engines.native.kernels.relative import relative_scores
+from native_references import relative_scores
 from qdqbert.engines.native.records import MODEL, THREAD
 
 LIMIT = 40

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, few
-from qdqbert.engines.native.kernels.rotation import rotate
+from native_references import rotate
 
 
 @few

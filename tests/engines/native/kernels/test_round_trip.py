@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, few, round_trip_record
+from native_references import round_trip
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.round_trip import round_trip
 
 # Zero point, lowest and highest code.
 SIGNED, UNSIGNED, AFFINE = (0, -128, 127), (0, 0, 255), (133, 0, 255)

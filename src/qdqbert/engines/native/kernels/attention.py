@@ -15,9 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp2, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
@@ -34,29 +31,6 @@ from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 _MASKED = -1e30
 # Rows of scores that are computed together; see `_emit_softmax`.
 _ROWS_OF_SOFTMAX = (4, 2, 1)
-
-
-def attention(
-    query: NDArray[np.float32],
-    key: NDArray[np.float32],
-    value: NDArray[np.float32],
-    scale: float,
-    *,
-    bias: NDArray[np.float32] | None = None,
-    causal: bool = False,
-    window: int | None = None,
-) -> NDArray[np.float64]:
-    """Compute the context of one head: query, key and value `(tokens, head size)`."""
-    scores = query.astype(np.float64) @ key.T.astype(np.float64) * scale
-    if bias is not None:
-        scores = scores + bias
-    if causal:
-        scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
-    if window is not None:
-        places = np.arange(len(query))
-        scores = np.where(np.abs(places - places[:, None]) <= window, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(weights @ value.astype(np.float64) / weights.sum(axis=1, keepdims=True))
 
 
 def rows_together(isa: InstructionSet) -> int:

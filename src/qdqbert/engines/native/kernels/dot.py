@@ -47,13 +47,6 @@ def pack(weights: NDArray[np.int8], depth: int) -> NDArray[np.int8]:
     return np.ascontiguousarray(padded.reshape(panels, PANEL, depth // 4, 4).transpose(0, 2, 1, 3))
 
 
-def dot(
-    codes: NDArray[np.uint8], weights: NDArray[np.int8], start: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """Compute what the kernel computes: codes `(rows, in)`, weights `(columns, in)`."""
-    return (start + codes.astype(np.int64) @ weights.T.astype(np.int64)).astype(np.int32)
-
-
 def bytes_of_codes(channels: Count) -> Count:
     """Return the bytes from one row of codes to the next: a line more than there are channels.
 

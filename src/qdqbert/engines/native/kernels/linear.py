@@ -15,13 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
-from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot, dot_name
+from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot_name
 from qdqbert.engines.native.kernels.round_trip import rounded_sum
 from qdqbert.engines.native.records import CODES, LINEAR, ROW_SCALE
 
@@ -35,17 +32,6 @@ Write = Callable[[list[Value], Value], None]
 
 Finish = Callable[[Function, Value, Type], Write]
 """Loads what depends on the column only, from the column and the type of a vector."""
-
-
-def linear(
-    codes: NDArray[np.uint8],
-    weights: NDArray[np.int8],
-    start: NDArray[np.int32],
-    factor: NDArray[np.float32],
-    bias: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """Compute the values: codes `(rows, in)`, weights `(columns, in)`."""
-    return (dot(codes, weights, start).astype(np.float64) * factor + bias).astype(np.float32)
 
 
 def emit_linears(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ROUNDING, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
@@ -13,45 +10,6 @@ from qdqbert.engines.native.records import CODES, NORM, ROW_SCALE, THREAD
 
 # Range of rows of zeros.
 _SMALLEST = 1e-30
-
-
-def layer_norm(
-    x: NDArray[np.float32],
-    weight: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    epsilon: float,
-    *,
-    subtracts_mean: bool = True,
-) -> NDArray[np.float32]:
-    """Normalize rows `(rows, width)`: a LayerNorm, or RMSNorm without their means."""
-    wide = x.astype(np.float64)
-    centered = wide - wide.mean(axis=1, keepdims=True) * subtracts_mean
-    variance = (centered**2).mean(axis=1, keepdims=True)
-    found = centered / np.sqrt(variance + epsilon) * weight + bias
-    return np.asarray(found, np.float32)
-
-
-def codes(
-    x: NDArray[np.float32], multiplier: NDArray[np.float32], zero_point: int
-) -> NDArray[np.uint8]:
-    """Return the codes of rows."""
-    rounded = np.rint(x.astype(np.float64) * multiplier) + zero_point
-    return np.asarray(np.clip(rounded, 0, 255), np.uint8)
-
-
-def dynamic_codes(
-    x: NDArray[np.float32], multiplier: NDArray[np.float32]
-) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the codes of rows, and the scale and zero point of each of them.
-
-    Source: ONNX DynamicQuantizeLinear.
-    """
-    values = x.astype(np.float64) * multiplier
-    low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
-    scale = np.maximum(high - low, _SMALLEST) / 255
-    zero_point = np.rint(-low / scale)
-    rounded = np.rint(values / scale[:, None]) + zero_point[:, None]
-    return np.asarray(np.clip(rounded, 0, 255), np.uint8), scale, zero_point
 
 
 def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:

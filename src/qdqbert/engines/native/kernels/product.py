@@ -52,13 +52,6 @@ def pack_table(
     return panels
 
 
-def product(
-    x: NDArray[np.float32], weights: NDArray[np.float32], bias: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Compute what the kernel computes: x `(rows, in)`, weights `(columns, in)`."""
-    return (x.astype(np.float64) @ weights.T.astype(np.float64) + bias).astype(np.float32)
-
-
 def emit_product(module: Module, isa: InstructionSet) -> None:
     """Write `product` and `float_linear`.
 

@@ -10,39 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.records import LAYER, MODEL, THREAD
-
-
-def relative_scores(
-    query: NDArray[np.float32],
-    key: NDArray[np.float32],
-    keys: NDArray[np.float32] | None,
-    queries: NDArray[np.float32] | None,
-    rows: NDArray[np.int32],
-) -> NDArray[np.float64]:
-    """Compute what is added to the scores of one head.
-
-    Args:
-        query: `(tokens, head size)`.
-        key: `(tokens, head size)`.
-        keys: The table that queries are multiplied by, `(rows, head size)`.
-        queries: The table that keys are multiplied by, `(rows, head size)`.
-        rows: The row for key minus query, `(2 * limit - 1,)`.
-    """
-    places = np.arange(len(query))
-    chosen = rows[places - places[:, None] + len(rows) // 2]
-    found = np.zeros(chosen.shape)
-    if keys is not None:
-        found += np.einsum("id,ijd->ij", query.astype(np.float64), keys[chosen])
-    if queries is not None:
-        found += np.einsum("jd,ijd->ij", key.astype(np.float64), queries[chosen])
-    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Module, vector
-
-
-def rotate(
-    x: NDArray[np.float32], positions: NDArray[np.int32], table: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    """Compute what the kernel computes: x `(rows, heads, size)`, table `(limit, 2, size / 2)`."""
-    a, b = np.split(x.astype(np.float64), 2, axis=-1)
-    cos, sin = np.moveaxis(table[positions].astype(np.float64), 1, 0)[:, :, None]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def emit_rotation(module: Module, isa: InstructionSet) -> None:

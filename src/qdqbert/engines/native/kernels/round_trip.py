@@ -11,24 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Type, Value, vector
 from qdqbert.engines.native.records import ROUND_TRIP
-
-
-def round_trip(
-    x: NDArray[np.float32],
-    multiplier: NDArray[np.float32],
-    step: NDArray[np.float32],
-    zero_point: int,
-    low: int,
-    high: int,
-) -> NDArray[np.float64]:
-    """Compute the values: x `(rows, channels)`, multiplier and step `(channels,)`."""
-    codes = np.rint(x.astype(np.float64) * multiplier) + zero_point
-    return np.asarray((np.clip(codes, low, high) - zero_point) * step, np.float64)
 
 
 def emit_round_trips(module: Module, lanes: int) -> None:

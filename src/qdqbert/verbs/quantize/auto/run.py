@@ -31,7 +31,6 @@ from qdqbert.verbs.quantize.auto.timing import TimedFolder, open_timers
 from qdqbert.verbs.quantize.auto.worker import write_features
 from qdqbert.verbs.quantize.folder import (
     find_overflows,
-    find_rivals,
     make_evidence,
     make_manifest,
     make_report,
@@ -45,7 +44,6 @@ from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import Ready, prepare
 from qdqbert.verbs.quantize.ranges import RangeKind
-from qdqbert.verbs.quantize.rivals import Rivals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,12 +126,8 @@ def fill_with_fastest(
     overflows = find_overflows(ready, plans, options, progress)
     evidence = make_evidence(options, ready, graph, scratch, units_in_float={}, overflows=overflows)
     choice = choose(candidates, time, evidence, options, progress)
-    rivals = find_rivals(options, ready, evidence, scratch, progress)
-    if rivals is not None and choice.chosen is not None:
-        measured = _measure(choice.chosen.candidate, evidence, progress, rivals)
-        choice = dataclasses.replace(choice, measured=measured)
     reports = candidate_reports(choice)
-    report = make_report(options, ready, evidence, choice.measured, _notices(ready, choice))
+    report = make_report(options, ready, evidence, choice.measured, _notices(ready))
     report = dataclasses.replace(report, candidates=reports, reason=reason_of(reports))
     if choice.chosen is not None:
         chosen = choice.chosen.candidate
@@ -326,21 +320,18 @@ def _relative_to(fastest: Timed, timed: Sequence[Timed]) -> list[Timed]:
     ]
 
 
-def _measure(
-    candidate: Candidate, evidence: Evidence, progress: Progress, rivals: Rivals | None = None
-) -> Measurements:
-    """Measure a candidate on its engine, and other tools next to it."""
+def _measure(candidate: Candidate, evidence: Evidence, progress: Progress) -> Measurements:
+    """Measure a candidate on its engine."""
     written = candidate.written
     target = dataclasses.replace(written.plan.target, engines=(candidate.engine,))
     plan = dataclasses.replace(written.plan, target=target)
     mine = dataclasses.replace(evidence, units_in_float={plan.target.name: candidate.units})
     alone = dataclasses.replace(written, plan=plan)
-    # Candidates were timed on the texts of the call already. Other tools were not.
-    is_timed = rivals is not None
-    return measure([alone], mine, benchmark=is_timed, progress=progress, rivals=rivals)
+    # Candidates were timed on the texts of the call already.
+    return measure([alone], mine, benchmark=False, progress=progress)
 
 
-def _notices(ready: Ready, choice: Choice) -> list[str]:
+def _notices(ready: Ready) -> list[str]:
     notices = [
         f"Engine {engine} is not installed, so it is no candidate. Install it with: "
         f"pip install 'qdqbert[{engine}]'"
@@ -349,8 +340,6 @@ def _notices(ready: Ready, choice: Choice) -> list[str]:
     notices += [
         f"Target {name} is no candidate. {reason}" for name, reason in ready.refused.items()
     ]
-    if choice.chosen is not None:
-        notices += choice.chosen.candidate.written.notices
     return notices
 
 

@@ -41,7 +41,6 @@ class ModelSource(Protocol):
         task: Name of its task.
         model_type: transformers' name of its family; `None` if it is not known.
         config: Its config, or what is known of it.
-        generation_config: transformers' settings of text generation, if there are some.
         tokenizer: Its tokenizer.
         head: Pooling and normalization of a sentence-transformers folder; `None` otherwise.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` otherwise.
@@ -56,7 +55,6 @@ class ModelSource(Protocol):
     task: str
     model_type: str | None
     config: Any
-    generation_config: Any
     tokenizer: Any
     head: SentenceHead | None
     cross_encoder: CrossEncoderFiles | None

@@ -29,8 +29,6 @@ class CheckpointSource:
         self.name, self.task = checkpoint.name, str(checkpoint.task)
         self.model_type: str | None = checkpoint.family.model_type
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
-        is_generator = self.task == "text-generation"
-        self.generation_config = checkpoint.model.generation_config if is_generator else None
         self.head, self.cross_encoder = checkpoint.head, checkpoint.cross_encoder
         self._encoder = encoder_of(checkpoint)
         self.max_length = min(checkpoint.max_length, self._encoder.limit)

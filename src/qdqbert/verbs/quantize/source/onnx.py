@@ -72,7 +72,6 @@ class OnnxSource:
             *found.notices,
         )
         self.model_type, self.config = found.model_type, found.config
-        self.generation_config = found.generation_config
         self.cross_encoder = found.cross_encoder
         self.tokenizer = found.tokenizer
         self.max_length = min(found.max_length, self._encoder.limit)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qdqbert.compat.nn import QuantLinear, TensorQuantizer
+from qdqbert.compat.tensor_quant import QuantDescriptor
 from qdqbert.errors import UncalibratedError
-from qdqbert.nn import QuantLinear, TensorQuantizer
 from qdqbert.spec import Site
-from qdqbert.tensor_quant import QuantDescriptor
 
 SITE = Site(name="encoder.layer.0.x._input_quantizer", kind="activation")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

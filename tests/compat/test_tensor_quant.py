@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from qdqbert import tensor_quant as toolkit
-from qdqbert.tensor_quant import (
+from qdqbert.compat import tensor_quant as toolkit
+from qdqbert.compat.tensor_quant import (
     QuantDescriptor,
     ScaledQuantDescriptor,
     fake_affine_tensor_quant,

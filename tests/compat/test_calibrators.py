@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from qdqbert.nn import (
-    QuantConv2d,
-    QuantConvTranspose2d,
-    QuantLinear,
-    QuantLSTMCell,
-    QuantMaxPool1d,
-)
-from qdqbert.numerics.calibrators import (
+from qdqbert.compat.calibrators import (
     METHODS,
     Calibrator,
     HistogramCalibrator,
     MaxCalibrator,
     calibrate_weights,
 )
-from qdqbert.tensor_quant import QuantDescriptor
+from qdqbert.compat.nn import (
+    QuantConv2d,
+    QuantConvTranspose2d,
+    QuantLinear,
+    QuantLSTMCell,
+    QuantMaxPool1d,
+)
+from qdqbert.compat.tensor_quant import QuantDescriptor
 
 EACH_METHOD = pytest.mark.parametrize("method", METHODS)
 

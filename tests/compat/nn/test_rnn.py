@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from qdqbert.nn import QuantLSTM, QuantLSTMCell, TensorQuantizer
-from qdqbert.tensor_quant import QuantDescriptor
+from qdqbert.compat.nn import QuantLSTM, QuantLSTMCell, TensorQuantizer
+from qdqbert.compat.tensor_quant import QuantDescriptor
 
 pytestmark = pytest.mark.usefixtures("toolkit_defaults")
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qdqbert import nn as quant_nn
-from qdqbert.nn import (
+from qdqbert.compat import nn as quant_nn
+from qdqbert.compat.calibrators import HistogramCalibrator
+from qdqbert.compat.nn import (
     QuantConv2d,
     QuantConv3d,
     QuantConvTranspose2d,
@@ -23,8 +24,7 @@ from qdqbert.nn import (
     TensorQuantizer,
     pop_quant_desc_in_kwargs,
 )
-from qdqbert.numerics.calibrators import HistogramCalibrator
-from qdqbert.tensor_quant import QuantDescriptor
+from qdqbert.compat.tensor_quant import QuantDescriptor
 
 pytestmark = pytest.mark.usefixtures("toolkit_defaults")
 

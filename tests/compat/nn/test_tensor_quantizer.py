@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from qdqbert.compat.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator
+from qdqbert.compat.nn import QuantLinear, TensorQuantizer
+from qdqbert.compat.tensor_quant import QuantDescriptor
 from qdqbert.errors import UncalibratedError
-from qdqbert.nn import QuantLinear, TensorQuantizer
-from qdqbert.numerics.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator
 from qdqbert.spec import Site
-from qdqbert.tensor_quant import QuantDescriptor
 
 pytestmark = pytest.mark.usefixtures("toolkit_defaults")
 

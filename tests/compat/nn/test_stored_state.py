@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from qdqbert.nn import QuantLinear
+from qdqbert.compat.nn import QuantLinear
 
 
 def test_an_earlier_state_dict_brings_bits_signs_ranges_and_switches() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
-from qdqbert.nn import Clip
-from qdqbert.nn.functional import ClipFunction, clip
+from qdqbert.compat.nn import Clip
+from qdqbert.compat.nn.functional import ClipFunction, clip
 
 
 def draw(*shape: int) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qdqbert.nn import (
+from qdqbert.compat.nn import (
     QuantInputMixin,
     QuantLinear,
     QuantMaxPool2d,
@@ -14,7 +14,7 @@ from qdqbert.nn import (
     TensorQuantizer,
     pop_quant_desc_in_kwargs,
 )
-from qdqbert.tensor_quant import QuantDescriptor
+from qdqbert.compat.tensor_quant import QuantDescriptor
 
 pytestmark = pytest.mark.usefixtures("toolkit_defaults")
 
