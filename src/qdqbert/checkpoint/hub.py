@@ -1,8 +1,17 @@
-"""Check names of models that are not local folders, before anything is downloaded."""
+"""Models that are not local folders: check their names, and download their files."""
 
 from __future__ import annotations
 
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -46,6 +55,27 @@ def check_hub_model(name: str) -> None:
             f"Model {name!r} cannot be found: no such folder exists here, and {reason}. Check "
             "the name, or pass the path of a folder."
         )
+
+
+def download(name: str, files: Sequence[str], *, commit: str | None = None) -> Path:
+    """Download files of a model, unless the hub's local cache has them, and return their folder.
+
+    Args:
+        name: Name of the model on the hub.
+        files: Globs over the paths of the files.
+        commit: Commit of the model; the newest one if `None`.
+
+    Raises:
+        CheckpointError: The hub cannot be reached.
+    """
+    try:
+        return Path(snapshot_download(name, revision=commit, allow_patterns=list(files)))
+    # Errors of connections differ with the HTTP library and have no common class.
+    except Exception as error:
+        raise CheckpointError(
+            f"The hub's model {name!r} cannot be downloaded ({type(error).__name__}). Check the "
+            "connection, and that there is space left for the hub's cache."
+        ) from error
 
 
 def _reason_for_absence(url: str) -> str | None:

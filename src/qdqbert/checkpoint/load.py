@@ -37,14 +37,15 @@ _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A float model with everything that is needed to feed it.
+class Description:
+    """A checkpoint with everything that is needed to feed it, apart from its weights.
 
     Attributes:
         name: Folder or hub id, as the user gave it.
+        subfolder: Folder of the encoder in it; empty for its root.
         task: The task of its head.
         family: Where its sites are.
-        model: The model, in evaluation mode, float32, on the CPU.
+        config: The transformers config of the model.
         tokenizer: Its tokenizer.
         head: Pooling and normalization of an embedder, if they are known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
@@ -54,46 +55,50 @@ class Checkpoint:
     """
 
     name: str
+    subfolder: str
     task: TaskName
     family: Family
-    model: torch.nn.Module
+    config: Any
     tokenizer: Any
     head: SentenceHead | None
     max_length: int
     input_names: tuple[str, ...]
-    cross_encoder: CrossEncoderFiles | None = None
-    notices: tuple[str, ...] = ()
-
-    @property
-    def config(self) -> Any:
-        """The transformers config of the model."""
-        return self.model.config
+    cross_encoder: CrossEncoderFiles | None
+    notices: tuple[str, ...]
 
 
-def load_checkpoint(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint(Description):
+    """A float model in PyTorch with everything that is needed to feed it.
+
+    Attributes:
+        model: The model of transformers, in evaluation mode, float32, on the CPU.
+    """
+
+    model: torch.nn.Module
+
+
+def describe_checkpoint(
     name: str,
     *,
     task: str | None = None,
-    class_for: Callable[[Any, Any], Any] = lambda float_class, config: float_class,
-    new_head: Sequence[str] | None = None,
     pooling: str | None = None,
-) -> Checkpoint:
-    """Load model, tokenizer and config.
+    new_head: Sequence[str] | None = None,
+) -> Description:
+    """Load the tokenizer and the settings of a checkpoint.
 
     Args:
         name: A local folder or a hub id.
         task: A task name of transformers. If `None`, it is inferred: from the files of
             sentence-transformers, or else from the config's `architectures`.
-        class_for: Returns the class to load, given the model's class and its config.
-        new_head: Classes of a head that is created for training if the checkpoint has none; empty
-            for heads without classes. `None` refuses such a checkpoint.
         pooling: How an embedder's token states become one vector; `None` for what the checkpoint
             specifies.
+        new_head: Classes of a head that is created for training if the checkpoint has none; empty
+            for heads without classes. `None` refuses the head of another task.
 
     Raises:
-        CheckpointError: The checkpoint does not exist, has no safetensors weights, lacks weights
-            or has weights of other shapes, has a tokenizer with more ids than embeddings, its
-            family is unknown, or its head is missing.
+        CheckpointError: The checkpoint does not exist, has no safetensors weights or no tokenizer,
+            or its family is unknown.
         UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
     """
     check_name(name)
@@ -112,41 +117,70 @@ def load_checkpoint(
         config.id2label = dict(enumerate(new_head))
         config.label2id = {label: index for index, label in config.id2label.items()}
     check_outputs(chosen, config.num_labels)
+    layout = head or cross_encoder
+    tokenizer, token_notices = _load_tokenizer(
+        name, subfolder, lower_case=bool(layout and layout.lower_case)
+    )
+    limits = (
+        family.longest_input(config),
+        tokenizer.model_max_length,
+        stored and stored.max_length,
+    )
+    return Description(
+        name=name,
+        subfolder=subfolder,
+        task=chosen,
+        family=family,
+        config=config,
+        tokenizer=tokenizer,
+        head=head,
+        max_length=int(min(filter(None, limits))),
+        input_names=_input_names(tokenizer, config),
+        cross_encoder=cross_encoder,
+        notices=(*head_notices, *pair_notices, *token_notices),
+    )
+
+
+def load_checkpoint(
+    name: str,
+    *,
+    task: str | None = None,
+    class_for: Callable[[Any, Any], Any] = lambda float_class, config: float_class,
+    new_head: Sequence[str] | None = None,
+    pooling: str | None = None,
+) -> Checkpoint:
+    """Load a checkpoint as a model of transformers. See `describe_checkpoint`.
+
+    Args:
+        name: See `describe_checkpoint`.
+        task: See `describe_checkpoint`.
+        class_for: Returns the class to load, given the model's class and its config.
+        new_head: See `describe_checkpoint`.
+        pooling: See `describe_checkpoint`.
+
+    Raises:
+        CheckpointError: Weights are missing or have other shapes, the head is missing, or the
+            tokenizer has more ids than there are embeddings.
+        UserInputError: See `describe_checkpoint`.
+    """
+    found = describe_checkpoint(name, task=task, pooling=pooling, new_head=new_head)
     model, info = _from_transformers(
         name,
-        class_for(_model_class(chosen, config), config).from_pretrained,
+        class_for(_model_class(found.task, found.config), found.config).from_pretrained,
         name,
-        subfolder=subfolder,
-        config=config,
+        subfolder=found.subfolder,
+        config=found.config,
         use_safetensors=True,
         dtype=torch.float32,
         output_loading_info=True,
         # Reported by `check_weights`, because transformers' error does not name the weight.
         ignore_mismatched_sizes=True,
     )
-    weight_notices = check_weights(name, model, chosen, info, needs_head=new_head is None)
-    layout = head or cross_encoder
-    tokenizer, token_notices = _load_tokenizer(
-        name, subfolder, lower_case=bool(layout and layout.lower_case)
-    )
-    _check_vocabulary(name, model, tokenizer)
-    limits = (
-        family.longest_input(config),
-        tokenizer.model_max_length,
-        stored and stored.max_length,
-    )
-    return Checkpoint(
-        name=name,
-        task=chosen,
-        family=family,
-        model=model.eval(),
-        tokenizer=tokenizer,
-        head=head,
-        max_length=int(min(filter(None, limits))),
-        input_names=_input_names(tokenizer, config),
-        cross_encoder=cross_encoder,
-        notices=(*head_notices, *pair_notices, *weight_notices, *token_notices),
-    )
+    notices = check_weights(name, model, found.task, info, needs_head=new_head is None)
+    check_vocabulary(name, found.tokenizer, model.get_input_embeddings().weight.shape[0])
+    fields = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
+    fields |= {"config": model.config, "notices": (*found.notices, *notices)}
+    return Checkpoint(model=model.eval(), **fields)
 
 
 def read_config(name: str) -> Any:
@@ -304,9 +338,12 @@ def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> LoadedTok
     return loaded
 
 
-def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed."""
-    embeddings = model.get_input_embeddings().weight.shape[0]
+def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> None:
+    """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed.
+
+    Raises:
+        CheckpointError: There is such an id.
+    """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= embeddings:
         raise CheckpointError(

@@ -9,14 +9,49 @@ from collections.abc import Iterable, Mapping
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
-from qdqbert.encoders.family import Family, Parts
+from qdqbert.encoders.family import Family, Parts, ReadHead
 from qdqbert.encoders.heads import states
-from qdqbert.encoders.model import EncoderModel, Layer, Pooling
-from qdqbert.encoders.weights import Weights
+from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling
+from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
 
 # Poolers, and buffers that follow from the config.
 _LEFT_OUT = re.compile(r"(^|\.)(pooler|contact_head)\.|(embed_positions\.weight|inv_freq)$")
+_BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq)$")
+_POOLER = re.compile(r"(^|\.)pooler\.")
+# Ranges of quantizers.
+_QUANTIZER = re.compile(r"_quantizer\.(\w+|clip\.\w+)$")
+# Parts of names of tensors that PEFT and AdapterHub add to a model.
+ADAPTER = re.compile(
+    r"(^|[._])(lora_\w+|base_layer|adapters?|ia3_\w+|vera_\w+|modules_to_save|prompt_encoder)($|[._])"
+)
+# Modules of the heads of transformers' models, those of older versions included.
+_HEADS = frozenset(
+    {
+        "classifier",
+        "cls",
+        "decoder",
+        "discriminator_predictions",
+        "dropout",
+        "generator_lm_head",
+        "generator_predictions",
+        "head",
+        "lm_head",
+        "lm_predictions",
+        "mask_predictions",
+        "pooler",
+        "pre_classifier",
+        "predictions",
+        "projection",
+        "qa_outputs",
+        "score",
+        "sequence_summary",
+        "sop_classifier",
+        "vocab_layer_norm",
+        "vocab_projector",
+        "vocab_transform",
+    }
+)
 
 # Tasks with the head of another one.
 _SAME_HEAD: Mapping[TaskName, TaskName] = {
@@ -33,6 +68,7 @@ def read_encoder(
     pooling: Pooling | None = None,
     normalize: bool = False,
     reads_token_types: bool = True,
+    notices: list[str] | None = None,
 ) -> EncoderModel:
     """Read a model with the head of a task. All its linear layers are in float.
 
@@ -45,9 +81,11 @@ def read_encoder(
             Families with a way of their own ignore it.
         normalize: Whether an embedder scales this vector to length 1.
         reads_token_types: Whether the tokenizer makes token types.
+        notices: Receives sentences for the user about tensors that are left out.
 
     Raises:
-        CheckpointError: The family is unknown, or a tensor or a field is missing or not supported.
+        CheckpointError: The family is unknown, a tensor or a field is missing or not supported, or
+            there are tensors that take part in what other code computes.
         UserInputError: The family has no such head.
     """
     family = family_of(config)
@@ -70,7 +108,10 @@ def read_encoder(
                 f"{', '.join(known)}.",
                 argument="task",
             )
-        heads = read(parts)
+        heads = _read_head(read, parts, task)
+    left_out = _left_out(parts, task)
+    if notices is not None:
+        notices += left_out
     return EncoderModel(
         embeddings=parts.encoder.embeddings,
         layers=_causal(parts.encoder.layers) if is_decoder else parts.encoder.layers,
@@ -81,6 +122,61 @@ def read_encoder(
         has_choices=task == "multiple-choice",
         convolution=parts.encoder.convolution,
     )
+
+
+def _read_head(read: ReadHead, parts: Parts, task: TaskName) -> tuple[Head, ...]:
+    """Return the head of a task.
+
+    Raises:
+        CheckpointError: The checkpoint does not have it.
+    """
+    try:
+        return read(parts)
+    except MissingTensorError as error:
+        named = parts.config.values.get("architectures") or []
+        hint = f", although its config.json names {named[0]}" if named else ""
+        raise CheckpointError(
+            f"{str(parts.root.weights.path)!r} has no head for task `{task}`{hint}: it lacks "
+            f"`{error.tensor}`. Fine-tune it for the task first, or pass another `task`: "
+            "`feature-extraction` for the encoder alone.",
+            argument="task",
+        ) from error
+
+
+def _left_out(parts: Parts, task: TaskName) -> list[str]:
+    """Return sentences on tensors of heads and poolers that a task does not use.
+
+    Raises:
+        CheckpointError: There are others.
+    """
+    weights, start = parts.root.weights, parts.body.path
+    unused = [name for name in weights.unused if not _BUFFER.search(name)]
+    ranges = [name for name in unused if _QUANTIZER.search(name)]
+    names = [name for name in unused if name not in set(ranges)]
+    unknown = [
+        name
+        for name in names
+        if not _LEFT_OUT.search(name) and _root(name.removeprefix(start)) not in _HEADS
+    ]
+    if unknown:
+        count = "1 weight" if len(unknown) == 1 else f"{len(unknown)} weights"
+        raise CheckpointError(
+            f"{str(weights.path)!r} has {count} that no model of type "
+            f"`{parts.config.text('model_type')}` uses, among them `{unknown[0]}`: other code made "
+            "it, and may compute something else. If they do not matter, write a copy without them: "
+            "load the model with transformers, and call its `save_pretrained(new_folder)`."
+        )
+    notices = []
+    if ranges and "quantizers" not in parts.config:
+        notices.append(
+            f"{str(weights.path)!r} has ranges of quantizers, but its config.json describes no "
+            "quantizers. They are not used."
+        )
+    left = dict.fromkeys("pooler" if _POOLER.search(name) else _root(name) for name in names)
+    if left:
+        modules = ", ".join(f"`{each}`" for each in left)
+        notices.append(f"Weights that task `{task}` does not use are left out: {modules}.")
+    return notices
 
 
 def _causal(layers: Iterable[Layer]) -> tuple[Layer, ...]:
@@ -116,22 +212,31 @@ def family_of(config: Config) -> Family:
 
 def _check_unused(parts: Parts) -> None:
     """Refuse tensors of the encoder that nothing reads. Heads and poolers may be left out."""
-    weights, start = parts.root.weights, parts.body.path
-    has_quantizers = "quantizers" in parts.root.config
+    weights = parts.root.weights
+    adapter = next((name for name in weights.unused if ADAPTER.search(name)), None)
+    if adapter is not None:
+        raise CheckpointError(
+            f"{str(weights.path)!r} has weights of an adapter, among them `{adapter}`, which would "
+            "be left out. Merge the adapter into the model and save that: with PEFT, "
+            "`merge_and_unload()` and `save_pretrained(new_folder)`."
+        )
     used = set(weights) - set(weights.unused)
     # The encoder has a prefix, or its parts are at the root.
-    roots = {name.removeprefix(start).partition(".")[0] for name in used}
+    start = parts.body.path
+    roots = {_root(name.removeprefix(start)) for name in used}
     for name in weights.unused:
-        own = name.removeprefix(start)
-        is_inner = name.startswith(start) and own.partition(".")[0] in roots
-        # `encoders.stored` reads them.
-        is_range = has_quantizers and "_quantizer." in name
-        if is_inner and not is_range and not _LEFT_OUT.search(name):
+        is_inner = name.startswith(start) and _root(name.removeprefix(start)) in roots
+        # `encoders.stored` reads ranges, if config.json describes quantizers.
+        if is_inner and not any(each.search(name) for each in (_QUANTIZER, _BUFFER, _LEFT_OUT)):
             raise CheckpointError(
                 f"{str(weights.path)!r} has the tensor `{name}` in its encoder, which a model of "
-                "its type does not have: an adapter, more layers, or a part of other code. Merge "
-                "the adapter, or use the config.json that belongs to the weights."
+                "its type does not have: more layers, or a part of other code. Use the config.json "
+                "that belongs to the weights."
             )
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _family_name(config: Config) -> str:

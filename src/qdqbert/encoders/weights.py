@@ -61,6 +61,18 @@ class Conversion:
         return name
 
 
+class MissingTensorError(CheckpointError):
+    """A checkpoint lacks a tensor that its config.json asks for.
+
+    Attributes:
+        tensor: Name of the tensor.
+    """
+
+    def __init__(self, message: str = "", *, argument: str | None = None, tensor: str = "") -> None:
+        super().__init__(message, argument=argument)
+        self.tensor = tensor
+
+
 class Weights:
     """The float tensors of a checkpoint by name.
 
@@ -157,9 +169,10 @@ class Weights:
     def _find(self, name: str) -> tuple[str, NDArray[Any]]:
         found = self._stored.get(name)
         if found is None:
-            raise CheckpointError(
+            raise MissingTensorError(
                 f"{str(self.path)!r} has no tensor `{name}`, which its config.json asks for. "
-                "Download or copy the checkpoint again, or correct config.json."
+                "Download or copy the checkpoint again, or correct config.json.",
+                tensor=name,
             )
         return found
 

@@ -75,13 +75,7 @@ def download_graph(name: str, artifact: Artifact, model: Path) -> None:
 
 
 def _download(name: str, commit: str | None, files: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
+    # It loads the hub's library, which local folders do not need.
+    from qdqbert.checkpoint.hub import download
 
-    try:
-        return Path(snapshot_download(name, revision=commit, allow_patterns=files))
-    # Errors of connections differ with the HTTP library and have no common class.
-    except Exception as error:
-        raise CheckpointError(
-            f"The hub's model {name!r} cannot be downloaded ({type(error).__name__}). Check the "
-            "connection, and that there is space left for the hub's cache."
-        ) from error
+    return download(name, files, commit=commit)

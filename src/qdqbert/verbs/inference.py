@@ -91,7 +91,8 @@ class TorchRunner:
 
     def run(self, inputs: Any) -> dict[str, Any]:
         """Return the outputs by name, as numpy arrays."""
-        device = next(self._body.parameters()).device
+        # A `SitedEncoder` without sites shares the arrays of its model, and has no parameters.
+        device = next((each.device for each in self._body.parameters()), torch.device("cpu"))
         with torch.inference_mode():
             outputs = self._body(**{k: torch.from_numpy(v).to(device) for k, v in inputs.items()})
         return to_numpy(outputs, self.output_names)

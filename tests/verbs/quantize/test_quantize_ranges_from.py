@@ -16,17 +16,20 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.encoding import encode, make_batches
 from qdqbert.errors import UserInputError
-from qdqbert.models.loading import load_model
 from qdqbert.progress import Silent
 from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import choose_targets, make_plans, site_groups
+from qdqbert.verbs.quantize.prepare import (
+    choose_targets,
+    make_plans,
+    open_source,
+    site_groups,
+)
 from qdqbert.verbs.quantize.ranges import (
     choose_range_source,
     find_calibration,
     open_earlier,
 )
-from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
 
 GRAPH = "onnxruntime/model.onnx"
 
@@ -39,7 +42,7 @@ def make(model: Path, output: Path, **options: Any) -> Any:
 def find_ranges(model: Path, texts: Path, **options: Any) -> Calibration:
     """Return the ranges that `make` would use."""
     chosen = QuantizeOptions(model=model, output="unused", targets="onnxruntime", **options)
-    source = CheckpointSource(load_model(str(model), task="feature-extraction"))
+    source = open_source(chosen, Path("unused"), Silent())
     targets = choose_targets(chosen)
     groups = site_groups(chosen, targets)
     plans = make_plans(source, source.sites(groups), targets, chosen)

@@ -13,10 +13,10 @@ import numpy as np
 from qdqbert.artifact import Artifact, read_training
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import demo_checkpoint
+from qdqbert.checkpoint.load import describe_checkpoint
 from qdqbert.choices import WeightsFor
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.machine import release_memory
-from qdqbert.models.loading import load_model
 from qdqbert.progress import Progress
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
@@ -35,7 +35,7 @@ from qdqbert.verbs.quantize.ranges import (
     rounding_notices,
 )
 from qdqbert.verbs.quantize.source import ModelSource
-from qdqbert.verbs.quantize.source.checkpoint import CheckpointSource
+from qdqbert.verbs.quantize.source.checkpoint import read_float
 from qdqbert.verbs.quantize.source.onnx import OnnxSource
 from qdqbert.verbs.quantize.source.sited import SitedSource
 from qdqbert.verbs.settings import input_length, task_options_of
@@ -181,9 +181,19 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
     else:
         with progress.stage("Loading the checkpoint"), naming("model"):
             name = str(demo_checkpoint()) if options.model is None else options.model
-            source = CheckpointSource(load_model(name, task=options.task, pooling=options.pooling))
+            source = _open_checkpoint(name, options)
     check_tokenizer(source)
     return source
+
+
+def _open_checkpoint(name: str, options: QuantizeOptions) -> ModelSource:
+    found = describe_checkpoint(name, task=options.task, pooling=options.pooling)
+    if getattr(found.config, "quantizers", None) is None:
+        return read_float(found)
+    # The classes that trained its quantizers read them, and load transformers' models.
+    from qdqbert.verbs.quantize.source.stored import open_stored
+
+    return open_stored(name, task=options.task, pooling=options.pooling)
 
 
 def check_tokenizer(source: ModelSource) -> None:

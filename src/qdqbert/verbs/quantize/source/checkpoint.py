@@ -1,18 +1,22 @@
-"""Checkpoints of transformers, in PyTorch."""
+"""Checkpoints, float or with quantizers of their own."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
+from pathlib import Path
 
-from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.checkpoint.hub import download
+from qdqbert.checkpoint.load import Description, check_vocabulary
+from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.heads import POOLINGS
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import sites_of
+from qdqbert.encoders.weights import Weights
 from qdqbert.engines.runner import Runner
-from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.outputs import check_outputs
-from qdqbert.models.configuration import recipe_of
-from qdqbert.models.state import stored_calibration, stored_specs
-from qdqbert.reference.sited_model import sited_model
+from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.spec import Site, SiteGroup
 from qdqbert.verbs.inference import TorchRunner
 from qdqbert.verbs.quantize.source import StoredQuantizers
@@ -20,30 +24,42 @@ from qdqbert.verbs.quantize.source.sited import SitedSource
 
 
 class CheckpointSource:
-    """A checkpoint in PyTorch; see `ModelSource`."""
+    """A checkpoint as data; see `ModelSource`."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Read the quantizers of the checkpoint, if it has some, and disable them."""
-        self._checkpoint = checkpoint
-        self._body = GraphBody.of(checkpoint)
-        self.name, self.task = checkpoint.name, str(checkpoint.task)
-        self.model_type: str | None = checkpoint.family.model_type
-        self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
-        self.head, self.cross_encoder = checkpoint.head, checkpoint.cross_encoder
-        self._encoder = encoder_of(checkpoint)
-        self.max_length = min(checkpoint.max_length, self._encoder.limit)
-        self.input_names, self.output_names = checkpoint.input_names, self._body.output_names
-        self.notices: tuple[str, ...] = checkpoint.notices
-        self.stored = _take_stored_quantizers_(checkpoint)
+    def __init__(
+        self,
+        found: Description,
+        encoder: EncoderModel,
+        *,
+        stored: StoredQuantizers | None = None,
+        notices: Collection[str] = (),
+    ) -> None:
+        """Keep what was read.
+
+        Args:
+            found: The checkpoint, apart from its weights.
+            encoder: Its model.
+            stored: Its quantizers, if it has some.
+            notices: Sentences for the user about its weights.
+        """
+        self._family, self._encoder, self.stored = found.family, encoder, stored
+        self.name, self.task = found.name, str(found.task)
+        self.model_type: str | None = found.family.model_type
+        self.config, self.tokenizer = found.config, found.tokenizer
+        self.head, self.cross_encoder = found.head, found.cross_encoder
+        self.max_length = min(found.max_length, encoder.limit)
+        self.input_names = found.input_names
+        self.output_names = tuple(output.name for head in encoder.heads for output in head.outputs)
+        self.notices = (*found.notices, *notices)
 
     def runner(self) -> Runner:
         """Return the float model, ready to run."""
-        return TorchRunner(self._body, self.input_names)
+        return TorchRunner(SitedEncoder(self._encoder, ()), self.input_names)
 
     def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
         """Return the sites of some groups."""
         if "output" in groups:
-            check_outputs(self._checkpoint.family)
+            check_outputs(self._family)
         return sites_of(self._encoder, self._with_stored(groups))
 
     def with_sites(self, groups: Collection[SiteGroup]) -> SitedSource:
@@ -58,15 +74,36 @@ class CheckpointSource:
         return {*groups, *(site.group for site in every if site.name in self.stored.specs)}
 
 
-def _take_stored_quantizers_(checkpoint: Checkpoint) -> StoredQuantizers | None:
-    sited = sited_model(checkpoint.model)
-    if not sited.quantizers:
-        return None
-    stored = StoredQuantizers(
-        specs=stored_specs(sited),
-        calibration=stored_calibration(sited),
-        recipe=recipe_of(checkpoint.config),
+def read_float(found: Description) -> CheckpointSource:
+    """Read the weights of a checkpoint without quantizers.
+
+    Args:
+        found: The rest of the checkpoint.
+
+    Raises:
+        CheckpointError: A part is missing, damaged, or of a kind that is not supported.
+        UserInputError: The family has no head for the task.
+    """
+    notices: list[str] = []
+    head = found.head
+    encoder = read_encoder(
+        Weights(_weights_folder(found)),
+        Config(values=found.config.to_dict()),
+        found.task,
+        pooling=None if head is None else POOLINGS[head.pooling],
+        normalize=head is not None and head.normalize,
+        notices=notices,
     )
-    for quantizer in sited.quantizers.values():
-        quantizer.disable()
-    return stored
+    check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))
+    encoder = dataclasses.replace(encoder, input_names=found.input_names)
+    return CheckpointSource(found, encoder, notices=notices)
+
+
+def _weights_folder(found: Description) -> Path:
+    """Return the folder of a checkpoint's weights, which are downloaded if they are on the hub."""
+    folder = Path(found.name)
+    if not folder.is_dir():
+        start = f"{found.subfolder}/" if found.subfolder else ""
+        files = [f"{start}model*.safetensors", f"{start}model.safetensors.index.json"]
+        folder = download(found.name, files)
+    return folder / found.subfolder
