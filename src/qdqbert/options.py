@@ -276,6 +276,7 @@ class Declared(typing.NamedTuple):
         return f"{self.help} One of {names}."
 
 
+@functools.cache
 def declared_options(options: type) -> tuple[Declared, ...]:
     """Return the options of a command: its own first, then those of its groups in their order."""
     found = []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from qdqbert.numerics.threads import one_torch_thread
+Vector = NDArray[np.float64]
 
 # Steps between the ends of a range of 8-bit codes, and codes on one side of zero.
 _INPUT_STEPS = 255
@@ -18,6 +20,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 _UPDATES = 100
 _RATE = 0.1
+_BETAS = (0.9, 0.999)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,8 @@ def least_noise_scale(start: Tensor, channels: ChannelStatistics, weight: Tensor
     where `step_x` is a 255th of the range of `x p`, and `step_i` a 127th of the largest `W_ij /
     p_j` of output `i`. The mean of an input does not count, because the bias takes its error back.
     A larger `p_j` lowers the first term until channel `j` decides the range, and raises the second.
-    The search follows the gradient of the sum's logarithm with Adam.
+    The search follows the gradient of the sum's logarithm with Adam (Kingma and Ba 2015,
+    arXiv:1412.6980).
 
     Args:
         start: Where the search starts, `(channels,)`, above 0.
@@ -62,35 +66,68 @@ def least_noise_scale(start: Tensor, channels: ChannelStatistics, weight: Tensor
         The best scale found, float32 `(channels,)` on the CPU, with a geometric mean of 1. It is
         never worse than `start`.
     """
-    # Everything on the CPU, so that all processes of a calibration find the same bits. The search
-    # has its own gradients, whatever the caller does about those of the model.
-    with one_torch_thread(), torch.inference_mode(False), torch.enable_grad():
-        low, high, variance = (
-            each.to("cpu", torch.float32, copy=True)
-            for each in (channels.low, channels.high, channels.variance)
-        )
-        magnitudes = weight.detach().to("cpu", torch.float32).abs()
-        energy = magnitudes.square().sum(dim=0)
-        log_p = start.to("cpu", torch.float32, copy=True).log().requires_grad_()
-        optimizer = torch.optim.Adam([log_p], lr=_RATE)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=_UPDATES)
-        best, found = torch.inf, log_p.detach().clone()
-        scaled = torch.empty_like(magnitudes)
-        for _ in range(_UPDATES):
-            p = log_p.exp()
-            ends = (p * high).amax().clamp_min(0) - (p * low).amin().clamp_max(0)
-            # Only the largest weight of each output has a gradient. numpy finds it 8 times as fast.
-            with torch.no_grad():
-                torch.mul(magnitudes, 1 / p, out=scaled)
-            largest = torch.from_numpy(scaled.numpy().argmax(axis=1))
-            steps = magnitudes.gather(1, largest[:, None])[:, 0] / p[largest]
-            of_inputs = (ends / _INPUT_STEPS).square() * (energy / p.square()).sum()
-            of_weights = (steps / _WEIGHT_STEPS).square().sum() * (p.square() * variance).sum()
-            # An input that is always 0 has no noise.
-            noise = (of_inputs + _ROUNDED_NOISE * of_weights + _TINY).log()
-            if noise.item() < best:
-                best, found = noise.item(), log_p.detach().clone()
-            (log_p.grad,) = torch.autograd.grad(noise, [log_p])
-            optimizer.step()
-            schedule.step()
-        return torch.exp(found - found.mean())
+    # numpy, so that all processes of a calibration find the same bits, and on one thread.
+    low, high, variance = (
+        each.cpu().double().numpy() for each in (channels.low, channels.high, channels.variance)
+    )
+    magnitudes = weight.detach().cpu().float().abs().numpy()
+    energy = np.square(magnitudes).sum(axis=0, dtype=np.float64)
+    log_p = start.cpu().double().log().numpy()
+    best, found = np.inf, log_p
+    scaled = np.empty_like(magnitudes)
+    first, second = np.zeros_like(log_p), np.zeros_like(log_p)
+    for update in range(1, _UPDATES + 1):
+        noise, gradient = _noise(log_p, low, high, variance, magnitudes, energy, scaled)
+        if noise < best:
+            best, found = noise, log_p
+        first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
+        second = _BETAS[1] * second + (1 - _BETAS[1]) * np.square(gradient)
+        mean = first / (1 - _BETAS[0] ** update)
+        deviation = np.sqrt(second / (1 - _BETAS[1] ** update)) + 1e-8
+        # The rate falls to a hundredth at the end.
+        rate = _RATE * (1 - 0.99 * (update - 1) / _UPDATES)
+        log_p = log_p - rate * mean / deviation
+    return torch.from_numpy(np.exp(found - found.mean()).astype(np.float32))
+
+
+def _noise(
+    log_p: Vector,
+    low: Vector,
+    high: Vector,
+    variance: Vector,
+    magnitudes: NDArray[np.float32],
+    energy: Vector,
+    scaled: NDArray[np.float32],
+) -> tuple[float, Vector]:
+    """Return the logarithm of the noise of a scale, and its gradient by the scale's logarithm.
+
+    Args:
+        log_p: Logarithm of the scale, `(channels,)`.
+        low: See `ChannelStatistics`.
+        high: See `ChannelStatistics`.
+        variance: See `ChannelStatistics`.
+        magnitudes: Magnitudes of the weights, `(outputs, channels)`.
+        energy: Sums of their squares over the outputs, `(channels,)`.
+        scaled: Memory of the shape of `magnitudes`.
+    """
+    p = np.exp(log_p)
+    top, bottom = (p * high).argmax(), (p * low).argmin()
+    above, below = max((p * high)[top], 0.0), min((p * low)[bottom], 0.0)
+    ends = above - below
+    np.multiply(magnitudes, (1 / p).astype(np.float32), out=scaled)
+    # Only the largest weight of each output has a gradient.
+    largest = scaled.argmax(axis=1)
+    steps = np.square(magnitudes[np.arange(len(largest)), largest] / p[largest])
+    spread, squares = energy / np.square(p), np.square(p) * variance
+    of_inputs = (ends / _INPUT_STEPS) ** 2 * spread.sum()
+    share = _ROUNDED_NOISE / _WEIGHT_STEPS**2
+    of_weights = share * steps.sum() * squares.sum()
+    # An input that is always 0 has no noise.
+    total = of_inputs + of_weights + _TINY
+    slope = -2 * (ends / _INPUT_STEPS) ** 2 * spread + 2 * share * steps.sum() * squares
+    slope -= 2 * share * squares.sum() * np.bincount(largest, steps, len(p))
+    # The ends of the range belong to one channel each.
+    factor = 2 * ends / _INPUT_STEPS**2 * spread.sum()
+    slope[top] += factor * above
+    slope[bottom] -= factor * below
+    return float(np.log(total)), slope / total

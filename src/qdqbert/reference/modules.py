@@ -45,7 +45,8 @@ class QuantEmbedding(nn.Embedding):
             embedding.num_embeddings,
             embedding.embedding_dim,
             padding_idx=embedding.padding_idx,
-            device="meta",
+            # Without it PyTorch would draw random numbers, on any device.
+            _weight=embedding.weight,
         )
         new.weight = embedding.weight
         new._weight_quantizer = Quantizer(TensorSpec(narrow=True, axis=1), site=table_site(name))

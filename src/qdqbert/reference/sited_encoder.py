@@ -133,9 +133,7 @@ class SitedEncoder(nn.Module):
 
     def _put_table(self, table: Table) -> None:
         weight = self.tensor(table.rows)
-        rows, width = weight.shape
-        module = nn.Embedding(rows, width, device="meta")
-        module.weight = nn.Parameter(weight, requires_grad=False)
+        module = nn.Embedding.from_pretrained(weight)
         _put(self, table.module, QuantEmbedding.from_float(module, name=table.module))
 
     def _put_linears(self, layer: Layer) -> None:
