@@ -309,7 +309,7 @@ def check_options(options: Any) -> None:
     Raises:
         UserInputError: A value has another type, is not one of its choices, or out of its bounds.
     """
-    for each in declared_options(type(options)):
+    for each in declared_options(options.__class__):
         value = getattr(options, each.name)
         if value is None and each.is_optional:
             continue
@@ -319,7 +319,7 @@ def check_options(options: Any) -> None:
 
 def normalize_options(options: Any) -> None:
     """Turn paths and numbers of columns into strings, and sequences into tuples, in place."""
-    for each in declared_options(type(options)):
+    for each in declared_options(options.__class__):
         value = getattr(options, each.name)
         is_column_number = each.name.endswith("_column") and type(value) is int
         if isinstance(value, Path) or is_column_number:
@@ -341,7 +341,7 @@ def command_line(command: str, options: Any) -> str:
     words = ["qdqbert", command]
     if options.model is not None:
         words.append(options.model)
-    for each in declared_options(type(options)):
+    for each in declared_options(options.__class__):
         value = getattr(options, each.name)
         if each.name != "model" and value is not None and value != each.default:
             words += _words(each, value)

@@ -114,7 +114,7 @@ def test_help_lists_the_commands_and_version_prints_it() -> None:
             ["--task", "sentiment"],
             "`--task sentiment` is unknown. Choose one of: feature-extraction, ",
         ),
-        (["--task", "fill-mask"], "has no head for task `fill-mask`: it lacks 6 weights"),
+        (["--task", "fill-mask"], "has no head for task `fill-mask`: it lacks `"),
         (["--target", "gpu"], "`--target gpu` is unknown. Choose one of: portable, onnxruntime"),
         (["--recipe", "best"], "`--recipe best` is unknown. Choose one of: ffn, linear"),
         (["--calibrator", "best"], "`--calibrator best` is unknown. Choose one of: max"),
@@ -133,7 +133,7 @@ def test_help_lists_the_commands_and_version_prints_it() -> None:
         ),
         (
             ["--task", "text-classification"],
-            "has no head for task `text-classification`: it lacks 2",
+            "has no head for task `text-classification`: it lacks `",
         ),
     ],
     ids=[

@@ -133,10 +133,8 @@ def _read_head(read: ReadHead, parts: Parts, task: TaskName) -> tuple[Head, ...]
     try:
         return read(parts)
     except MissingTensorError as error:
-        named = parts.config.values.get("architectures") or []
-        hint = f", although its config.json names {named[0]}" if named else ""
         raise CheckpointError(
-            f"{str(parts.root.weights.path)!r} has no head for task `{task}`{hint}: it lacks "
+            f"{str(parts.root.weights.path)!r} has no head for task `{task}`: it lacks "
             f"`{error.tensor}`. Fine-tune it for the task first, or pass another `task`: "
             "`feature-extraction` for the encoder alone.",
             argument="task",
@@ -173,6 +171,9 @@ def _left_out(parts: Parts, task: TaskName) -> list[str]:
             "quantizers. They are not used."
         )
     left = dict.fromkeys("pooler" if _POOLER.search(name) else _root(name) for name in names)
+    if task == "feature-extraction":
+        # It belongs to the encoder, and embedders do not read it.
+        left.pop("pooler", None)
     if left:
         modules = ", ".join(f"`{each}`" for each in left)
         notices.append(f"Weights that task `{task}` does not use are left out: {modules}.")

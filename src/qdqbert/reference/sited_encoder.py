@@ -133,7 +133,9 @@ class SitedEncoder(nn.Module):
 
     def _put_table(self, table: Table) -> None:
         weight = self.tensor(table.rows)
-        module = nn.Embedding.from_pretrained(weight)
+        rows, width = weight.shape
+        # With a weight, PyTorch does not draw random numbers.
+        module = nn.Embedding(rows, width, _weight=weight, _freeze=True)
         _put(self, table.module, QuantEmbedding.from_float(module, name=table.module))
 
     def _put_linears(self, layer: Layer) -> None:
