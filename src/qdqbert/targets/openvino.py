@@ -1,6 +1,7 @@
 """OpenVINO's CPU plugin, which reads the .onnx file and fuses Q/DQ pairs itself.
 
-A zero point would cost it an extra pass over the sums, so zero points are moved into biases.
+A zero point would cost it an extra pass over the sums, so zero points are moved into biases. With
+VNNI, its int8 product of queries and keys is faster than the float one; without, it is slower.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ OPENVINO = Target(
     summary="OpenVINO's CPU plugin, which reads the .onnx file",
     engines=("openvino",),
     recipe="linear",
+    vnni_recipe="linear+qk",
     adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
     rewrites=("absorb_zero_points",),
 )

@@ -53,6 +53,7 @@ class Target:
         qdq_engines: Engines that measure the Q/DQ pairs of the graph where no engine can run the
             graph itself; see `measured_plan`.
         recipe: Default recipe: the one that measured best on this target.
+        vnni_recipe: Default recipe of weights for CPUs with VNNI, if it is another one.
         required_groups: Groups of sites that a recipe has to place.
         refused_groups: Groups of sites that a recipe must not place.
         quantizes: Which activations and weights of encoder layers it quantizes: any that a recipe
@@ -83,6 +84,7 @@ class Target:
     engines: tuple[EngineName, ...]
     qdq_engines: tuple[EngineName, ...] = ()
     recipe: str
+    vnni_recipe: str | None = None
     required_groups: tuple[SiteGroup, ...] = ()
     refused_groups: tuple[SiteGroup, ...] = ()
     quantizes: Literal["any_sites", "all_linear_layers", "nothing"] = "any_sites"

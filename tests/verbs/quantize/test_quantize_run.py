@@ -20,6 +20,7 @@ from qdqbert.evidence.latency import Timing
 from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.reporting.page import quantize_page
+from qdqbert.targets.target import recipe_for
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -257,6 +258,16 @@ def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
     assert for_any[1] == for_vnni[1]
     assert for_any[0] != for_vnni[0]
     assert for_vnni[0].adjacent_sum_limit is None
+
+
+@pytest.mark.parametrize(
+    ("weights_for", "recipe", "expected"),
+    [("any", None, "linear"), ("vnni", None, "linear+qk"), ("vnni", "linear", "linear")],
+)
+def test_openvino_quantizes_queries_and_keys_for_vnni(weights_for, recipe, expected) -> None:
+    chosen = QuantizeOptions(targets="openvino", weights_for=weights_for, recipe=recipe)
+    (target,) = choose_targets(chosen)
+    assert recipe_for(target, chosen.recipe, "float").name == expected
 
 
 def test_the_graph_for_tensorrt_is_checked_and_not_timed(checkpoints, tmp_path) -> None:

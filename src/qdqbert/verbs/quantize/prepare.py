@@ -158,7 +158,8 @@ def choose_targets(options: QuantizeOptions) -> list[Target]:
 def for_cpus(target: Target, weights_for: WeightsFor) -> Target:
     """Return a target as it is for the CPUs that weights are encoded for."""
     if weights_for == "vnni":
-        return dataclasses.replace(target, adjacent_sum_limit=None)
+        recipe = target.vnni_recipe or target.recipe
+        return dataclasses.replace(target, adjacent_sum_limit=None, recipe=recipe)
     return target
 
 
