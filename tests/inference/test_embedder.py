@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -181,6 +182,7 @@ def test_no_texts_give_no_embeddings(plain) -> None:
         ({"sentences": ["a", 3]}, "`sentences` has to be a text or a list of texts; item 1 is int"),
         ({"sentences": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
         ({"sentences": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
+        ({"sentences": "a", "batch_size": 0}, "`batch_size=0` must be a whole number from 1"),
         ({"sentences": "a", "chunk_overlap": 62}, "`chunk_overlap` must be .* below 62, .*got 62"),
         (
             {"sentences": "a", "chunk_overlap": 60, "prompt": "the cat "},
@@ -223,8 +225,6 @@ def test_results_are_those_of_sentence_transformers(quantized) -> None:
 
 
 def test_the_folders_default_prompt_and_dimensions_are_used(quantized, tmp_path) -> None:
-    import shutil
-
     folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
     with qdqbert.load(folder) as model:
         expected = model.encode([f"the night {text}" for text in TEXTS])[:, :8]
@@ -232,3 +232,43 @@ def test_the_folders_default_prompt_and_dimensions_are_used(quantized, tmp_path)
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with qdqbert.load(folder) as model:
         np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [None, "cosine", "dot", "euclidean", "manhattan"])
+def test_similarities_are_those_of_sentence_transformers(quantized, tmp_path, name) -> None:
+    util = pytest.importorskip("sentence_transformers.util")
+    folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
+    settings = {"similarity_fn_name": name, "truncate_dim": 8}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    theirs = {None: "cos_sim", "cosine": "cos_sim", "dot": "dot_score"}
+    expected = getattr(util, theirs.get(name, f"{name}_sim"))
+    with qdqbert.load(folder) as model:
+        vectors = model.encode(TEXTS)
+        for first in (vectors, vectors[0]):
+            found = model.similarity(first, vectors[1:])
+            np.testing.assert_allclose(found, expected(first, vectors[1:]).numpy(), atol=1e-5)
+        with pytest.raises(UserInputError, match=r"shapes \(1, 7\) and \(5, 8\)"):
+            model.similarity(vectors[0, :7], vectors)
+
+
+def test_an_unknown_similarity_is_refused(quantized, tmp_path) -> None:
+    folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
+    (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "angle"}')
+    with (
+        qdqbert.load(folder) as model,
+        pytest.raises(UserInputError, match=r"`similarity_fn_name='angle'` .* is unknown"),
+    ):
+        model.similarity([1.0], [1.0])
+
+
+def test_the_dimension_is_that_of_an_embedding(plain) -> None:
+    vector = plain[1].encode("music")
+    assert plain[1].get_sentence_embedding_dimension() == len(vector)
+
+
+def test_a_bar_is_shown_if_asked_for_and_batches_change_nothing(plain, capsys) -> None:
+    expected = plain[1].encode(TEXTS)
+    assert not capsys.readouterr().err
+    found = plain[1].encode(TEXTS, batch_size=2, show_progress_bar=True)
+    np.testing.assert_array_equal(found, expected)
+    assert "Running the model" in capsys.readouterr().err

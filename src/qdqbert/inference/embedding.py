@@ -17,6 +17,7 @@ from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, TextEncoder, feature_of, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
+from qdqbert.progress import progress_of
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.pooling import sentence_vectors
 
@@ -197,6 +198,7 @@ class Embedder(Model):
         settings = read_model_settings(loaded.artifact.directory)
         self._default_prompt_name = settings.default_prompt_name
         self._truncate_dim = settings.truncate_dim
+        self._similarity = settings.similarity
         self.prompts: dict[str, str] = dict(settings.prompts)
 
     def encode(
@@ -209,6 +211,8 @@ class Embedder(Model):
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         chunk_overlap: int | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
     ) -> Any:
         """Compute embeddings, as `SentenceTransformer.encode` of sentence-transformers does.
 
@@ -229,6 +233,9 @@ class Embedder(Model):
                 that share this number of tokens, 0 or more, instead of being cut. Each chunk has
                 the prompt. The embedding of the text is the mean of those of its chunks, weighted
                 by their numbers of tokens of the text, and scaled to length 1 if theirs are.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+                Texts of similar length are put into batches by their tokens.
+            show_progress_bar: Whether to show a bar on stderr.
 
         Returns:
             float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
@@ -244,6 +251,11 @@ class Embedder(Model):
             >>> vectors.shape
             (2, 384)
         """
+        if batch_size is not None and not (type(batch_size) is int and batch_size > 0):
+            raise UserInputError(
+                f"`batch_size={batch_size!r}` must be a whole number from 1. It can be left out.",
+                argument="batch_size",
+            )
         is_one = isinstance(sentences, str)
         job = self.job(
             prompt_name=prompt_name,
@@ -253,15 +265,60 @@ class Embedder(Model):
             truncate_dim=truncate_dim,
             chunk_overlap=chunk_overlap,
         )
-        vectors = self._all(job, listed_texts(sentences, "sentences"))
+        texts = listed_texts(sentences, "sentences")
+        vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
         if is_one:
             return vectors[0]
         if output_value == "token_embeddings":
             return vectors
         if not vectors:
-            width = len(self._all(self.job(prompt="", truncate_dim=truncate_dim), ["a"])[0])
-            return np.zeros((0, width), np.float32)
+            return np.zeros((0, self._width(truncate_dim)), np.float32)
         return np.stack(vectors)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Embedding:
+        """Compare all pairs of embeddings, as `SentenceTransformer.similarity` does.
+
+        Args:
+            embeddings1: Embeddings `(texts, dimensions)`, or one of them, `(dimensions,)`.
+            embeddings2: The same.
+
+        Returns:
+            float32, `(texts of embeddings1, texts of embeddings2)`: cosines, or what the folder's
+            `similarity_fn_name` says: "dot", "euclidean" or "manhattan". The last two are distances
+            with a minus sign.
+
+        Raises:
+            UserInputError: The shapes do not fit, or the folder's function is unknown.
+        """
+        a, b = (np.atleast_2d(np.asarray(each, np.float32)) for each in (embeddings1, embeddings2))
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+            raise UserInputError(
+                "`embeddings1` and `embeddings2` have to be (texts, dimensions) with the same "
+                f"number of dimensions; got shapes {a.shape} and {b.shape}.",
+                argument="embeddings2",
+            )
+        match self._similarity:
+            case "dot":
+                return np.asarray(a @ b.T)
+            case "euclidean":
+                return np.asarray(-np.linalg.norm(a[:, None] - b[None], axis=-1))
+            case "manhattan":
+                return np.asarray(-np.abs(a[:, None] - b[None]).sum(axis=-1))
+            case "cosine" | None:
+                return np.asarray(_scaled(a) @ _scaled(b).T)
+            case name:
+                raise UserInputError(
+                    f"`similarity_fn_name={name!r:.80}` in the folder's "
+                    "config_sentence_transformers.json is unknown. Known: cosine, dot, euclidean, "
+                    "manhattan."
+                )
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the number of dimensions of an embedding, as sentence-transformers does."""
+        return self._width(None)
+
+    def _width(self, truncate_dim: int | None) -> int:
+        return len(self._all(self.job(prompt="", truncate_dim=truncate_dim), ["a"])[0])
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""

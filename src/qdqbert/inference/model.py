@@ -25,6 +25,7 @@ from qdqbert.inference.long_texts import Kept
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
 from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.progress import Progress, Silent
 
 _I = TypeVar("_I")
 _A = TypeVar("_A")
@@ -286,17 +287,22 @@ class Model:
         """Number of batches that run at once."""
         return self._loaded.scheduler.streams
 
-    def _all(self, job: Job[_I, _A], items: Sequence[_I]) -> list[_A]:
+    def _all(
+        self, job: Job[_I, _A], items: Sequence[_I], *, progress: Progress | None = None
+    ) -> list[_A]:
         """Return the answers to all items. The first ones that are truncated are logged."""
-        truncated = 0
+        truncated = finished = 0
+        shown = (progress or Silent()).throughput("Running the model", len(items))
 
         def count(done: Done) -> None:
-            nonlocal truncated
+            nonlocal truncated, finished
             truncated += done.truncated
+            finished += done.items
+            advance(rows=done.items, tokens=done.tokens, position=finished)
 
-        found = self._loaded.scheduler.run(job, items, count)
         # The position of a single input says nothing.
-        with self._using():
+        with shown as advance, self._using():
+            found = self._loaded.scheduler.run(job, items, count)
             answers = list(_raising(found, has_positions=len(items) > 1))
         if truncated:
             self._count_truncated(truncated, len(items))
