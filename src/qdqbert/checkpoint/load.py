@@ -164,6 +164,23 @@ def load_checkpoint(
         UserInputError: See `describe_checkpoint`.
     """
     found = describe_checkpoint(name, task=task, pooling=pooling, new_head=new_head)
+    return load_described(found, class_for=class_for, needs_head=new_head is None)
+
+
+def load_described(
+    found: Description, *, class_for: Callable[[Any, Any], Any], needs_head: bool = True
+) -> Checkpoint:
+    """Load the weights of a checkpoint as a model of transformers.
+
+    Args:
+        found: The rest of the checkpoint.
+        class_for: Returns the class to load, given the model's class and its config.
+        needs_head: Whether the files must have the head of the task.
+
+    Raises:
+        CheckpointError: See `load_checkpoint`.
+    """
+    name = found.name
     model, info = _from_transformers(
         name,
         class_for(_model_class(found.task, found.config), found.config).from_pretrained,
@@ -176,7 +193,7 @@ def load_checkpoint(
         # Reported by `check_weights`, because transformers' error does not name the weight.
         ignore_mismatched_sizes=True,
     )
-    notices = check_weights(name, model, found.task, info, needs_head=new_head is None)
+    notices = check_weights(name, model, found.task, info, needs_head=needs_head)
     check_vocabulary(name, found.tokenizer, model.get_input_embeddings().weight.shape[0])
     fields = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
     fields |= {"config": model.config, "notices": (*found.notices, *notices)}

@@ -12,17 +12,11 @@ import transformers
 
 from qdqbert.checkpoint.task_names import AUTO_CLASSES
 from qdqbert.choices import TaskName
+from qdqbert.encoders.checkpoint import ADAPTER, BUFFER, POOLER
 from qdqbert.errors import CheckpointError
 
-# Parts of names of weights that PEFT and AdapterHub add to a model.
-_ADAPTER = re.compile(
-    r"(^|[._])(lora_\w+|base_layer|adapters?|ia3_\w+|vera_\w+|modules_to_save|prompt_encoder)($|[._])"
-)
-# Buffers that older versions of transformers saved. They follow from the config.
-_BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq)$")
 # Ranges of quantizers, which are calibrated if config.json describes no quantizers.
 _QUANTIZER = re.compile(r"_quantizer\.\w+$")
-_POOLER = re.compile(r"(^|\.)pooler\.")
 # Names of DeBERTa's heads in its own code.
 _OLD_HEADS = ("lm_predictions", "mask_predictions")
 
@@ -45,8 +39,8 @@ def check_weights(
     Raises:
         CheckpointError: The files and the class do not fit.
     """
-    unused = [key for key in sorted(info["unexpected_keys"]) if not _BUFFER.search(key)]
-    adapter = next((key for key in unused if _ADAPTER.search(key)), None)
+    unused = [key for key in sorted(info["unexpected_keys"]) if not BUFFER.search(key)]
+    adapter = next((key for key in unused if ADAPTER.search(key)), None)
     if adapter is not None:
         raise CheckpointError(
             f"Checkpoint {name!r} has weights of an adapter, among them `{adapter}`, which its "
@@ -98,7 +92,7 @@ def _check_unused(
 ) -> tuple[str, ...]:
     """Refuse weights that take part in what the checkpoint computes, and name the others."""
     inner = [key for key in unused if _is_of_base(model, key)]
-    beyond = [key for key in inner if not (_POOLER.search(key) or _QUANTIZER.search(key))]
+    beyond = [key for key in inner if not (POOLER.search(key) or _QUANTIZER.search(key))]
     if beyond:
         raise CheckpointError(
             f"The files of checkpoint {name!r} have {_weights(len(beyond))} in the encoder that "
@@ -125,7 +119,7 @@ def _check_unused(
             "They are not used."
         )
     parts = dict.fromkeys(
-        "pooler" if _POOLER.search(key) else _root(key)
+        "pooler" if POOLER.search(key) else _root(key)
         for key in unused
         if not _QUANTIZER.search(key)
     )

@@ -17,8 +17,9 @@ from qdqbert.errors import CheckpointError, UserInputError
 
 # Poolers, and buffers that follow from the config.
 _LEFT_OUT = re.compile(r"(^|\.)(pooler|contact_head)\.|(embed_positions\.weight|inv_freq)$")
-_BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq)$")
-_POOLER = re.compile(r"(^|\.)pooler\.")
+# Buffers that older versions of transformers saved. They follow from the config.
+BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq)$")
+POOLER = re.compile(r"(^|\.)pooler\.")
 # Ranges of quantizers.
 _QUANTIZER = re.compile(r"_quantizer\.(\w+|clip\.\w+)$")
 # Parts of names of tensors that PEFT and AdapterHub add to a model.
@@ -145,10 +146,10 @@ def _left_out(parts: Parts, task: TaskName) -> list[str]:
     """Return sentences on tensors of heads and poolers that a task does not use.
 
     Raises:
-        CheckpointError: There are others.
+        CheckpointError: A tensor belongs to no known head.
     """
     weights, start = parts.root.weights, parts.body.path
-    unused = [name for name in weights.unused if not _BUFFER.search(name)]
+    unused = [name for name in weights.unused if not BUFFER.search(name)]
     ranges = [name for name in unused if _QUANTIZER.search(name)]
     names = [name for name in unused if name not in set(ranges)]
     unknown = [
@@ -170,7 +171,7 @@ def _left_out(parts: Parts, task: TaskName) -> list[str]:
             f"{str(weights.path)!r} has ranges of quantizers, but its config.json describes no "
             "quantizers. They are not used."
         )
-    left = dict.fromkeys("pooler" if _POOLER.search(name) else _root(name) for name in names)
+    left = dict.fromkeys("pooler" if POOLER.search(name) else _root(name) for name in names)
     if task == "feature-extraction":
         # It belongs to the encoder, and embedders do not read it.
         left.pop("pooler", None)
@@ -228,7 +229,7 @@ def _check_unused(parts: Parts) -> None:
     for name in weights.unused:
         is_inner = name.startswith(start) and _root(name.removeprefix(start)) in roots
         # `encoders.stored` reads ranges, if config.json describes quantizers.
-        if is_inner and not any(each.search(name) for each in (_QUANTIZER, _BUFFER, _LEFT_OUT)):
+        if is_inner and not any(each.search(name) for each in (_QUANTIZER, BUFFER, _LEFT_OUT)):
             raise CheckpointError(
                 f"{str(weights.path)!r} has the tensor `{name}` in its encoder, which a model of "
                 "its type does not have: more layers, or a part of other code. Use the config.json "

@@ -111,8 +111,9 @@ def _noise(
         scaled: Memory of the shape of `magnitudes`.
     """
     p = np.exp(log_p)
-    top, bottom = (p * high).argmax(), (p * low).argmin()
-    above, below = max((p * high)[top], 0.0), min((p * low)[bottom], 0.0)
+    highs, lows = p * high, p * low
+    top, bottom = highs.argmax(), lows.argmin()
+    above, below = max(highs[top], 0.0), min(lows[bottom], 0.0)
     ends = above - below
     np.multiply(magnitudes, (1 / p).astype(np.float32), out=scaled)
     # Only the largest weight of each output has a gradient.

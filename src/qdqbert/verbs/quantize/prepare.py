@@ -192,9 +192,9 @@ def _open_checkpoint(name: str, options: QuantizeOptions) -> ModelSource:
     if getattr(found.config, "quantizers", None) is None:
         return read_float(found)
     # The classes that trained its quantizers read them, and load transformers' models.
-    from qdqbert.verbs.quantize.source.stored import open_stored
+    from qdqbert.verbs.quantize.source.stored import read_stored
 
-    return open_stored(name, task=options.task, pooling=options.pooling)
+    return read_stored(found)
 
 
 def check_tokenizer(source: ModelSource) -> None:
