@@ -17,7 +17,7 @@ class ToolkitFactory:
     """Creates quantizers from the default descriptors of `QuantLinear`, as QDQBERT does."""
 
     def activation(self, site: Site) -> TensorQuantizer:
-        """Return a quantizer like those of the inputs of linear layers."""
+        """Return an activation quantizer, described like the inputs of linear layers."""
         return TensorQuantizer(QuantLinear.default_quant_desc_input, site=site)
 
     def linear(self, linear: nn.Linear) -> QuantLinear:

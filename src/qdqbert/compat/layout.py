@@ -10,23 +10,25 @@ import torch
 from qdqbert.compat import calibrators, helper, quant_modules
 from qdqbert.compat import nn as quant_nn
 from qdqbert.compat import tensor_quant as tensor_quant_module
-from qdqbert.compat.nn import conv, functional, mixins
+from qdqbert.compat.nn import functional, mixins, modules
 from qdqbert.numerics.affine import reduce_amax
 from qdqbert.quantizers.clip import Clip
 
 VERSION = "2.2.1"
 """Version of pytorch-quantization that these names are from."""
 
-_DIMS = ("1d", "2d", "3d")
-_CONVS = [f"{kind}{dims}" for kind in ("Conv", "ConvTranspose") for dims in _DIMS]
-_POOLS = [f"{kind}{dims}" for kind in ("MaxPool", "AvgPool", "AdaptiveAvgPool") for dims in _DIMS]
-_NORMS = [f"QuantInstanceNorm{dims}" for dims in _DIMS]
+_CONVS = modules.of_kind("Conv", "ConvTranspose")
+_POOLS = modules.of_kind("MaxPool", "AvgPool", "AdaptiveAvgPool")
+_NORMS = modules.of_kind("InstanceNorm")
 
 
-def _aliased(names: list[str]) -> dict[str, Any]:
+def _aliased(names: list[str]) -> dict[str, type]:
     """Return classes by their own name and by torch's."""
-    found = {f"Quant{name}": getattr(quant_nn, f"Quant{name}") for name in names}
-    return {**found, **{name.removeprefix("Quant"): value for name, value in found.items()}}
+    return {**_own(names), **{name: quant_nn.QUANTIZED[name] for name in names}}
+
+
+def _own(names: list[str]) -> dict[str, type]:
+    return {f"Quant{name}": quant_nn.QUANTIZED[name] for name in names}
 
 
 def _public(module: Any) -> dict[str, Any]:
@@ -57,12 +59,12 @@ _FUNCTIONS = {
     name: getattr(quant_modules, name)
     for name in ("initialize", "deactivate", "enable_onnx_export")
 }
-_INSTANCE_NORM = {name: getattr(quant_nn, name) for name in _NORMS}
+_INSTANCE_NORM = _own(_NORMS)
 _CONV = {
     **_aliased(_CONVS),
-    "_QuantConvNd": conv._QuantConvNd,
-    "_ConvNd": conv._QuantConvNd,
-    "_QuantConvTransposeNd": conv._QuantConvTransposeNd,
+    "_QuantConvNd": modules._QuantConvNd,
+    "_ConvNd": modules._QuantConvNd,
+    "_QuantConvTransposeNd": modules._QuantConvTransposeNd,
 }
 _NN = {
     **_QUANTIZER,

@@ -18,25 +18,11 @@ from qdqbert.compat.nn import TensorQuantizer
 
 _quant_entry = namedtuple("_quant_entry", "orig_mod mod_name replace_mod")
 
+# As upstream, without the other modules that have no weight.
 _DEFAULT_QUANT_MAP = [
-    _quant_entry(torch.nn, name, getattr(quant_nn, f"Quant{name}"))
-    for name in (
-        "Conv1d",
-        "Conv2d",
-        "Conv3d",
-        "ConvTranspose1d",
-        "ConvTranspose2d",
-        "ConvTranspose3d",
-        "Linear",
-        "LSTM",
-        "LSTMCell",
-        "AvgPool1d",
-        "AvgPool2d",
-        "AvgPool3d",
-        "AdaptiveAvgPool1d",
-        "AdaptiveAvgPool2d",
-        "AdaptiveAvgPool3d",
-    )
+    _quant_entry(torch.nn, name, value)
+    for name, value in quant_nn.QUANTIZED.items()
+    if not name.startswith(("MaxPool", "InstanceNorm"))
 ]
 
 

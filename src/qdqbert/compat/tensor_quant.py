@@ -6,6 +6,7 @@ are those of pytorch-quantization's `tensor_quant`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from typing import Any
@@ -41,9 +42,12 @@ _DEFAULTS: dict[str, Any] = {
     "narrow_range": False,
 }
 
+_SWITCHES = ("fake_quant", "learn_amax", "unsigned", "narrow_range")
+
 NumBits = int | tuple[int, int]
 
 
+@dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
 class QuantDescriptor:
     """How one tensor is quantized, in the toolkit's terms. Read-only.
 
@@ -63,6 +67,17 @@ class QuantDescriptor:
     `to_yaml()` keep `calib_method` and `narrow_range`, an int `axis` survives YAML, arrays can be
     compared, and an unknown `calib_method` is refused here.
     """
+
+    num_bits: NumBits
+    name: str | None
+    fake_quant: bool
+    axis: int | tuple[int, ...] | None
+    amax: NDArray[np.float32] | None
+    learn_amax: bool
+    scale_amax: float | None
+    calib_method: str
+    unsigned: bool
+    narrow_range: bool
 
     def __init__(self, num_bits: NumBits = 8, name: str | None = None, **kwargs: Any) -> None:
         """Set the attributes above.
@@ -103,77 +118,25 @@ class QuantDescriptor:
             raise ValueError(
                 f"calib_method must be 'max' or 'histogram', not {values['calib_method']!r}."
             )
-        self._num_bits: NumBits = num_bits
-        self._name = name
-        self._fake_quant = bool(values["fake_quant"])
         axis = values["axis"]
-        self._axis: int | tuple[int, ...] | None = tuple(axis) if isinstance(axis, list) else axis
-        self._amax = None if amax is None else np.array(amax, dtype=np.float32)
-        self._learn_amax = bool(values["learn_amax"])
-        self._scale_amax: float | None = values["scale_amax"]
-        self._calib_method: str = values["calib_method"]
-        self._unsigned = bool(values["unsigned"])
-        self._narrow_range = bool(values["narrow_range"])
-
-    @property
-    def num_bits(self) -> NumBits:
-        """Width of the codes."""
-        return self._num_bits
-
-    @property
-    def name(self) -> str | None:
-        """A name for people."""
-        return self._name
-
-    @property
-    def fake_quant(self) -> bool:
-        """Whether codes are turned back into reals."""
-        return self._fake_quant
-
-    @property
-    def axis(self) -> int | tuple[int, ...] | None:
-        """Axes that keep one range per index."""
-        return self._axis
-
-    @property
-    def amax(self) -> NDArray[np.float32] | None:
-        """The fixed range."""
-        return self._amax
-
-    @property
-    def learn_amax(self) -> bool:
-        """Whether the range is a parameter."""
-        return self._learn_amax
-
-    @property
-    def scale_amax(self) -> float | None:
-        """Factor of the range."""
-        return self._scale_amax
-
-    @property
-    def calib_method(self) -> str:
-        """Which calibrator a quantizer gets."""
-        return self._calib_method
-
-    @property
-    def unsigned(self) -> bool:
-        """Whether codes start at 0."""
-        return self._unsigned
-
-    @property
-    def narrow_range(self) -> bool:
-        """Whether the lowest signed code is left out."""
-        return self._narrow_range
+        vars(self).update(
+            values,
+            num_bits=num_bits,
+            name=name,
+            axis=tuple(axis) if isinstance(axis, list) else axis,
+            amax=None if amax is None else np.array(amax, dtype=np.float32),
+            **{key: bool(values[key]) for key in _SWITCHES},
+        )
 
     def __str__(self) -> str:
-        name = f"{self._name}: " if self._name else "QuantDescriptor"
-        sign = "unsigned " if self._unsigned else ""
-        kind = "fake" if self._fake_quant else "real"
-        axis = " per-tensor" if self._axis is None else str(self._axis)
-        amax = "" if self._amax is None else f" amax={self._amax} full_range"
-        learned = " learn_amax" if self._learn_amax else ""
-        scaled = f" scale_amax={self._scale_amax}" if self._scale_amax else ""
-        return f"{name}({sign}{self._num_bits}bit {kind} axis={axis}{amax}{learned}{scaled})"
+        name = f"{self.name}: " if self.name else "QuantDescriptor"
+        sign = "unsigned " if self.unsigned else ""
+        kind = "fake" if self.fake_quant else "real"
+        axis = " per-tensor" if self.axis is None else str(self.axis)
+        amax = "" if self.amax is None else f" amax={self.amax} full_range"
+        learned = " learn_amax" if self.learn_amax else ""
+        scaled = f" scale_amax={self.scale_amax}" if self.scale_amax else ""
+        return f"{name}({sign}{self.num_bits}bit {kind} axis={axis}{amax}{learned}{scaled})"
 
     __repr__ = __str__
 
@@ -185,7 +148,7 @@ class QuantDescriptor:
 
     def dict(self) -> dict[str, Any]:
         """Return `num_bits`, `name` and everything that is not a default, as plain values."""
-        values: dict[str, Any] = {"num_bits": self._num_bits, "name": self._name}
+        values: dict[str, Any] = {"num_bits": self.num_bits, "name": self.name}
         for key, default in _DEFAULTS.items():
             value = getattr(self, key)
             value = value.tolist() if isinstance(value, np.ndarray) else value

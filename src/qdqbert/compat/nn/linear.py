@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qdqbert.compat.nn.mixins import QuantMixin, pop_quant_desc_in_kwargs
+from qdqbert.compat.nn.mixins import FromTorch, QuantMixin
 from qdqbert.compat.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW, QuantDescriptor
 
 
-class QuantLinear(QuantMixin, nn.Linear):
+class QuantLinear(FromTorch, QuantMixin, nn.Linear):
     """A linear layer with a quantizer on its input and one on its weight.
 
     Attributes:
@@ -22,15 +22,6 @@ class QuantLinear(QuantMixin, nn.Linear):
     """
 
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
-
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, **kwargs: Any
-    ) -> None:
-        """Accept the arguments of `torch.nn.Linear`, `quant_desc_input` and `quant_desc_weight`."""
-        factory = {key: kwargs.pop(key) for key in ("device", "dtype") if key in kwargs}
-        quant_desc_input, quant_desc_weight = pop_quant_desc_in_kwargs(type(self), **kwargs)
-        super().__init__(in_features, out_features, bias, **factory)
-        self.init_quantizer(quant_desc_input, quant_desc_weight)
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> Self:

@@ -127,6 +127,28 @@ class QuantMixin(_WithInputQuantizer):
             quantizer.follow(parts.get("_parameters", {}).get("weight"))
 
 
+class FromTorch:
+    """A constructor with the arguments of a torch module, and the descriptors of its quantizers.
+
+    It precedes a mixin, which precedes the module of torch, in the list of bases.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        torch_class: Any = next(
+            base
+            for base in type(self).__mro__
+            if base.__module__.startswith("torch.nn.modules") and base is not nn.Module
+        )
+        known = inspect.signature(torch_class.__init__).parameters
+        theirs = {key: kwargs.pop(key) for key in list(kwargs) if key in known}
+        if isinstance(self, QuantMixin):
+            descriptors = pop_quant_desc_in_kwargs(type(self), **kwargs)
+        else:
+            descriptors = (pop_quant_desc_in_kwargs(type(self), input_only=True, **kwargs),)
+        super().__init__(*args, **theirs)
+        self.init_quantizer(*descriptors)  # type: ignore[attr-defined]
+
+
 def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs: Any) -> Any:
     """Return the descriptors in `kwargs`, or the defaults of the class.
 
@@ -142,18 +164,6 @@ def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs:
     if kwargs:
         raise TypeError(f"Unused keys: {kwargs.keys()}")
     return quant_desc_input if input_only else (quant_desc_input, quant_desc_weight)
-
-
-def split_kwargs(cls: type, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split arguments into those of the torch class that `cls` derives from, and the rest."""
-    torch_class = next(
-        base
-        for base in cls.__mro__
-        if base.__module__.startswith("torch.nn.modules") and base is not nn.Module
-    )
-    known = inspect.signature(torch_class.__init__).parameters  # type: ignore[misc]
-    theirs = {key: value for key, value in kwargs.items() if key in known}
-    return theirs, {key: value for key, value in kwargs.items() if key not in known}
 
 
 def _descriptor(value: QuantDescriptor) -> QuantDescriptor:
