@@ -5,7 +5,7 @@ DIR/native/model.safetensors    packed weights of the target `native`
 DIR/config.json, tokenizer...   as transformers writes them
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
-DIR/report.json                 what was measured
+DIR/report.json                 sizes, speed, accuracy and checks
 DIR/report.html                 the same, for people
 DIR/verification.npz            inputs and results of the float model, for `verify`
 DIR/SHA256SUMS                  checksums of all files but the model card
@@ -119,7 +119,7 @@ class Artifact:
             target: Name of the target, if the caller chose one.
 
         Raises:
-            UserInputError: The engine runs no graph of the folder, or not that of the target.
+            UserInputError: The engine runs no graph of the folder, or not the target's.
         """
         if target is not None:
             self._check_target(engine, target)
@@ -324,13 +324,13 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _write_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a full disk: OSError, and that of safetensors if it was imported."""
+    """Return the errors of a full disk: OSError, and safetensors' own if it was imported."""
     module = sys.modules.get("safetensors")
     return (OSError,) if module is None else (OSError, module.SafetensorError)
 
 
 def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:
-    """Name the disk that is full: the one of the output, or that of temporary files."""
+    """Name the full disk: the output's, or the one of temporary files."""
     scratch = Path(tempfile.gettempdir())
     name = getattr(error, "filename", None)
     is_scratch = name is not None and Path(str(name)).is_relative_to(scratch)

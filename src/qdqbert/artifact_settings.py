@@ -16,7 +16,7 @@ _LARGEST_SEED = 2**63 - 1
 
 
 def check_quantization(fields: Fields) -> None:
-    """Check what is read of `quantization.json`."""
+    """Check the fields of `quantization.json` that are read."""
     checkpoint = fields.child("checkpoint")
     checkpoint.text("task")
     if checkpoint.get("model_type") is not None:
@@ -65,7 +65,7 @@ def check_task_options(fields: Fields) -> None:
 
 
 def check_config(fields: Fields) -> None:
-    """Check what `config.json` says about answers."""
+    """Check the class names and the problem type of `config.json`."""
     if fields.has("id2label"):
         names = fields.texts_by_name("id2label")
         if set(names) != {str(index) for index in range(len(names))}:

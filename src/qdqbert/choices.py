@@ -19,7 +19,7 @@ TargetName = Literal[
     "qordered",
     "float",
 ]
-# What `quantize` takes as a target: "auto" is the fastest one on this machine.
+# Values of `quantize(target=...)`: "auto" is the fastest target on this machine.
 TargetChoice = Literal[TargetName, "auto"]
 
 RecipeName = Literal[
@@ -46,7 +46,7 @@ CalibratorName = Literal["max", "percentile", "mse", "entropy"]
 CALIBRATOR_NAMES: tuple[CalibratorName, ...] = get_args(CalibratorName)
 
 Embeddings = Literal["int8", "float"]
-# What `load` makes of a float checkpoint.
+# Precision in which `load` runs a float checkpoint.
 Precision = Literal["int8", "float"]
 Granularity = Literal["layer", "linear", "site"]
 

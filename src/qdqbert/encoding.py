@@ -137,7 +137,7 @@ def stack_padded(
 ) -> NDArray[np.int64]:
     """Stack arrays `(..., tokens)` to `(batch, ..., length)`, int64, padded with `filler`.
 
-    The length is that of the longest array by default.
+    By default, the longest array gives the length.
     """
     if length is None:
         length = max(array.shape[-1] for array in arrays)

@@ -1,4 +1,4 @@
-"""Optional dependencies: what needs them, and the command that installs them."""
+"""Optional dependencies, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ QUANTIZE = (
 
 
 def require_quantize(what: str) -> None:
-    """Refuse what needs the extra `quantize` if a part of the extra is not installed.
+    """Refuse a feature that needs the extra `quantize` if a part of the extra is missing.
 
     Args:
-        what: What needs it, for the message.
+        what: Name of the feature, for the message.
 
     Raises:
         MissingExtraError: A module of the extra is not installed.
@@ -31,10 +31,10 @@ def require_quantize(what: str) -> None:
 
 
 def require(what: str, extra: str, modules: Sequence[str]) -> None:
-    """Refuse what needs an extra if a part of the extra is not installed.
+    """Refuse a feature that needs an extra if a part of the extra is missing.
 
     Args:
-        what: What needs it, for the message.
+        what: Name of the feature, for the message.
         extra: Name of the extra.
         modules: Modules that it installs.
 

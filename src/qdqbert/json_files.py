@@ -106,7 +106,7 @@ def shown(value: object) -> str:
 
 
 class Fields:
-    """An object with checked values. Names in errors start with those of the parents.
+    """An object with checked values. Names in errors are paths from the root.
 
     Attributes:
         values: The values, which are not checked.
@@ -120,7 +120,7 @@ class Fields:
         Args:
             values: The object.
             wrong: Returns the error with a reason, such as "setting 'a.b' is missing".
-            path: What its names start with.
+            path: Prefix of its names.
 
         Raises:
             CheckpointError: It is not an object.

@@ -1,4 +1,4 @@
-"""What this machine offers: cores that the process may use, CPU features, and free memory.
+"""This machine: cores that the process may use, CPU features, and free memory.
 
 Imports nothing but the standard library, and llvmlite where the system does not list the features.
 """
@@ -91,8 +91,8 @@ def cpu_name(root: Path = _ROOT) -> str:
 def release_memory() -> None:
     """Return memory that is free to the operating system, where the C library can.
 
-    glibc keeps what threads have freed, and gives each thread new memory. Large tensors of many
-    threads would add up.
+    glibc keeps memory that threads have freed, and gives each thread new memory. Large tensors of
+    many threads would add up.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
@@ -133,7 +133,7 @@ def _cgroup_limit(root: Path) -> float | None:
         if not is_unified and "cpu" not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / ("" if is_unified else controllers)
-        # In a container the group's path can be that of the host, which is not visible inside.
+        # In a container the group can have its path on the host, which is not visible inside.
         folders = [top, *(top / part for part in _prefixes(group))]
         limits += [limit for each in folders if (limit := _limit_of(each)) is not None]
     return min(limits, default=None)

@@ -15,7 +15,7 @@ _LONG = 1.0
 
 
 class Advance(Protocol):
-    """Receives what a step added."""
+    """Receives the progress of a step."""
 
     def __call__(self, *, rows: int, tokens: int, position: int) -> None:
         """Show a step.
@@ -78,7 +78,7 @@ class Bars:
     """Shows a bar for each stage on stderr, or lines where stderr is not a terminal."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Set what returns the time in seconds."""
+        """Set the clock, which returns the time in seconds."""
         self._clock = clock
 
     @contextlib.contextmanager

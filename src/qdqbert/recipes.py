@@ -2,8 +2,8 @@
 
 The names of sites are QDQBERT's, so the globs below read as its paper does. `._input_quantizer` and
 `._weight_quantizer` belong to linear layers, `matmul_*` to the two attention matmuls, and `add_*`
-to the residual adds. No glob names a module of one family: a site specifies what the input of a
-linear layer is (`Site.source`), whatever the layer is called.
+to the residual adds. No glob names a module of one family: `Site.source` is the kind of a linear
+layer's input, whatever the layer is called.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROBABILITIES = TensorSpec(bits=8, signed=False)
 # symmetric codes leave half of the range unused.
 AFFINE = TensorSpec(bits=8, signed=False, symmetric=False)
 
-# The wide channels of BERT are those of its LayerNorms and GELUs. GELU's outputs differ most in
+# The wide channels of BERT are outputs of its LayerNorms and GELUs. GELU's outputs differ most in
 # width, and their rounding is most of the error. `benchmarks/recipes.py` compares the choices.
 WIDE_INPUTS = Smoothing(
     sites=("*._input_quantizer",),
@@ -86,8 +86,8 @@ _TABLE = (
         ),
         smoothing=WIDE_INPUTS,
     ),
-    # The paper's quantizers, except those of residual adds. Attention matmuls have no bias that
-    # could take a zero point, and a zero point costs engines time, so they are symmetric.
+    # The paper's quantizers, except at residual adds. Attention matmuls have no bias that could
+    # take a zero point, and a zero point costs engines time, so they are symmetric.
     Recipe(
         name="linear+matmul",
         summary="`linear`, and the attention matmuls, symmetric",
@@ -100,7 +100,7 @@ _TABLE = (
         smoothing=WIDE_INPUTS,
     ),
     # The paper's quantizers (Wu et al. 2020, arXiv:2004.09602; transformers 4.40's `QDQBertModel`):
-    # 20 in each layer of BERT. Unlike in the paper, the range of what is added to a residual is
+    # 20 in each layer of BERT. Unlike in the paper, the range of the summand of a residual is
     # clipped by the error behind the LayerNorm (`benchmarks/calibrators.py` compares both), GELU's
     # outputs are smoothed, where symmetric codes lose most (`benchmarks/recipes.py`), and
     # probabilities have unsigned codes.
@@ -133,8 +133,8 @@ _TABLE = (
     # - the sum in front of each LayerNorm, and the output of each LayerNorm
     # - the input and the output of the activation function
     # Sites are at inputs, so each output is quantized at the input that reads it. Query, key, value
-    # and a residual read one tensor and share its pair. What a dense layer adds to a residual stays
-    # float, because the sum is quantized.
+    # and a residual read one tensor and share its pair. The summand of a residual stays float,
+    # because the sum is quantized.
     Recipe(
         name="qordered",
         summary="every output of the encoder, symmetric: for end-to-end int8 kernels",
@@ -365,7 +365,7 @@ class QuantizerOptions:
         }
 
     def adjust(self, ranges: Mapping[str, Range], sites: Iterable[Site]) -> dict[str, Range]:
-        """Clip the ranges of GELU's outputs, and share those of query, key and value."""
+        """Clip the ranges of GELU's outputs, and share one range among query, key and value."""
         adjusted = dict(ranges)
         for site in sites:
             if self.clip_gelu is not None and site.source == "activation" and site.name in adjusted:
@@ -403,7 +403,7 @@ class QuantizerOptions:
         return dataclasses.replace(spec, bits=self.wprec, axis=None if per_tensor else spec.axis)
 
     def _patterns(self) -> list[tuple[str, str, str, bool]]:
-        """Return option, pattern, what precedes it, and whether it enables, in order."""
+        """Return option, pattern, the text before it, and whether it enables, in order."""
         found = [("quant_disable_keyword", word, "", False) for word in self.quant_disable_keyword]
         for switch, value in (
             ("quant_disable_layer_module", False),

@@ -137,9 +137,8 @@ class Range:
             raise SpecError(f"A range needs `0 <= amax` and `low <= 0 <= high`, got {self}.")
 
 
-# What the input of a linear layer is: the output of a LayerNorm, of the attention or of an
-# activation function, such an output times a gate, or the states of an encoder that a decoder
-# attends to.
+# Kinds of inputs of a linear layer: the output of a LayerNorm, of the attention or of an activation
+# function, such an output times a gate, or the states of an encoder that a decoder attends to.
 Source = Literal["norm", "attention", "activation", "gate", "encoder"]
 
 
@@ -161,7 +160,7 @@ class Site:
         sequence_axes: Axes of an activation that run over token positions, so that [PAD] can be
             left out. Axis 0 is the batch. Empty for a weight.
         channel_axis: Axis of a weight with one scale for each index.
-        source: What the input of a linear layer is; `None` for other sites.
+        source: Kind of a linear layer's input; `None` for other sites.
         group: The group of sites that it belongs to. A recipe names the groups that it places.
     """
 
@@ -187,7 +186,7 @@ def linear_sites(path: str, source: Source, *, over_tokens: bool = True) -> tupl
 
     Args:
         path: Path of the layer.
-        source: What its input is.
+        source: Kind of its input.
         over_tokens: Whether axis 1 of the input runs over the tokens of the model's own text.
     """
     return (

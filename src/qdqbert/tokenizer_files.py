@@ -66,7 +66,7 @@ def set_limits(folder: Path, max_length: int) -> None:
     """Write the longest input of a model next to its tokenizer, which itself neither cuts nor pads.
 
     transformers, transformers.js and fastembed read `model_max_length`, and fastembed `max_length`,
-    too. In tokenizer.json is what transformers cut last, which other programs would apply.
+    too. A limit that transformers left in tokenizer.json is removed: other programs would apply it.
 
     Args:
         folder: Folder with tokenizer.json and tokenizer_config.json, as far as there are some.
@@ -139,7 +139,7 @@ def _largest_id(content: dict[str, Any], path: Path) -> int:
     """
     largest = -1
     for token, value in _ids(content):
-        # The library refuses what is not an integer.
+        # The library refuses other values than integers.
         if type(value) is int:
             if not 0 <= value < _MOST_IDS:
                 raise damaged(path, f"token {shown(token)} has the id {value}")

@@ -1,4 +1,4 @@
-"""Correct biases for what rounding the weight of a linear layer adds to its mean output.
+"""Correct biases: rounding the weight of a linear layer shifts the mean of its output.
 
 Rounding errors of a weight do not average out: inputs of linear layers have channels whose mean is
 far from zero, such as those behind a GELU. The shift is the same for all tokens, so a bias can take
@@ -20,7 +20,7 @@ class MeanObserver:
 
     Attributes:
         totals: By site name, float64 `(channels + 1,)`: the sum of each channel, and the number of
-            tokens. Those of two runs can be added.
+            tokens. The totals of two runs can be added.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:
@@ -54,7 +54,7 @@ class MeanObserver:
         """Return the mean of each channel of the tensor itself, `(channels,)`, float32.
 
         Args:
-            scales: What the observed tensors were multiplied with, by site name.
+            scales: Factors of the observed tensors, by site name.
         """
         found = {}
         for name, total in self.totals.items():

@@ -22,12 +22,12 @@ Forward = Callable[[Mapping[str, Any]], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A part of a model, all of whose passes come before those of the next part.
+    """A part of a model. All of its passes come before the passes of the next part.
 
     Attributes:
         names: Names of its sites; see `CalibrationPlan.passes`.
         run: Runs it over all batches. Its first call shows all of its sites, later ones at least
-            those of `CalibrationPlan.observed_again`.
+            the sites of `CalibrationPlan.observed_again`.
     """
 
     names: Collection[str]

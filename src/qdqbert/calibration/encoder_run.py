@@ -1,8 +1,8 @@
 """Run an encoder for its calibration, at once or a layer at a time.
 
-A whole model runs once for each pass, because the tensors inside of it do not fit into memory.
-Those that several passes need fit for one layer. So each layer runs once over all batches, and the
-passes after the first one are shown what was recorded.
+A whole model runs once for each pass, because the tensors inside of it do not fit into memory. The
+tensors of one layer that several passes need do fit. So each layer runs once over all batches, and
+the passes after the first one read the recorded tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from qdqbert.reference.sited_encoder import Masks, SitedEncoder
 from qdqbert.reference.sited_model import observing, scaled
 from qdqbert.spec import Site
 
-# Memory of the tensors that are recorded while a layer runs: those of 18,000 tokens in BERT-base.
-# Batches that exceed it run through the layer again for each pass.
+# Memory of the tensors that are recorded while a layer runs: 18,000 tokens in BERT-base. Batches
+# that exceed it run through the layer again for each pass.
 _RECORDED_BYTES = 384_000_000
 # Memory of the states before and after a layer. More data runs through the whole model instead.
 _STATE_BYTES = 512_000_000
@@ -102,14 +102,14 @@ class EncoderRun:
     @property
     def _is_divided(self) -> bool:
         layers = self._encoder.layer_sites
-        # A module that several layers share is calibrated on what it reads in all of them.
+        # A module that several layers share is calibrated on its inputs in all of them.
         is_shared = sum(map(len, layers)) > len(frozenset().union(*layers))
         tokens = sum(inputs["input_ids"].numel() for inputs in self._batches)
         return not is_shared and 2 * 4 * tokens * self._encoder.hidden_size <= _STATE_BYTES
 
 
 class _LayerRun:
-    """Runs a layer over all batches; see `Run`. Later calls show what the first one recorded."""
+    """Runs a layer over all batches; see `Run`. Later calls show the recorded tensors."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class _LayerRun:
             states: The states before the layer, for each batch, `(texts, seq, hidden)`.
             masks: Masks of the texts, for each batch, `(texts, seq)`.
             recorded: Names of the sites that later calls show.
-            passes: Number of calls, after which what was recorded is forgotten.
+            passes: Number of calls, after which the recorded tensors are dropped.
             advance: Called after each batch.
         """
         self._encoder, self._index, self._states, self._masks = encoder, index, states, masks
         self._wanted, self._left_passes, self._advance = recorded, passes, advance
         self._outputs: list[Tensor] = []
-        # What was recorded of the first batches, as far as memory allows.
+        # Recorded tensors of the first batches, as far as memory allows.
         self._recorded: list[list[tuple[Site, Tensor]]] = []
         self._left = _RECORDED_BYTES
 
@@ -156,7 +156,7 @@ class _LayerRun:
             self._advance()
         self._left_passes -= 1
         if self._left_passes <= 0:
-            # The last results are computed without what was recorded.
+            # The last results are computed without the recorded tensors.
             self._recorded = []
             release_memory()
 

@@ -1,4 +1,4 @@
-"""The passes of a calibration over its data, and what each adds to the result.
+"""The passes of a calibration over its data, and the part of the result that each computes.
 
 A pass is a function. It runs the model once over all batches with observers of its own, and returns
 the calibration with its results. `CalibrationPlan.passes` lists them in order.
@@ -35,7 +35,7 @@ from qdqbert.numerics.weight_rounding import UnroundedWeight, choose_rounding, p
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import Range, Site, Smoothing, TensorSpec, weight_site_of
 
-# Memory of the second moments of one pass: those of all layers of BERT-base.
+# Memory of the second moments of one pass: enough for all layers of BERT-base.
 _BYTES_AT_ONCE = 600_000_000
 
 _Rounded = tuple[str, TensorSpec]
@@ -56,7 +56,7 @@ class CalibrationPlan:
         calibrator: Rule that turns statistics into a range.
         smoothing: Which inputs get a `pre_quant_scale`; `None` for none.
         unsmoothed_sites: Names of the activations that also need a range without a scale.
-        clips_residuals: Clip the ranges of residual adds to what LayerNorm can distinguish.
+        clips_residuals: Clip the ranges of residual adds by the error behind the LayerNorm.
         corrects_biases: Keep the means of the inputs of linear layers, which corrected biases need.
         rounded_weights: Site and spec of each weight that is rounded by the second moments of its
             input, by recipes that smooth if any does.

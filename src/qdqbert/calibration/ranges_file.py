@@ -106,7 +106,7 @@ def _named_roundings(roundings: Roundings, suffix: str) -> dict[str, Tensor]:
 
 
 def _roundings(tensors: Mapping[str, Tensor]) -> tuple[Roundings, Roundings]:
-    """Return those of weights that are divided by a scale, and those that are not."""
+    """Return the roundings of scaled weights, and of unscaled ones."""
     smoothed: dict[tuple[str, TensorSpec], Tensor] = {}
     plain: dict[tuple[str, TensorSpec], Tensor] = {}
     for name, bits in tensors.items():

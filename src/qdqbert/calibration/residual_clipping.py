@@ -1,4 +1,4 @@
-"""Clip the ranges of residual adds by what LayerNorm makes of the sum.
+"""Clip the ranges of residual adds by the error of the LayerNorm behind the sum.
 
 A few tokens, mostly [CLS] and [SEP], have one hidden channel that is a hundred times wider than the
 rest. If codes cover it, most values of all other channels become 0. Clipping it does no harm: the

@@ -87,9 +87,9 @@ class SecondMomentObserver:
             name: The first site that reads a tensor.
 
         Returns:
-            The sums of all products, `(channels, channels)`, and those of the codes with the number
-            of tokens behind them, `(channels + 1,)`. Both are float64, on the CPU, and can be added
-            to those of another run.
+            The sums of all products, `(channels, channels)`, and the sums of the codes with the
+            number of tokens behind them, `(channels + 1,)`. Both are float64, on the CPU, and can
+            be added to the sums of another run.
         """
         shift = float(self._parameters[name].zero_point) - 128
         return self._totals.pop(name).totals(shift)
@@ -134,7 +134,7 @@ class _Products:
             self._recent[rows, start:].addmm_(codes[:, rows].T, codes[:, start:])
 
     def absorb_(self, other: _Products) -> None:
-        """Add what another one summed up."""
+        """Add the sums of another object."""
         self._sums += other._sums
         if other._earlier is not None:
             self._add_earlier(other._earlier)

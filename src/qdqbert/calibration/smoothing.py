@@ -32,13 +32,14 @@ from qdqbert.spec import Site
 
 
 class ChannelObserver:
-    """Keep the range of each channel per site, and what its variance follows from.
+    """Keep the range of each channel per site, and the sums for its variance.
 
     Attributes:
         ends: By site name, `(2, channels)`: the largest value of each channel, and the largest of
-            the negated values. Those of two runs combine by their maximum.
+            the negated values. Two runs combine by their maximum.
         totals: By site name, float64 `(2, channels + 1)`: sums of each channel and of its squares,
-            and the number of tokens as the last column of both. Those of two runs can be added.
+            and the number of tokens as the last column of both. The totals of two runs can be
+            added.
 
     Sites that read the same tensor share one object.
     """
@@ -119,9 +120,9 @@ def choose_pre_quant_scales(
         weights: Weight `(out, in)` of each linear layer, by the name of its input's site. Sites of
             `channels` without a weight are divided by the factor after they are quantized.
         alphas: Share of the difficulty that moves to the weights, 0 to 1, by the name of the
-            input's site. Linear layers that read the same tensor use that of the first one.
-        search: How far the factors of inputs of linear layers move, 0 to 1, from the formula to
-            those of `least_noise_scale`, in logarithms.
+            input's site. Linear layers that read the same tensor use the first one's alpha.
+        search: How far the factors of inputs of linear layers move, 0 to 1, from the formula to the
+            factors of `least_noise_scale`, in logarithms.
 
     Returns:
         The factors by site name, shape `(in,)`, float32: `1 / s` with

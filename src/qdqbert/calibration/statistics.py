@@ -32,10 +32,10 @@ class Observer(Protocol):
 
 
 class MergeableObserver(Observer, Protocol):
-    """An observer that can continue with what another one saw."""
+    """An observer that can take over another one's statistics."""
 
     def absorb_(self, other: Any) -> None:
-        """Add what an observer of the same kind saw in later batches, as if this one had."""
+        """Merge another observer's statistics, of later batches, into this one."""
 
 
 class CombinedObserver:
@@ -67,7 +67,7 @@ class HistogramObserver:
     the batch. Query, key and value read the same tensor, which is counted once.
 
     Attributes:
-        statistics: Histograms of what was seen so far, by site name.
+        statistics: Histograms of all values so far, by site name.
     """
 
     def __init__(self, wanted: Collection[str]) -> None:

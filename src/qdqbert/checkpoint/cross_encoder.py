@@ -49,7 +49,7 @@ class CrossEncoderFiles(Layout):
 
 
 def read_layout(read: ReadFile) -> SentenceHead | CrossEncoderFiles | None:
-    """Return what sentence-transformers' files of a checkpoint say; `None` without such files.
+    """Read sentence-transformers' files of a checkpoint; `None` without such files.
 
     A cross-encoder is known by its config_sentence_transformers.json, also without modules.json.
 
@@ -125,7 +125,7 @@ def _outputs(config: Mapping[str, Any]) -> int:
 
 
 def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: int) -> Activation:
-    """Return what turns logits into scores, as sentence-transformers chooses it.
+    """Return the activation function from logits to scores that sentence-transformers chooses.
 
     Args:
         config: Content of config.json.

@@ -118,7 +118,7 @@ DEBERTA_LAYER = LayerSites(
     attention="attention.self",
     residual_outputs=("attention.output", "output"),
 )
-"""20 sites, as `BERT_LAYER`; the attention matmuls are those of content with content."""
+"""20 sites, as `BERT_LAYER`; the attention matmuls multiply content with content."""
 
 MODERNBERT_LAYER = LayerSites(
     linear_layers={
@@ -143,9 +143,9 @@ class Family:
         sites: The sites of each layer; `None` for families whose modules get no quantizers.
         cross_attention: Additional sites of a decoder's layer with cross-attention.
         tables: Names of the embedding tables.
-        positions_follow: Id of the token after whose row of the position table positions are
-            numbered: that of the config's padding token, or a fixed one. `None` if they start at
-            the first row.
+        positions_follow: Token id after which positions are numbered: the id of the config's
+            padding token, or a fixed one. `None` if positions start at the first row of their
+            table.
         mask: The `attention_mask` that its models take.
     """
 
@@ -181,11 +181,11 @@ class Family:
         return int(rows - (before + 1))
 
     def is_layer(self, path: str) -> bool:
-        """Return whether a module's path is that of an encoder layer."""
+        """Return whether a path names an encoder layer."""
         return re.search(self.layer, path) is not None
 
     def is_embedding_table(self, path: str) -> bool:
-        """Return whether a module's path is that of an embedding table."""
+        """Return whether a path names an embedding table."""
         return path.rpartition(".")[2] in self.tables
 
 

@@ -31,10 +31,10 @@ def check_hub_model(name: str) -> None:
     transformers' loaders repeat failed requests for most of a minute, and log each of them.
 
     Args:
-        name: What the user gave. No local folder has this name.
+        name: The user's argument. No local folder has this name.
 
     Raises:
-        CheckpointError: The name cannot be that of a hub model, the hub has no such model, or it
+        CheckpointError: The name is not possible on the hub, the hub has no such model, or it
             cannot be reached.
     """
     if name.startswith((".", "/", "~")):
@@ -85,7 +85,7 @@ def _reason_for_absence(url: str) -> str | None:
     try:
         get_hf_file_metadata(url, timeout=_TIMEOUT_SECONDS)
     except (EntryNotFoundError, GatedRepoError):
-        # The model exists. Its loader reports what is missing.
+        # The model exists. Its loader reports the missing file.
         return None
     except RepositoryNotFoundError:
         return "the hub has no model of this name that you may read"

@@ -50,7 +50,7 @@ class Description:
         head: Pooling and normalization of an embedder, if they are known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         max_length: Longest input in tokens.
-        input_names: Those of `input_ids`, `attention_mask`, `token_type_ids` that the model reads.
+        input_names: Inputs of the model, out of `input_ids`, `attention_mask`, `token_type_ids`.
         notices: Sentences for the user.
     """
 
@@ -91,8 +91,8 @@ def describe_checkpoint(
         name: A local folder or a hub id.
         task: A task name of transformers. If `None`, it is inferred: from the files of
             sentence-transformers, or else from the config's `architectures`.
-        pooling: How an embedder's token states become one vector; `None` for what the checkpoint
-            specifies.
+        pooling: How an embedder's token states become one vector; `None` for the checkpoint's own
+            pooling.
         new_head: Classes of a head that is created for training if the checkpoint has none; empty
             for heads without classes. `None` refuses the head of another task.
 
@@ -424,7 +424,7 @@ def _quiet() -> Iterator[None]:
 
 
 def reader_of(name: str) -> ReadFile:
-    """Return what reads the text files of a folder or of a model of the hub."""
+    """Return a reader of text files, of a folder or of a model of the hub."""
 
     def read(path: str) -> str | None:
         found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
@@ -434,7 +434,7 @@ def reader_of(name: str) -> ReadFile:
 
 
 def _read_configs(name: str) -> tuple[SentenceHead | CrossEncoderFiles | None, Any]:
-    """Return what sentence-transformers' files say, if there are some, and the encoder's config."""
+    """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
     read = reader_of(name)
     stored: SentenceHead | CrossEncoderFiles | None = _call(name, read_layout, read)
     subfolder = stored.subfolder if stored else ""

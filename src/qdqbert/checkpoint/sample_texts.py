@@ -27,7 +27,7 @@ HARD: Mapping[str, str] = {
     "a word of 150 letters": "a" * 150,
     "a very long word": "a" * 300,
 }
-"""Texts that tokenizers treat differently, by what is special about them.
+"""Texts that tokenizers treat differently, by their peculiarity.
 
 None has a NUL character, at which C strings end.
 """

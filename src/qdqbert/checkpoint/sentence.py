@@ -30,7 +30,7 @@ SETTINGS = "sentence_bert_config.json"
 _OLD_SETTINGS = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
 )
-# Arguments of the tokenizer that batches need, and that do not change what a text is.
+# Arguments of the tokenizer that batches need, and that do not change the text.
 _PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
     "padding": (True, "longest"),
     "truncation": (True, "longest_first"),
@@ -74,7 +74,7 @@ class ModelSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What sentence-transformers' files say about the encoder.
+    """The encoder's settings in sentence-transformers' files.
 
     Attributes:
         max_length: Longest input in tokens that the checkpoint is meant for; `None` if not given.
@@ -93,7 +93,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceHead(Layout):
-    """What sentence-transformers computes after the encoder.
+    """The modules of sentence-transformers after the encoder.
 
     Attributes:
         pooling: How token states become one vector; [PAD] is always ignored.
@@ -110,7 +110,7 @@ class SentenceHead(Layout):
 
 
 def folder_reader(folder: Path) -> ReadFile:
-    """Return what reads the text files of a folder."""
+    """Return a reader of the text files of a folder."""
 
     def read(path: str) -> str | None:
         return read_text(folder / path) if (folder / path).is_file() else None
@@ -267,9 +267,9 @@ def model_settings(text: str | None) -> ModelSettings:
 def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> None:
     """Make a folder with an encoder or its graph readable by sentence-transformers.
 
-    Writes modules.json, the pooling and the settings. What the checkpoint had is copied: prompts,
-    the similarity function, the longest input and so on. sentence-transformers' ONNX backend reads
-    `last_hidden_state` of a graph and applies these modules to it.
+    Writes modules.json, the pooling and the settings. The checkpoint's own settings are copied:
+    prompts, the similarity function, the longest input and so on. sentence-transformers' ONNX
+    backend reads `last_hidden_state` of a graph and applies these modules to it.
 
     Args:
         head: The head of the checkpoint.

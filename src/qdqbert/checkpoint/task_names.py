@@ -33,7 +33,7 @@ _TASKS_BY_SUFFIX: dict[str, TaskName] = {
     "ForCausalLM": "text-generation",
     "Model": "feature-extraction",
     "GenerationEncoder": "feature-extraction",
-    # Those of DPR.
+    # DPR's classes.
     "ContextEncoder": "feature-extraction",
     "QuestionEncoder": "feature-extraction",
 }
@@ -65,7 +65,7 @@ def tasks_of(config: Any) -> list[TaskName | None]:
     """Return the task of each architecture in a config, `None` for an unknown architecture.
 
     Args:
-        config: A config of transformers. Without `architectures` it is that of an encoder.
+        config: A config of transformers. Without `architectures` it counts as an encoder's.
     """
     architectures = getattr(config, "architectures", None) or ["Model"]
     return [task_of_architecture(architecture) for architecture in architectures]

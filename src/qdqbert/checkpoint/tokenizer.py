@@ -1,8 +1,8 @@
 """Load and write tokenizers of transformers that give the ids of tokenizer.json.
 
 transformers 5 takes little more than the vocabulary of a tokenizer.json. The normalizer, the
-pre-tokenizer, the model and the post-processor of most tokenizers are those of their class, which
-are not always those that the model was trained with, and that other runtimes read from the file.
+pre-tokenizer, the model and the post-processor of most tokenizers come from their class. They can
+differ from the ones that the model was trained with, which other runtimes read from the file.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LoadedTokenizer(NamedTuple):
 def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
     """Load the tokenizer of a folder or of a model of the hub.
 
-    If there is a tokenizer.json, the tokenizer gives its ids. What the file does not say, such as
-    the names of special tokens and added tokens, comes from the other files, as in transformers.
+    If there is a tokenizer.json, the tokenizer gives its ids. The rest, such as the names of
+    special tokens and added tokens, comes from the other files, as in transformers.
 
     Args:
         name: The folder, or the hub id.
@@ -75,7 +75,7 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
     stored = _as_stored(name, places, own, built)
     differing = sum(_ids(built, text) != _ids(stored, text) for text in _SAMPLES)
     if built.is_fast and not differing and not _parts_that_differ(built, own) & _STEPS:
-        # The name of a class tells some programs what the tokenizer returns, so that it is kept.
+        # Some programs choose by the name of the class, so it is kept.
         built._tokenizer = own
         return LoadedTokenizer(built)
     where = ", ".join(sorted(_parts_that_differ(built, own))) or "all of it"
@@ -104,7 +104,7 @@ def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:
 
 
 def _as_stored(name: str, places: dict[str, Any], own: tokenizers.Tokenizer, built: Any) -> Any:
-    """Return the tokenizer of a file, with what else transformers knows about it.
+    """Return the tokenizer of a file, with transformers' other settings.
 
     Args:
         name: The folder, or the hub id.

@@ -90,7 +90,7 @@ def _check_missing(
 def _check_unused(
     name: str, model: Any, task: TaskName, unused: Collection[str]
 ) -> tuple[str, ...]:
-    """Refuse weights that take part in what the checkpoint computes, and name the others."""
+    """Refuse weights that the checkpoint computes with, and return notices about the others."""
     inner = [key for key in unused if _is_of_base(model, key)]
     beyond = [key for key in inner if not (POOLER.search(key) or _QUANTIZER.search(key))]
     if beyond:
@@ -134,7 +134,7 @@ def _check_unused(
 def _keys_of_heads(model: Any) -> set[str]:
     """Return the names of the weights in all heads that transformers has for a config."""
     config = model.config
-    # A causal head has the names of that of a masked language model.
+    # A causal head has the same names as a masked language model's.
     autos = {*AUTO_CLASSES.values(), "AutoModelForPreTraining"} - {"AutoModelForCausalLM"}
     mappings = [getattr(transformers, each)._model_mapping for each in sorted(autos)]
     found = set()
@@ -146,7 +146,7 @@ def _keys_of_heads(model: Any) -> set[str]:
 
 
 def _is_of_base(model: Any, key: str) -> bool:
-    """Return whether a name in a file is that of a part of the encoder, with its prefix or not."""
+    """Return whether a name in a file belongs to the encoder, with its prefix or not."""
     prefix = model.base_model_prefix
     base = getattr(model, prefix, model)
     return _root(key) in {prefix, *(each for each, _ in base.named_children())}

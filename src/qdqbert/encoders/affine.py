@@ -20,7 +20,7 @@ _ROWS = 4096
 def parameters_of(chosen: Range, spec: TensorSpec) -> tuple[float, int]:
     """Return scale and zero point of a calibrated activation, symmetric or affine.
 
-    Source: that of `numerics.affine.symmetric_parameters` and `affine_parameters`.
+    Source: see `numerics.affine.symmetric_parameters` and `affine_parameters`.
     """
     if spec.symmetric:
         return float(_usable(np.float32(chosen.amax) / np.float32(spec.qmax))), 0
@@ -65,14 +65,14 @@ def quantize_weight(
 
 
 def rounding_shift(weight: Floats, rounded: Floats, mean: Floats) -> Floats:
-    """Return what rounding the weight of a linear layer subtracts from its mean output.
+    """Return the loss of a linear layer's mean output by rounding its weight.
 
     Args:
         weight: The weight before it was rounded, `(out, in)`.
         rounded: The weight after it was rounded, `(out, in)`.
         mean: Mean over tokens of the input that the weight is multiplied with, `(in,)`.
 
-    Source: that of `numerics.affine.rounding_shift`.
+    Source: see `numerics.affine.rounding_shift`.
     """
     errors = weight.astype(np.float64) - rounded
     return (errors @ mean.astype(np.float64)).astype(np.float32)
@@ -98,7 +98,7 @@ def _scales_of(
 
 def _enlarged(scale: Floats, weight: Floats, limit: int) -> Floats:
     """Return scales that are just large enough for the limit on sums of the nearest codes."""
-    # The last channel of an odd number is next to padding. One scale is that of one long row.
+    # The last channel of an odd number is next to padding. A single scale counts as one long row's.
     wide = np.pad(weight, [(0, 0), (0, weight.shape[1] % 2)]).reshape(scale.size, -1)
     sums = _adjacent_sums(wide).max(axis=1, initial=0)
     found = np.maximum(scale.reshape(-1), sums / np.float32(limit))
@@ -124,5 +124,5 @@ def _along(values: Floats, axis: int | None) -> Floats:
 
 
 def _usable(scale: Floats | np.float32) -> Floats:
-    """Return scales with 1 for those of ranges that are too narrow for a step."""
+    """Replace scales of ranges that are too narrow for a step by 1."""
     return np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1))

@@ -26,7 +26,7 @@ _QUANTIZER = re.compile(r"_quantizer\.(\w+|clip\.\w+)$")
 ADAPTER = re.compile(
     r"(^|[._])(lora_\w+|base_layer|adapters?|ia3_\w+|vera_\w+|modules_to_save|prompt_encoder)($|[._])"
 )
-# Modules of the heads of transformers' models, those of older versions included.
+# Modules of the heads of transformers' models, of older versions too.
 _HEADS = frozenset(
     {
         "classifier",
@@ -76,8 +76,8 @@ def read_encoder(
     Args:
         weights: Tensors of the checkpoint.
         config: Its config.
-        task: The task. "reranking" has the head of "text-classification", and "text-generation"
-            that of "fill-mask".
+        task: The task. "reranking" has the head of "text-classification", and "text-generation" the
+            head of "fill-mask".
         pooling: How an embedder makes one vector of the token states; `None` for token states only.
             Families with a way of their own ignore it.
         normalize: Whether an embedder scales this vector to length 1.
@@ -86,7 +86,7 @@ def read_encoder(
 
     Raises:
         CheckpointError: The family is unknown, a tensor or a field is missing or not supported, or
-            there are tensors that take part in what other code computes.
+            other code computes with tensors of the file that this model does not have.
         UserInputError: The family has no such head.
     """
     family = family_of(config)

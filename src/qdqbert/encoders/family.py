@@ -23,7 +23,7 @@ class Encoder:
         limit: Longest text in tokens.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
         has_token_types: Whether it has a table of token types with more than one row.
-        convolution: What is added to the states after the first layer; `None` if nothing is.
+        convolution: Convolution whose output is added to the states after the first layer, if any.
     """
 
     embeddings: Embeddings
@@ -36,7 +36,7 @@ class Encoder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a head is read from.
+    """The inputs of a reader of heads.
 
     Attributes:
         root: Reader of the whole checkpoint.

@@ -46,7 +46,7 @@ def logits(
 
     Args:
         pooling: Which token states it reads.
-        steps: What it computes from them.
+        steps: Its steps on each of them.
         column: The only column of the result that is the output; `None` for all.
         token_steps: How many of the steps each token takes before pooling.
     """
@@ -71,7 +71,7 @@ def states(pooling: Pooling | None, *steps: Step, normalize: bool = False) -> tu
 
     Args:
         pooling: How token states become one vector; `None` leaves the embedding out.
-        steps: What is computed from the vector.
+        steps: Steps on the vector.
         normalize: Whether the embedding is scaled to length 1.
     """
     tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
@@ -87,7 +87,7 @@ def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Lin
 
     Args:
         reader: Reader of the head.
-        name: Path of the layer, whose weight counts unless it is that of the word embeddings.
+        name: Path of the layer, whose weight counts unless it is shared with the word embeddings.
         bias: Name of the head's own bias, which counts if there is one.
         embeddings: The embeddings.
 

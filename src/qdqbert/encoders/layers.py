@@ -113,7 +113,7 @@ def read_layer(
         activation: Activation function of the feed-forward part.
         norms_first: Whether both LayerNorms stand before the parts of the layer, and not after the
             residual adds.
-        change: Returns the attention with what the family adds to it.
+        change: Returns the attention with the family's additions.
 
     Raises:
         CheckpointError: A tensor is missing, or has another shape than the config says.

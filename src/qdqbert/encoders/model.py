@@ -72,7 +72,7 @@ class Linear:
         codes: How the input is quantized; `None` in float.
         module: Path of its module in a model of transformers, which its sites are named after;
             empty if it is not known.
-        first: Number of its first output among those of the module, if several layers are one.
+        first: Index of its first output in the module, if several layers are one module.
     """
 
     weight: NDArray[np.int8] | Floats
@@ -184,7 +184,7 @@ class Residual:
 
     Attributes:
         norm: LayerNorm of the sum; `None` in layers that normalize first.
-        local_codes, residual_codes: Fake quantization of what is added, and of the states.
+        local_codes, residual_codes: Fake quantization of the part's output, and of the states.
         again: LayerNorm after the states are added a second time,
             `again(norm(local + states) + states)`; `None` if they are added once.
     """
@@ -203,10 +203,10 @@ class Layer:
     instead, which the residual does not pass.
 
     Attributes:
-        attention_norm: LayerNorm of what the attention reads; `None` if it reads the states.
+        attention_norm: LayerNorm of the attention's input; `None` if it reads the states.
         attention: Self-attention.
         attention_residual: The residual add after it.
-        up_norm: LayerNorm of what the feed-forward part reads; `None` if it reads the states.
+        up_norm: LayerNorm of the feed-forward part's input; `None` if it reads the states.
         up: First linear layer of the feed-forward part.
         activation: Its activation function.
         gate: A linear layer with the input of `up`, by whose output the activation is multiplied;
@@ -275,7 +275,7 @@ class Embeddings:
         padding_id: Id of the padding token, if positions are counted over other tokens only
             (RoBERTa); `None` if every token counts.
         dropped_id: Id of a token that counts as dropped (ESM): rows of words are multiplied by the
-            number of tokens of the text over that of its other tokens; `None` if there is none.
+            number of tokens of the text, divided by the number of other tokens. `None` without one.
         first_position: Number of rows of `positions` that no token uses before others.
     """
 
@@ -308,12 +308,12 @@ Step = Linear | Norm | Activation | Literal["normalize"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """What follows the last hidden states: pooling, and steps on each row.
+    """A head on the last hidden states: pooling, and steps on each row.
 
     Attributes:
         pooling: Which rows the steps read: every token's, or one per text.
-        steps: What is computed, in order.
-        outputs: The outputs that the result is.
+        steps: Its operations, in order.
+        outputs: Outputs of the model with this result.
         token_steps: How many of the steps each token takes before pooling.
     """
 
@@ -329,7 +329,7 @@ TAIL_STATES = "encoder_states"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tail:
-    """What follows the last hidden states in an .onnx file and is not known.
+    """Unknown operations behind the last hidden states of an .onnx file.
 
     Attributes:
         graph: An ONNX graph, as the bytes of a `ModelProto`, of standard operators in float.
@@ -350,12 +350,12 @@ class EncoderModel:
         embeddings: Token ids to hidden states.
         layers: The encoder layers.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
-        heads: What is computed from the last hidden states.
+        heads: Heads on the last hidden states.
         limit: Longest text in tokens.
         input_names: Names of the inputs, in the order of the graph.
         has_choices: Whether inputs are `(batch, choices, seq)`, and outputs `(batch, choices)`.
-        convolution: What is added to the states after the first layer; `None` if nothing is.
-        tail: What computes further outputs; `None` if the heads compute all.
+        convolution: Convolution whose output is added to the states after the first layer, if any.
+        tail: Operations for further outputs; `None` if the heads compute all.
     """
 
     embeddings: Embeddings

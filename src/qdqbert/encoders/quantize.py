@@ -56,12 +56,12 @@ def _round_to_nearest(site: str, width: int) -> Bools | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What was chosen for the sites of a model besides their specs, by name of the site.
+    """Results of a calibration besides the specs, by name of the site.
 
     Attributes:
-        ranges: Ranges of activations. If the site has a scale, the range is that of the activation
-            after multiplication by the scale.
-        scales: What inputs are multiplied by before they are quantized, `(channels,)`.
+        ranges: Ranges of activations. If the site has a scale, it is the range of the activation
+            times the scale.
+        scales: Factors of inputs before they are quantized, `(channels,)`.
         weight_amax: Largest magnitude of weights that do not use their own, `()` or `(channels,)`.
         means: Mean of the inputs of linear layers whose biases are corrected, before any
             multiplication, `(channels,)`.

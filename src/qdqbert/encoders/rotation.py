@@ -18,7 +18,7 @@ def rotation(size: int, theta: float, limit: int, *, factor: float = 1.0) -> Rot
         size: Channels of a head.
         theta: Base of the frequencies.
         limit: Number of positions.
-        factor: What the frequencies are divided by.
+        factor: Divisor of the frequencies.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     frequencies = np.float32(1) / np.float32(theta) ** exponents / np.float32(factor)
@@ -33,7 +33,7 @@ def read_rotation(
 
     Args:
         config: The config. `rope_parameters` has the values of today's files, `rope_theta` and
-            `rope_scaling` those of older ones.
+            `rope_scaling` the values of older ones.
         size: Channels of a head.
         limit: Number of positions.
         theta: Base of the frequencies, if the config has none.

@@ -1,8 +1,8 @@
 """One table of 16-bit codes, in two arrays of 8 bits, for embeddings and for a decoder.
 
 The embedding table of a quantized model has 8-bit codes. The decoder of a masked LM often has the
-same weights, and 8 bits are not enough there: the errors of a whole vocabulary of logits would be
-those of its weights. So the rest of each weight is stored as 8 bits more:
+same weights, and 8 bits are not enough there: all logits of the vocabulary would have the errors of
+its weights. So the rest of each weight is stored as 8 bits more:
 
     weight = (256 * code + rest) / 256 * scale
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 
 def rest_of(weights: Floats, codes: Codes, scale: Floats) -> Codes:
-    """Return what the codes of a table leave out.
+    """Return the rest of a table that its codes leave out, as 8 more bits.
 
     Args:
         weights: The table, `(rows, width)`.

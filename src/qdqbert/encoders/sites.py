@@ -22,7 +22,7 @@ from qdqbert.spec import (
 def sites_of(
     model: EncoderModel, groups: Collection[SiteGroup] = ("layer", "table")
 ) -> tuple[Site, ...]:
-    """Return the sites of some groups: first those of the tables, then layer by layer."""
+    """Return the sites of some groups: first of the tables, then layer by layer."""
     found = [table_site(table.module) for table in tables_of(model)]
     for sites in sites_of_layers(model):
         found += sites
@@ -45,7 +45,7 @@ def tables_of(model: EncoderModel) -> tuple[Table, ...]:
 
 
 def parent_of(linear: Linear) -> str:
-    """Return the path of the module around that of a linear layer.
+    """Return the path of the module that contains a linear layer.
 
     That around the query computes the matmuls of the attention. Those around the last layers of
     the two parts of an encoder layer add their outputs to the states.
@@ -54,7 +54,7 @@ def parent_of(linear: Linear) -> str:
 
 
 def linear_layers_of(layer: Layer) -> Iterator[tuple[Linear, Source]]:
-    """Yield the linear layers of an encoder layer, and what each reads."""
+    """Yield the linear layers of an encoder layer, and the source of each one's input."""
     attention = layer.attention
     for linear in (attention.query, attention.key, attention.value):
         yield linear, "norm"

@@ -1,8 +1,8 @@
 """Quantizers that a checkpoint stores: their states in config.json, their ranges in its tensors.
 
 `quantizers` in config.json has the shapes of the tensors of each quantizer, by the kind of tensor
-and by name, and in `changed` what differs from the defaults. Names are those of sites without the
-path of the encoder in a model with a head.
+and by name, and in `changed` the settings that differ from the defaults. Quantizers have the names
+of their sites, without the path of the encoder in a model with a head.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ STATE_DEFAULTS: Mapping[str, Any] = {
     "disabled": False,
     **TOOLKIT_DEFAULTS,
 }
-"""What a stored state leaves out, besides `axis`; see `default_state`."""
+"""Defaults that a stored state leaves out, besides `axis`; see `default_state`."""
 
 
 def default_state(site: Site) -> dict[str, Any]:
-    """Return what the stored state of a quantizer leaves out."""
+    """Return the defaults that the stored state of a quantizer leaves out."""
     return {**STATE_DEFAULTS, "axis": site.channel_axis}
 
 
@@ -161,12 +161,12 @@ def read_stored(
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """What a checkpoint stores about its quantizers.
+    """Reader of the quantizers in a checkpoint.
 
     Attributes:
         weights: Tensors of the checkpoint.
         config: Its config.
-        base: What names of tensors start with in a model with a head.
+        base: Prefix of the names of tensors in a model with a head.
     """
 
     weights: Weights
@@ -209,7 +209,7 @@ class _Reader:
         if name not in self.part(kind).values:
             return None
         found = self._read(f"{name}._{kind}", sizes)
-        # Those of ranges are checked with them.
+        # The ends of ranges are checked with the ranges.
         if kind != "range" and not (found >= 0 if kind == "amax" else found > 0).all():
             raise self._wrong(f"{name}._{kind}", "values that are not positive")
         return found

@@ -38,9 +38,9 @@ class Conversion:
     """How tensors of an older layout are named today.
 
     Attributes:
-        renames: Regular expressions and what replaces them, in order.
-        splits: Ends of modules whose outputs are those of several modules one after another, and
-            the ends of these modules.
+        renames: Regular expressions and their replacements, in order.
+        splits: Suffixes of modules that are several modules one after another, and the suffixes of
+            these modules.
     """
 
     renames: tuple[tuple[str, str], ...] = ()

@@ -81,7 +81,7 @@ class OnnxRuntimeRunner:
 def load_graph(
     graph: bytes, *, threads: int | None = None
 ) -> Callable[[Mapping[str, NDArray[Any]]], Outputs]:
-    """Return what runs a small float graph on the CPU.
+    """Return a function that runs a small float graph on the CPU.
 
     Args:
         graph: The graph, as the bytes of a `ModelProto`.

@@ -38,12 +38,12 @@ def compare_alone(
     alone: Mapping[int, Prediction],
     decisions: tuple[Sequence[Hashable], Sequence[Hashable]] | None,
 ) -> BatchInvariance:
-    """Compare predictions of texts in batches with those of texts alone.
+    """Compare predictions of texts in batches with predictions of the same texts alone.
 
     Args:
         together: Predictions of all texts.
         alone: Predictions of some of them, by index.
-        decisions: What the model decides by `together`, and with `alone` in its place.
+        decisions: The model's decisions by `together`, and with `alone` in its place.
     """
     differences = [
         float(np.abs(values - together[index]).max(initial=0)) for index, values in alone.items()

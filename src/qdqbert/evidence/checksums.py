@@ -78,7 +78,7 @@ def require_intact(folder: Path, names: Collection[str]) -> bool:
         Whether the folder has checksums. Somebody may have removed them.
 
     Raises:
-        CheckpointError: A file is not what `quantize` wrote.
+        CheckpointError: A file has changed since `quantize` wrote it.
     """
     path = folder / CHECKSUMS
     if not path.is_file():
@@ -99,6 +99,6 @@ def _check(folder: Path, name: str, expected: str) -> FileCheck:
     except FileNotFoundError:
         return FileCheck(name=name, verdict="missing")
     except OSError:
-        # What cannot be read is not what was written.
+        # An unreadable file counts as changed.
         is_equal = False
     return FileCheck(name=name, verdict="intact" if is_equal else "changed")

@@ -1,4 +1,4 @@
-"""Compare predictions with those of the float model, without labels."""
+"""Compare predictions with the float model's, without labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Decisions = Sequence[Hashable]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """Agreement of predictions with those of the float model, over held-out texts.
+    """Agreement of predictions with the float model's, over held-out texts.
 
     Attributes:
         texts: Number of predictions that were compared.

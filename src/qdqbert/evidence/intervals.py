@@ -1,4 +1,4 @@
-"""Intervals of what was measured on a sample of examples, at a confidence of 95 %."""
+"""Confidence intervals of measurements on a sample of examples, at 95 %."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def proportion_interval(count: int, total: int) -> Interval:
 
 
 def difference_interval(score: Score, reference: Score) -> Interval:
-    """Return the interval of a model's metric minus that of a reference, on the same examples.
+    """Return the interval of a model's metric minus a reference's, on the same examples.
 
     Both models are scored on random samples of the examples, drawn with replacement. Samples for
     which a metric is undefined are left out.
@@ -102,7 +102,7 @@ def bootstrap_interval(rows: NDArray[np.float64], compute: Compute) -> Interval:
 
 
 def _at_least(count: int, total: int) -> Callable[[float], float]:
-    """Return the probability of at least `count` successes, as a function of that of one."""
+    """Return the probability of at least `count` successes, given the probability of one."""
     steps = np.arange(1, total + 1)
     ways = np.concatenate([[0.0], np.cumsum(np.log((total + 1 - steps) / steps))])[count:]
     found = np.arange(count, total + 1)

@@ -18,7 +18,7 @@ Verdict = Literal["met", "missed", "not shown"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricDifference:
-    """The metric of a model, minus that of the reference on the same examples.
+    """The metric of a model, minus the reference's on the same examples.
 
     Attributes:
         name: Name of the metric.
@@ -35,7 +35,7 @@ class MetricDifference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LimitCheck:
-    """A limit and what was measured.
+    """A limit and the measurement.
 
     Attributes:
         option: Name of the option that set the limit.
@@ -83,7 +83,7 @@ def check_limits(
     Args:
         options: The limits.
         fidelity: How close a model is to the reference.
-        differences: Its metrics minus those of the reference, the main one first.
+        differences: Its metrics minus the reference's, the main one first.
 
     Raises:
         UserInputError: A limit does not apply to the task.
@@ -112,7 +112,7 @@ def check_limits(
 
 
 def _drop(difference: MetricDifference) -> tuple[float, Interval]:
-    """Return how much worse a metric is than that of the reference."""
+    """Return how much worse a metric is than the reference's."""
     value, interval = difference.value, difference.interval
     if difference.is_error:
         return value, interval

@@ -1,4 +1,4 @@
-"""Check that an engine computes what the fake-quantized PyTorch model does, layer by layer."""
+"""Check that an engine agrees with the fake-quantized PyTorch model, layer by layer."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class LoweringCheck:
         """SQNR that is required, in dB.
 
         It is `agreement_db`, or 3 dB below `ties_db` if that is lower, but at least 25 dB, or 12 dB
-        where floats between int8 operators are float16. This minimum is also what is required where
-        `ties_db` is infinite. A layer whose output is quantized hides noise in the last bits, and
+        where floats between int8 operators are float16. Where `ties_db` is infinite, only this
+        minimum is required. A layer whose output is quantized hides noise in the last bits, and
         then the simulation does not show how much ties cost.
         """
         least = _LEAST_DB if self.last_bits <= LAST_BITS else _LEAST_DB_IN_HALF
@@ -272,7 +272,7 @@ def _layers_opener(
     folder: Path,
     open_: Callable[..., Runner],
 ) -> Callable[..., Runner]:
-    """Return what opens a graph whose layers read given states; see `add_teacher_forcing`."""
+    """Return an opener of a graph whose layers read given states; see `add_teacher_forcing`."""
     if engine == "native":
         from qdqbert.engines.native.layers import LayerRunner
 

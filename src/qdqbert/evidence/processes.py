@@ -1,4 +1,4 @@
-"""Processes that answer requests, so that what is measured in one does not disturb the others.
+"""Processes that answer requests, so that one measurement does not disturb another.
 
 A request and its answer are a line of JSON each, on stdin and stdout.
 """
@@ -19,7 +19,7 @@ class WorkerProcess:
     """A process that answers requests. Made by `open_worker`."""
 
     def __init__(self, process: subprocess.Popen[str], what: str) -> None:
-        """Keep the process and what it measures."""
+        """Keep the process and the name of its measurement."""
         self._process = process
         self._what = what
 
@@ -49,7 +49,7 @@ def open_worker(module: str, what: str) -> Iterator[WorkerProcess]:
 
     Args:
         module: Module that the process runs; see `serve`.
-        what: What it measures, for messages.
+        what: Name of its measurement, for messages.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module],

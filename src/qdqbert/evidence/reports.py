@@ -48,7 +48,7 @@ class LatencyReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """What a part of a model costs if it is quantized.
+    """Error of the outputs if a part of a model is quantized.
 
     Attributes:
         name: Path of the layer, or name of a site outside the layers.
@@ -71,16 +71,16 @@ class TargetReport:
         model: Path of the graph in the folder.
         fidelity: How close it is to the float model, on held-out texts.
         metrics: Its metrics, if the texts have labels.
-        differences: These metrics minus those of the float model.
+        differences: These metrics minus the float model's.
         limits: What was measured for each limit of the call.
         layers: How close PyTorch's fake quantization of it is to the float model, layer by layer.
-        sensitivity: What each layer costs if only that one is quantized, in the order of the model.
+        sensitivity: Error if only one layer is quantized, for each layer in order.
         lowering: How close it is to PyTorch's fake quantization, layer by layer.
         overflows: Linear layers whose int8 sums would saturate on CPUs without VNNI, worst first.
             `None` if this was not emulated, as the weights are exact on all CPUs.
         batch_invariance: Whether results depend on the other texts of a batch.
         size_bytes: Size of the graph.
-        size_ratio: Size divided by that of the float graph.
+        size_ratio: Size divided by the float graph's.
         latency: Latency next to the float graph's, one entry for each shape.
         verification_db: SQNR on the rows that `verify` runs again, dB. `None` if there are none.
     """
@@ -112,14 +112,14 @@ class CandidateReport:
     Attributes:
         target: Target of the graph.
         engine: Engine that ran it.
-        precision: Float type of what is not int8.
+        precision: Float type of the other operations than int8 ones.
         recipe: Recipe that placed its Q/DQ pairs; "float" if there are none.
         single_ms: Time for one text at a time, in milliseconds, on the texts of the last round that
             it took part in.
         texts_per_second: Speed with many texts at once, on these texts.
-        relative_time: Geometric mean of the times for one text and for many, divided by that of the
-            fastest candidate. Both are from the same round, unless this candidate was timed again
-            after all faster ones were rejected.
+        relative_time: Geometric mean of the times for one text and for many, divided by the fastest
+            candidate's. Both are from the same round, unless this candidate was timed again after
+            all faster ones were rejected.
         verdict: `chosen`; `rejected` if it was checked and is too far from float; `slower` if it
             was not checked, because a faster one was chosen.
         reason: Why it was rejected, in words; empty otherwise.
@@ -145,21 +145,20 @@ class QuantizeReport:
         checkpoint: The model that was quantized.
         task: Its task.
         calibration_texts: Number of texts that ranges were taken from.
-        calibration_lengths: Their lengths; `None` if the ranges are those of an earlier
-            calibration.
+        calibration_lengths: Their lengths; `None` if the ranges are from an earlier calibration.
         heldout_texts: Number of other texts, on which fidelity was measured.
         float_metrics: Metrics of the float model, if the texts have labels.
         float_size_bytes: Size of the float graph.
-        targets: One report for each target and engine. With the target `auto`, that of the
-            candidate that was chosen, or those of all if none was.
-        cpu: Name of the CPU that everything was measured on.
+        targets: One report for each target and engine. With the target `auto`, the chosen
+            candidate's report, or all of them if none was chosen.
+        cpu: Name of the CPU that all measurements are from.
         cpu_features: Its features that matter for INT8, under Linux' names.
         cores: Number of its cores that were used.
         versions: Versions of Python and of the packages that determine numbers, by name.
         command: Command line that is equivalent to the call.
         warnings: Results that make the model doubtful or useless.
         notices: Other messages for the user.
-        candidates: What the target `auto` chose from, the fastest one first.
+        candidates: Candidates of the target `auto`, the fastest one first.
         reason: Why it chose that one, in words; `None` for other targets.
     """
 
@@ -208,7 +207,7 @@ class EvaluateReport:
         examples: Number of examples.
         metrics: Metrics of the task.
         reference_metrics: Metrics of the reference.
-        differences: Metrics of the model minus those of the reference.
+        differences: Metrics of the model minus the reference's.
         fidelity: How close the model is to the reference, on the same examples.
         limits: What was measured for each limit of the call.
         leaked_examples: Number of examples that the model was calibrated on.
@@ -252,7 +251,7 @@ class EvaluateReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What quantization costs, on the examples of a call.
+    """The cost of quantization, on the examples of a call.
 
     Attributes:
         sqnr_db: SQNR of the output, in dB; infinite if it is equal.
@@ -275,7 +274,7 @@ class UnitReport:
         sites: Its sites.
         share_percent: Its share of all int8 multiplications, in percent.
         alone: The cost if nothing else is quantized.
-        left: What is left if this unit and all units listed before it stay in float.
+        left: The cost that is left if this unit and all units before it stay in float.
     """
 
     name: str
@@ -343,7 +342,7 @@ class TrainReport:
         quantizers: Number of enabled quantizers; 0 in float training.
         steps: Number of updates of the weights.
         resumed_at: Step from which the run was resumed, if it was.
-        before: Metrics before training. With QAT, those of the calibrated model.
+        before: Metrics before training. With QAT, the calibrated model's.
         after: Metrics of the model that was written.
         notices: Messages for the user.
     """

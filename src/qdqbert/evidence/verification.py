@@ -56,7 +56,7 @@ def write_rows(rows: Sequence[VerificationRow], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[VerificationRow]:
-    """Read what `write_rows` wrote.
+    """Read the rows that `write_rows` wrote.
 
     Raises:
         OSError: The file cannot be read.
@@ -93,7 +93,7 @@ def measure_rows(runner: Runner, rows: Sequence[VerificationRow]) -> float:
 
 
 def lowest_sqnr(stored_db: float) -> float:
-    """Return the SQNR in dB that a graph should reach anywhere, from what was measured before.
+    """Return the SQNR in dB that a graph should reach on any machine, given its stored SQNR.
 
     It is 3 dB lower, for rounding ties, and at most 37 dB.
     """

@@ -1,7 +1,7 @@
 """Time one engine in a process of its own: `python -m qdqbert.evidence.worker`.
 
-Each line of input is a JSON object, and each gets a line as its answer. The first specifies what to
-load, the others what to run. Engines need separate processes, because the threads of one spin while
+Each line of input is a JSON object, and each gets a line as its answer. The first request loads an
+engine, the others run it. Engines need separate processes, because the threads of one spin while
 another works.
 """
 

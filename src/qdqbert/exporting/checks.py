@@ -34,7 +34,7 @@ Tokenize = Callable[[Sequence[Item]], Iterable[Iterable[int]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How close an output of an exported model is to that of the folder.
+    """How close an output of an exported model is to the folder's.
 
     Attributes:
         output: Name of the output.
@@ -76,9 +76,9 @@ def check_tokens(source: Source, tokenize: Tokenize, *, converter: str, prompt: 
     """Refuse a tokenizer that gives other ids for some text.
 
     Args:
-        source: What is exported.
+        source: The exported model.
         tokenize: The exported tokenizer; see `differing_texts`.
-        converter: Name of what runs it, for the message.
+        converter: Name of its runtime, for the message.
         prompt: Text that the exported tokenizer puts before each text.
 
     Raises:
@@ -141,7 +141,7 @@ def expected_results(
 
 
 def check_results(name: str, expected: Sequence[Result], found: Sequence[Result]) -> Agreement:
-    """Compare an output of an exported model with that of the folder.
+    """Compare an output of an exported model with the folder's.
 
     Args:
         name: Name of the output.

@@ -1,4 +1,4 @@
-"""What a format is, and the table of them."""
+"""Formats of `export`: their protocol and their table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Format:
 
     Attributes:
         engine: Engine whose graphs the format takes.
-        default_outputs: What an embedder returns by default.
+        default_outputs: Outputs of an embedder by default.
         refuse: Raises `UserInputError` if the format has no place for a model.
         write: Writes a model to a folder.
-        check: Runs what was written, and compares it with the folder that it comes from. Raises
+        check: Runs the exported model, and compares it with the original folder. Raises
             `UserInputError` if it gives other tokens or results.
-        inputs: Names of what the exported model takes.
-        outputs: Names of what it returns.
-        usage: Returns how to run what is in a folder, as Python code or a command.
-        notices: Returns what users have to know.
+        inputs: Names of the exported model's inputs.
+        outputs: Names of its outputs.
+        usage: Returns an example of use for a folder, as Python code or a command.
+        notices: Returns notices for the user.
     """
 
     engine: EngineName

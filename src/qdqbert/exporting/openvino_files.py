@@ -1,4 +1,4 @@
-"""OpenVINO's own format, with a tokenizer: what OpenVINO GenAI and OpenVINO Model Server load.
+"""OpenVINO's own format, with a tokenizer, for OpenVINO GenAI and OpenVINO Model Server.
 
 DIR/openvino_model.xml, .bin        the graph
 DIR/openvino_tokenizer.xml, .bin    a model that turns strings into the inputs of the graph

@@ -1,4 +1,4 @@
-"""What is exported: a graph of a folder that `quantize` wrote, and what its results depend on."""
+"""The source of an export: a graph of a folder that `quantize` wrote, and its settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qdqbert.json_files import read_text
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
 SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
 
-# A name is also that of a folder, and a part of addresses.
+# A name also names a folder, and is a part of addresses.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 TASKS = ("feature-extraction", "reranking", "text-classification")
@@ -96,7 +96,7 @@ class Source:
 
     @property
     def input_notices(self) -> list[str]:
-        """What users have to know about the texts that the exported model takes."""
+        """Notices for the user about the texts that the exported model takes."""
         return [*self._prompt_notices, *self._pair_notices]
 
     @property
@@ -127,7 +127,7 @@ class Source:
 
     @property
     def states_notices(self) -> list[str]:
-        """What users of a format without a mask have to know about states of tokens."""
+        """Notices about states of tokens, for users of a format without a mask."""
         if LAST_HIDDEN_STATE not in self.outputs:
             return []
         notice = (
@@ -161,8 +161,8 @@ def open_source(
         folder: Folder that `quantize` wrote.
         engine: Engine of the format.
         target: Graph that the caller wants.
-        returns: What the caller wants an embedder to return.
-        default: What an embedder returns otherwise, if the graph has it.
+        returns: Outputs that the caller wants of an embedder.
+        default: Outputs of an embedder otherwise, if the graph has them.
         name: Name that the caller wants.
         pairs: Whether the caller says that the model takes pairs of texts.
 
@@ -236,8 +236,8 @@ def refuse_truncate_dim(source: Source, why: str) -> None:
     """Refuse embedders that keep a part of their dimensions.
 
     Args:
-        source: What is exported.
-        why: What the format does instead, as a part of the message.
+        source: The exported model.
+        why: The format's behaviour, as a part of the message.
 
     Raises:
         UserInputError: The settings of the model have `truncate_dim`.

@@ -6,7 +6,7 @@ DIR/NAME_tokenizer/1/tokenizer.json
 DIR/NAME_model/1/model.onnx                 ONNX Runtime backend
 
 The tokenizer is a Python model with the library `tokenizers`: it takes every tokenizer, its ids are
-those of the library without exception, and the server needs no other operators.
+always equal to the library's, and the server needs no other operators.
 
 Source: triton-inference-server/common `protobuf/model_config.proto`.
 """

@@ -82,8 +82,8 @@ def add_to_bias(
     Args:
         graph: The graph to change.
         matmul: The matmul of the linear layer.
-        amount: What to add to each column, `(columns,)`.
-        suffix: What is appended to the names of changed and new values.
+        amount: Summand of each column, `(columns,)`.
+        suffix: Suffix of the names of changed and new values.
     """
     bias, add = bias_of(matmul, columns=len(amount))
     there = constant_array(bias)

@@ -241,7 +241,7 @@ RULES: tuple[Callable[[ir.Model], Iterator[str]], ...] = (
 
 
 def _pairs(model: ir.Model, *op_types: str) -> Iterator[ir.Node]:
-    """Yield the Q/DQ nodes of a graph, or those of one type."""
+    """Yield the Q/DQ nodes of a graph, or the nodes of one type only."""
     for node in model.graph:
         if node.op_type in (op_types or _PAIR):
             yield node

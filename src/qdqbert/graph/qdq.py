@@ -162,7 +162,7 @@ def _add_site_per_reader(graph: ir.Graph) -> None:
 
 
 def _label(node: ir.Node) -> str:
-    """Return the start of the names of what replaces a site's node.
+    """Return the prefix of the names of the nodes that replace a site's node.
 
     It is the site's name, with a number for the node of a further reader.
     """

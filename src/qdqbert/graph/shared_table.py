@@ -31,7 +31,7 @@ def add_shared_table(
         before: Node of the graph, before which the matrix is computed.
         base: Start of the names of new nodes.
         codes: Codes of the embedding table, `(rows, width)`.
-        rest: What they leave out, as `rest_of` returns it.
+        rest: Their lower 8 bits, as `rest_of` returns them.
         scale: Scale of the codes.
     """
     nodes: list[ir.Node] = []

@@ -13,7 +13,7 @@ from qdqbert.reference.sited_encoder import RunTail
 
 
 def open_tail(model: EncoderModel) -> RunTail | None:
-    """Return what computes the outputs of a model's tail; `None` if it has no tail.
+    """Return a function that computes the outputs of a model's tail; `None` without a tail.
 
     Raises:
         CheckpointError: ONNX Runtime cannot load the graph.

@@ -52,7 +52,7 @@ def write_graph(model: EncoderModel, path: Path) -> None:
     """Write a float model as an ONNX graph, with its weights in a second file.
 
     Inputs are `(batch, seq)`, or `(batch, choices, seq)`, int64. Padding, where the attention mask
-    is 0, follows the tokens. Outputs are float32; those of padding have no meaning.
+    is 0, follows the tokens. Outputs are float32. Outputs for padding have no meaning.
 
     Args:
         model: The model, whose tables and linear layers are in float.
@@ -98,7 +98,7 @@ def make_graph(model: EncoderModel, groups: Collection[SiteGroup] = ()) -> MadeG
 
     Args:
         model: The model, whose tables and linear layers are in float.
-        groups: Groups of sites that get a node, whose name is that of the site.
+        groups: Groups of sites that get a node with the name of the site.
     """
     writer = _Writer(model, groups)
     proto = helper.make_model(
@@ -142,7 +142,7 @@ class _Writer:
         )
 
     def _read_inputs(self) -> None:
-        """Take the inputs as `(texts, seq)`, and what attention needs of them."""
+        """Take the inputs as `(texts, seq)`, and number the tokens."""
         add, model = self._add, self._model
         inputs = dict(zip(model.input_names, model.input_names, strict=True))
         if model.has_choices:
@@ -195,7 +195,7 @@ class _Writer:
         return self._site("table", f"{table.module}._weight_quantizer", array)
 
     def _share(self, dropped_id: int) -> str:
-        """Return the number of tokens of each text over that of tokens that are not dropped."""
+        """Return the number of tokens of each text, divided by the number that is not dropped."""
         add = self._add
         dropped = add("Cast", add("Equal", self._ids, np.array(dropped_id)), to=TensorProto.INT64)
         others = add("Mul", self._mask, add("Sub", np.array(1), dropped))
@@ -323,7 +323,7 @@ class _Writer:
     def _relative_scores(
         self, query: str, key: str, scores: str, attention: Attention
     ) -> list[str]:
-        """Return what scores get by the distance of query and key."""
+        """Return the relative scores, by the distance of query and key."""
         add, relative = self._add, attention.relative
         if relative is None:
             return []
@@ -343,7 +343,7 @@ class _Writer:
         return made
 
     def _additive_mask(self, causal: bool, window: int | None) -> str:
-        """Return what is added to scores: 0, or the lowest number for pairs that do not attend."""
+        """Return the additive mask: 0, or the lowest number for pairs that do not attend."""
         if (causal, window) not in self._masks:
             add = self._add
             masked = add("Unsqueeze", add("Equal", self._mask, np.array(0)), _integers(1, 2))

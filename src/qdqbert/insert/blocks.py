@@ -178,7 +178,7 @@ def quantized_block(block: nn.Module) -> nn.Module:
 
 
 def _project_positions_in_float_(attention: QuantDisentangledSelfAttention) -> None:
-    """Give positions their own projections, which share the weights of those of content.
+    """Give positions their own projections, which share the weights of the content's.
 
     They are functions instead of modules, so that no parameter gets a second name.
     """

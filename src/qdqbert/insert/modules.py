@@ -62,7 +62,7 @@ def quantized_linear(
     Args:
         linear: The float layer, whose parameters are shared.
         name: Path of the layer.
-        source: What its input is.
+        source: Kind of its input.
         over_tokens: Whether axis 1 of the input runs over the tokens of the model's own text.
         factory: Makes the layer and its quantizers.
     """

@@ -14,7 +14,7 @@ def open_embedder(path: str, framework: str, **options: Any) -> Embedder:
 
     Args:
         path: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
-        framework: What needs the embedder, for the message.
+        framework: Name of the framework that needs the embedder, for the message.
         options: Options of `qdqbert.load`.
 
     Raises:

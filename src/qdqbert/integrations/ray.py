@@ -26,8 +26,8 @@ class Predictor:
     """Adds the answers of a quantized model to batches of rows.
 
     Batches are dictionaries of numpy arrays, pandas DataFrames or pyarrow Tables, and a result is
-    of the same kind. The rows, their order and their columns stay. The columns that are added are
-    those of `qdqbert.run`. Inside a batch, texts are sorted by length and grouped by tokens, so
+    of the same kind. The rows, their order and their columns stay. The same columns as in
+    `qdqbert.run` are added. Inside a batch, texts are sorted by length and grouped by tokens, so
     that batches of 1,000 rows and more run fastest.
 
     It needs neither Ray nor Spark. It can be pickled, and loads the model when it is first called.
@@ -67,7 +67,7 @@ class Predictor:
         threshold: float | None = None,
         aggregation_strategy: AggregationStrategy | None = None,
     ) -> None:
-        """Check the options. See `qdqbert.run` for what they mean.
+        """Check the options. See `qdqbert.run` for their meaning.
 
         Args:
             model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub. Each

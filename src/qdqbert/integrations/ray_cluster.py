@@ -25,8 +25,8 @@ _LOGGER = logging.getLogger("qdqbert")
 # fewer lose less when one dies.
 _GROUP = 4
 
-# What the processes that Ray starts inherit, unless it is set: no usage statistics, and no messages
-# about restarts, which are expected.
+# Environment variables of the processes that Ray starts: no usage statistics, and no messages about
+# restarts, which are expected.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
@@ -65,7 +65,7 @@ def open_ray(address: str | None) -> Iterator[Any]:
     """Yield the module `ray`, connected to a cluster.
 
     A Ray that this process is connected to is used, and stays connected. Ray's messages below
-    errors are turned off, and what it prints goes to stderr. A Ray that is started here reports no
+    errors are turned off, and its output goes to stderr. A Ray that is started here reports no
     usage statistics.
 
     Args:

@@ -55,7 +55,7 @@ class _EngineModule(InputModule):
         Args:
             path: The folder.
             options: Options of `qdqbert.load`.
-            model: What `qdqbert.load` returned for them, if it was called.
+            model: Result of `qdqbert.load` for them, if it was called.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._opened = path, dict(options)

@@ -55,8 +55,8 @@ def pipeline(
         path: Folder that `quantize` wrote, or a float checkpoint, for classification of texts or
             tokens, for reranking, for fill-mask or for embeddings; or its name on the hub. Pairs of
             texts are passed as dictionaries with `text` and `text_pair`.
-        task: Name of the pipeline. By default that of the model's task; a classifier of text pairs
-            can also be used for "zero-shot-classification".
+        task: Name of the pipeline. The model's task by default; a classifier of text pairs can also
+            be used for "zero-shot-classification".
         engine: Library that runs the graph. By default the fastest one that is installed.
         kernel: Instruction set of the native engine. By default the fastest one.
         threads: Number of threads. By default one for each core.
@@ -129,7 +129,7 @@ class _TextClassification(transformers.TextClassificationPipeline):  # type: ign
 
 
 class _EngineModel(transformers.PreTrainedModel):  # type: ignore[misc]
-    """A model of transformers whose forward pass is that of an engine."""
+    """A model of transformers whose forward pass runs on an engine."""
 
     def __init__(self, config: Any, model: Model) -> None:
         super().__init__(config)

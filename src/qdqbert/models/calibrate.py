@@ -58,7 +58,7 @@ def calibrate(
         batches: Keyword arguments of the model's `forward`, as a tokenizer or a DataLoader yields
             them. They are read once, or kept in memory if the recipe smooths, which needs two
             passes.
-        calibrator: Rule that turns what was seen into a range: `max`, `percentile`, `mse` or
+        calibrator: Rule for a range from the observed values: `max`, `percentile`, `mse` or
             `entropy`. `max` if neither the model nor the call specifies one.
         percentile: Share of the magnitudes that a range covers, in percent, above 0 and at most
             100. Only for the calibrator `percentile`, whose default is 99.999.

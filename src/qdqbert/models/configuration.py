@@ -1,4 +1,4 @@
-"""What config.json stores about quantizers, and the config class of QDQBERT models."""
+"""The config class of QDQBERT models, and the fields of config.json for quantizers."""
 
 from __future__ import annotations
 

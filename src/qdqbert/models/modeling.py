@@ -80,7 +80,7 @@ AUTO_CLASSES: dict[str, type[QDQBertPreTrainedModel]] = {
     "AutoModelForTokenClassification": QDQBertForTokenClassification,
     "AutoModelForQuestionAnswering": QDQBertForQuestionAnswering,
 }
-"""What each of transformers' auto classes loads for a `qdqbert` config."""
+"""The class that each of transformers' auto classes loads for a `qdqbert` config."""
 
 
 def register() -> None:

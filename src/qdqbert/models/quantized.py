@@ -201,7 +201,7 @@ def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) 
 
 
 def factory_of(model: Any) -> QuantizerFactory:
-    """Return what makes the quantizers of a model."""
+    """Return the factory of a model's quantizers."""
     factory: QuantizerFactory = getattr(type(model), "_quantizer_factory", PLAIN)
     return factory
 

@@ -144,12 +144,12 @@ def _amax_of(quantizer: Quantizer) -> Tensor:
 
 
 def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"]) -> None:
-    """Set what training does with calibrated ranges.
+    """Fix calibrated ranges, or let training learn or move them.
 
     Args:
         sited: A calibrated model.
         how: `fixed` keeps them, as the toolkit's guide recommends. `learned` makes the ranges of
-            activations parameters. `moving` moves all ranges towards those of each batch.
+            activations parameters. `moving` moves all ranges towards each batch's.
     """
     for quantizer in sited.quantizers.values():
         if not quantizer.is_enabled:
@@ -167,7 +167,7 @@ def fix_ranges_(sited: SitedModel) -> None:
 
 
 def stored_state(sited: SitedModel) -> dict[str, Any]:
-    """Return what `restore_` needs besides tensors: shapes, and what differs from the defaults.
+    """Return the state that `restore_` reads besides tensors: shapes, and changed settings.
 
     Returns:
         Plain values. `amax`, `range` and `pre_quant_scale` map names of quantizers to shapes such
@@ -221,7 +221,7 @@ def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
     """Return the spec of each quantizer, by site name. `None` if it is disabled.
 
     Raises:
-        CheckpointError: An int8 graph cannot do what a quantizer does.
+        CheckpointError: An int8 graph cannot represent a quantizer.
     """
     return {name: _spec_of(name, each) for name, each in sited.quantizers.items()}
 

@@ -116,9 +116,9 @@ def weight_parameters(
     Args:
         weight: Any shape, floating point; `(out, in)` if the spec has an `adjacent_sum_limit`.
         spec: Symmetric; with an axis, one scale per index of it.
-        amax: What to take instead of the weight's own, for weights that were trained with a fixed
-            range or share one. Shape `()` or `(channels,)`. The weight has to be `clipped` to it.
-            An `adjacent_sum_limit` enlarges it too.
+        amax: Replaces the weight's own, for weights that were trained with a fixed range or share
+            one. Shape `()` or `(channels,)`. The weight has to be `clipped` to it. An
+            `adjacent_sum_limit` enlarges it too.
     """
     weight = weight.detach()
     rows = _rows(weight, spec.axis or 0)
@@ -158,7 +158,7 @@ def quantize_weight(
 
 
 def rounding_shift(weight: Tensor, rounded: Tensor, mean: Tensor) -> Tensor:
-    """Return what rounding the weight of a linear layer subtracts from its mean output.
+    """Return the loss of a linear layer's mean output by rounding its weight.
 
     Added to the bias, it restores the mean: `E[W x] - E[W' x] = (W - W') E[x]`.
 

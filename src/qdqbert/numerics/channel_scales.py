@@ -25,7 +25,7 @@ _BETAS = (0.9, 0.999)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChannelStatistics:
-    """What an input of linear layers looks like; each tensor is float32 `(channels,)`.
+    """Statistics of an input of linear layers; each tensor is float32 `(channels,)`.
 
     Attributes:
         low: Lowest value.

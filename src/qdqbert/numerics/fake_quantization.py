@@ -37,7 +37,7 @@ class Codes:
 
 
 def scales_of(amax: Tensor, qmax: int) -> tuple[Tensor, Tensor]:
-    """Return what reals and codes are divided by: `amax / qmax` and `qmax / amax`.
+    """Return the divisors of reals and of codes: `amax / qmax` and `qmax / amax`.
 
     A range up to `DEAD_AMAX` gets an infinite step, so that only code 0 is left.
 

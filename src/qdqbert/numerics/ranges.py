@@ -1,7 +1,7 @@
 """Search the range that codes should cover, given the histogram of a tensor.
 
 Each calibrator finds two ranges, one for symmetric codes (`amax`) and one for affine codes (`low`,
-`high`), because targets differ in what they can run and all read the same file.
+`high`), because targets support different codes and all read the same file.
 
 =============  ==================================================================================
 `Max`          all values seen

@@ -34,7 +34,7 @@ def map_on_threads(
 
     Args:
         function: Function to call. Gradients and inference mode are as they are for the caller.
-        items: What it is called with.
+        items: Its arguments, one for each call.
     """
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 

@@ -1,13 +1,13 @@
-"""Round the weights of linear layers by what their inputs make of the errors.
+"""Round weights to minimize the error of the layer's outputs, as GPTQ does.
 
-Rounding each weight to the nearest code minimizes the errors of the weights. The outputs of a
-linear layer are what counts, and its inputs are correlated: the errors of some weights can cancel
-those of others. With `D = W - W'`, the mean squared error of the outputs is `tr(D H D^T)`, where
-`H` are the second moments of the input around its mean. The mean itself does not count, since the
-bias takes it back; see `affine.rounding_shift`.
+Rounding each weight to the nearest code minimizes the errors of the weights. But the outputs of the
+layer count. Its inputs are correlated, so the errors of some weights can cancel the errors of
+others. With `D = W - W'`, the mean squared error of the outputs is `tr(D H D^T)`, where `H` are the
+second moments of the input around its mean. The mean itself does not count, since the bias takes it
+back; see `affine.rounding_shift`.
 
-Each weight becomes one of the two codes next to it, so one bit says which. Columns are rounded one
-after another. Each is moved first by what best makes up for the errors of the columns before it:
+Each weight becomes one of the two codes next to it, which one bit stores. Columns are rounded one
+after another. Each is moved first, to compensate the errors of the columns before it best:
 
     H = U diag(d) U^T                       U is upper triangular with ones on its diagonal
     tr(D H D^T) = sum_k d_k |(D U)_k|^2     column k depends on the errors of columns 0 .. k only
@@ -60,7 +60,7 @@ class UnroundedWeight:
 def choose_rounding(weights: Sequence[UnroundedWeight], moments: Tensor) -> list[Tensor]:
     """Return which weights are rounded up, for linear layers that read the same input.
 
-    The error `d H d^T` of a row is never larger than that of rounding it to the nearest codes.
+    The error `d H d^T` of a row is never larger than with the nearest codes.
 
     Args:
         weights: The weights.
@@ -134,13 +134,13 @@ def _limits(each: UnroundedWeight) -> Tensor:
 
 
 def _factors(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the upper triangular `U` and `d` with `H = U diag(d) U^T`, and what damps `H`."""
+    """Return the upper triangular `U` and `d` with `H = U diag(d) U^T`, and the damping of `H`."""
     damping = _DAMPING * moments.diagonal().mean()
     if damping <= 0:
         # The input is constant, and no error counts.
         return torch.eye(len(moments)), torch.zeros(len(moments)), torch.zeros(())
     # Cholesky's factor of the reversed matrix is lower triangular, so this one is upper triangular.
-    # In place, since new memory takes as long as what is computed in it.
+    # In place, since new memory takes as long as the arithmetic.
     factor = moments.double().flip(0, 1)
     factor.diagonal().add_(damping)
     factor = torch.linalg.cholesky(factor).flip(0, 1)
@@ -155,7 +155,7 @@ def _rounded(
     errors, codes = torch.empty_like(values), torch.empty_like(values)
     for start in range(0, len(values), _BLOCK):
         stop = min(start + _BLOCK, len(values))
-        # What the blocks before this one leave to make up for.
+        # The values, compensated for the errors of earlier blocks.
         wanted = torch.addmm(values[start:stop], factor[:start, start:stop].T, errors[:start])
         for i in range(start, stop):
             column = torch.addmv(wanted[i - start], errors[start:i].T, factor[start:i, i])
@@ -171,7 +171,7 @@ def _rounded(
 def _errors(errors: Tensor, factor: Tensor, variances: Tensor, damping: Tensor) -> Tensor:
     """Return `d H d^T` of the errors of each output, `(in, out)` to `(out,)`.
 
-    It is `sum_k d_k |(D U)_k|^2` without what was added to the diagonal of `H`.
+    It is `sum_k d_k |(D U)_k|^2` without the damping of `H`.
     """
     total = -damping * errors.square().sum(dim=0)
     for start in range(0, len(errors), _COLUMNS):

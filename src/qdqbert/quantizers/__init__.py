@@ -1,1 +1,1 @@
-"""The quantizer at every site of a model, and what it writes into an ONNX export."""
+"""The quantizer at every site of a model, and its nodes in an ONNX export."""

@@ -39,7 +39,8 @@ def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor |
 
     Args:
         input: Any shape.
-        clip_value_min: Lowest value, broadcasts. Its gradient is the sum of those of lower values.
+        clip_value_min: Lowest value, broadcasts. Its gradient is the sum of the gradients of lower
+            values.
         clip_value_max: Highest value, broadcasts.
 
     Raises:

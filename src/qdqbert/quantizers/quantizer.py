@@ -1,4 +1,4 @@
-"""Fake-quantize a tensor at one site, or do what calibration or an export asks for instead."""
+"""Fake-quantize a tensor at one site, or run the action of a calibration or an export instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qdqbert.quantizers.export import is_exporting, quantize_dequantize
 from qdqbert.spec import Range, Site, TensorSpec, is_residual_input
 
 Action = Callable[[Tensor], Tensor]
-"""What a quantizer does instead of quantizing, such as to show the tensor to an observer."""
+"""Replaces quantizing, for example by showing the tensor to an observer."""
 
 _STATE = "quantizer"
 _STATE_VERSION = 1
@@ -36,8 +36,8 @@ class Quantizer(nn.Module):
         site: The place in the model. `None` outside of a model.
         moving: Share of each training batch in the running average that moves the range. `None`
             keeps the range fixed.
-        action: What is done instead of all this, while one of the context managers of
-            `qdqbert.insert.sited` is active. These restore the previous action.
+        action: Replaces all this while a context manager of `qdqbert.insert.sited` is active. These
+            restore the previous action.
         clip: Clips to the learned ends of the range. `None` unless the range is learned.
     """
 
@@ -184,7 +184,7 @@ class Quantizer(nn.Module):
         if self.pre_quant_scale is not None:
             del self._pre_quant_scale
 
-    # What training does with the range
+    # The range in training
 
     def learn_range(self) -> None:
         """Make the ends of the range parameters.
@@ -214,7 +214,7 @@ class Quantizer(nn.Module):
             self.range = (min(low, 0.0), max(high, 0.0))
 
     def _move(self, inputs: Tensor) -> None:
-        """Move the range towards that of a batch.
+        """Move the range towards a batch's.
 
         Source: torch's `MovingAverageMinMaxObserver`, whose default is 0.01.
         """
@@ -231,7 +231,7 @@ class Quantizer(nn.Module):
                 now = torch.stack([inputs.amin().clamp(max=0), inputs.amax().clamp(min=0)])
             known.lerp_(now.to(known.dtype), self.moving)
 
-    # What it computes
+    # Arithmetic
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Quantize and dequantize a tensor of any shape. Keeps shape and dtype."""
@@ -328,7 +328,7 @@ class Quantizer(nn.Module):
     def _where(self) -> str:
         return f" Quantizer: `{self.site.name}`." if self.site is not None else ""
 
-    # What is stored
+    # Stored state
 
     def state(self) -> dict[str, Any]:
         """Return all that a checkpoint stores besides tensors, as plain values by name."""
@@ -348,7 +348,7 @@ class Quantizer(nn.Module):
         """Become as a stored state describes. Ranges are loaded later.
 
         Raises:
-            CheckpointError: The state is that of a toolkit quantizer that has no equivalent.
+            CheckpointError: The state is a toolkit quantizer's, without an equivalent here.
         """
         toolkit = TOOLKIT_DEFAULTS.items()
         unsupported = [name for name, only in toolkit if state.get(name, only) != only]
@@ -411,7 +411,7 @@ class Quantizer(nn.Module):
         return stored.device
 
     def extra_repr(self) -> str:
-        """Show the spec, the range and what training does with it."""
+        """Show the spec, the range and its changes in training."""
         if not self._is_enabled:
             return "float"
         known = self.amax if self.is_symmetric else self.range

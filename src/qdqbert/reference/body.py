@@ -1,4 +1,4 @@
-"""What models in PyTorch have in common: how they are called, and what becomes of their outputs."""
+"""The common parts of models in PyTorch: their call, and the conversion of their outputs."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 
 def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:
-    """Return outputs as arrays by name, like those of an engine."""
+    """Return outputs as arrays by name, like an engine's."""
     return {name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)}

@@ -1,8 +1,8 @@
 """Run an `EncoderModel` in PyTorch, with a quantizer at each site.
 
-It is what graphs and engines are compared with. Calibration sees its activations, and fake
-quantization changes them. Its modules have the paths of those of transformers, and states of [PAD]
-have no meaning.
+Graphs and engines are compared with it. Calibration sees its activations, and fake quantization
+changes them. Its modules have the same paths as transformers' modules. States of [PAD] have no
+meaning.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ RunTail = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 class SitedEncoder(nn.Module):
-    """What an `EncoderModel` computes.
+    """The forward pass of an `EncoderModel`.
 
     Attributes:
         quantizers: The quantizers by site.
@@ -193,7 +193,7 @@ class SitedEncoder(nn.Module):
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return what the first layer reads, and the mask of its texts; see `forward`.
+        """Return the input of the first layer, and the mask of its texts; see `forward`.
 
         Returns:
             States `(texts, seq, hidden)`, float32, and the mask `(texts, seq)`. The texts of a
@@ -229,7 +229,7 @@ class SitedEncoder(nn.Module):
         return self._tensors[id(array)][1]
 
     def at(self, site: str, x: Tensor) -> Tensor:
-        """Return what the quantizer at a site makes of a tensor."""
+        """Quantize a tensor at a site, if the site has a quantizer."""
         quantizer = self.quantizers.get(site)
         if quantizer is None:
             return x
@@ -321,7 +321,7 @@ class SitedEncoder(nn.Module):
 
 
 class Masks:
-    """What is added to the scores of a batch, made once for each kind of attention.
+    """Additive masks of the scores of a batch, made once for each kind of attention.
 
     Attributes:
         text: The mask of the texts, `(texts, seq)`, 0 for [PAD].
@@ -352,7 +352,7 @@ class Masks:
 
 
 class _EncoderLayer(nn.Module):
-    """An encoder layer, whose modules are those of the model at its path."""
+    """An encoder layer. Its modules are the model's, at its path."""
 
     def __init__(self, model: SitedEncoder, layer: Layer) -> None:
         super().__init__()
@@ -425,7 +425,7 @@ class _EncoderLayer(nn.Module):
     def _relative(
         self, query: Tensor, key: Tensor, relative: RelativePositions, distance: Tensor
     ) -> Tensor:
-        """Return what scores get by the distance of query and key, not scaled."""
+        """Return the relative scores, by the distance of query and key, not scaled."""
         (model,) = self._parent
         rows = model.tensor(relative.rows)[distance + len(relative.rows) // 2].long()
         total = torch.zeros(())
@@ -440,7 +440,7 @@ class _EncoderLayer(nn.Module):
 
 
 def path_of(layer: Layer) -> str:
-    """Return the path of an encoder layer: what the paths of its linear layers have in common."""
+    """Return the path of an encoder layer: the common prefix of its linear layers."""
     paths = [linear.module.split(".") for linear, _ in linear_layers_of(layer)]
     shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     return ".".join(parts[0] for parts in shared)

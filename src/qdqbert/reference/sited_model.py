@@ -1,9 +1,9 @@
 """Quantizers at the sites of a model, and different ways to run the model.
 
     with observing(sited, observe): ...                     # calibration
-    with quantizing(sited, specs, ranges, scales): ...      # compute what INT8 will compute
+    with quantizing(sited, specs, ranges, scales): ...      # emulate INT8
 
-Quantizers are disabled outside of these, so that the model computes what the float model does.
+Quantizers are disabled outside of these, so that the model computes in float.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def observing(
 def scaled(
     observe: Callable[[Site, Tensor], None], scales: Mapping[str, Tensor]
 ) -> Callable[[Site, Tensor], None]:
-    """Return what passes activations on to `observe`, multiplied by their scales.
+    """Return a function that passes activations on to `observe`, multiplied by their scales.
 
     A tensor that several sites read with the same scale, as query, key and value do, is passed on
     as one object.
@@ -170,7 +170,7 @@ def quantizing(
             amax = (weight_amax or {}).get(site.name)
             # The range comes from the current values, so it cannot be out of date.
             weight = weight_of(sited.model, site.name)
-            # Bit for bit what a quantizer does whose `pre_quant_scale` is the inverse.
+            # Bit for bit like a quantizer whose `pre_quant_scale` is the inverse.
             weight = weight if scale is None else weight * (1 / scale)
             rounds_up = rounding_of(roundings, site.name, weight.shape[1], specs)
             rounded = _rounded_weight(weight, spec, amax, rounds_up)
@@ -243,7 +243,7 @@ def weight_of(model: nn.Module, site_name: str) -> Tensor:
 def _rounded_weight(
     weight: Tensor, spec: TensorSpec | None, amax: Tensor | None, rounds_up: Tensor | None
 ) -> Tensor:
-    """Return what codes of a weight stand for; the weight itself without a spec."""
+    """Return a weight, quantized and dequantized; the weight itself without a spec."""
     if spec is None:
         return weight
     codes, parameters = quantize_weight(weight, spec, amax, rounds_up)

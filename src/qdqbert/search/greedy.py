@@ -12,11 +12,11 @@ Noise = Callable[[Collection[str]], float]
 
 
 def float_order(units: Sequence[Unit], noise: Noise) -> Iterator[Unit]:
-    """Yield units in the order in which leaving them in float gains most for what it costs.
+    """Yield units in the order of their gain in float per cost, the best one first.
 
-    The gain of a unit is the error that it makes if it alone is quantized. What a unit gains if all
-    others are quantized is not a usable measure: errors of two units have a random product, which
-    hides the gain of all but the largest.
+    The gain of a unit is the error that it makes if it alone is quantized. Its gain if all others
+    are quantized is not a usable measure: errors of two units have a random product, which hides
+    the gain of all but the largest.
 
     Args:
         units: All units.

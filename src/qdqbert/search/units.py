@@ -15,7 +15,7 @@ from qdqbert.spec import TensorSpec, input_site_of, is_linear_input, is_weight
 _LAYER = re.compile(r"(?:.*?\.)??[a-z_]+\.\d+(?=\.)")
 _MATMUL = re.compile(r"\.matmul_[qkav]_input_quantizer$")
 
-# Length of the text for which multiplications are counted. Those of attention grow with it.
+# Length of the text for which multiplications are counted. The share of attention grows with it.
 _TOKENS = 128
 
 

@@ -41,7 +41,7 @@ def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path
 
 
 def choices_of(calibration: Calibration, specs: Specs) -> Choices:
-    """Return what a calibration chose, as numpy arrays."""
+    """Return the choices of a calibration, as numpy arrays."""
 
     def rounds_up(site: str, width: int) -> Bools | None:
         found = rounding_of(calibration.roundings, site, width, specs)

@@ -26,8 +26,8 @@ ONNXRUNTIME = Target(
     rewrites=_REWRITES,
 )
 
-# Weights and smoothing are those of `onnxruntime`. Computing ranges at run time costs one pass over
-# each input. It keeps values that the calibration data did not show, and it makes a prediction
+# Weights and smoothing are the same as `onnxruntime`'s. Computing ranges at run time costs one pass
+# over each input. It keeps values that the calibration data did not show, and it makes a prediction
 # depend on the other texts of its batch.
 DYNAMIC = Target(
     name="onnxruntime-dynamic",

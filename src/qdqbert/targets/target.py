@@ -35,8 +35,8 @@ RewriteName = Literal[
 ]
 CheckName = Literal["check_tensorrt_rules"]
 
-# Names of the files that targets have, which say what they contain: an ONNX graph, or the packed
-# weights of the native engine.
+# Names of the files that targets have, by their content: an ONNX graph, or the packed weights of
+# the native engine.
 FileName = Literal["model.onnx", "model.safetensors"]
 
 
@@ -57,8 +57,8 @@ class Target:
         required_groups: Groups of sites that a recipe has to place.
         refused_groups: Groups of sites that a recipe must not place.
         quantizes: Which activations and weights of encoder layers it quantizes: any that a recipe
-            places, any as long as those of all linear layers are among them, or nothing, whatever
-            the recipe. Nothing includes embedding tables.
+            places, any as long as all linear layers are among them, or nothing, whatever the
+            recipe. Nothing includes embedding tables.
         style: How Q/DQ pairs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
@@ -68,7 +68,7 @@ class Target:
         adjacent_sum_limit: Limit on the sum of two adjacent weight codes; see `TensorSpec`.
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
-        per_row: Whether these ranges are those of each token instead of the whole tensor.
+        per_row: Whether each token has its own range then, instead of the whole tensor.
         rewrites: Names of the rewrites, applied in order after the Q/DQ pairs are inserted.
         checks: Names of the checks that the finished graph has to pass.
         last_bits: Relative rounding error of the float type between int8 operators.
@@ -177,7 +177,7 @@ _EXAMPLES: tuple[Site, ...] = (
 
 
 def recipe_for(target: Target, name: str | None, embeddings: Embeddings) -> Recipe:
-    """Return the recipe with a name, the target's default one, or that of float.
+    """Return the recipe with a name, the target's default one, or the float recipe.
 
     Args:
         target: The target.
@@ -240,7 +240,7 @@ def _check_specs(
 def _misfit(
     target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
 ) -> str | None:
-    """Return what a target cannot run, in words; `None` if it can run the specs."""
+    """Return the reason why a target cannot run the specs; `None` if it can."""
     if target.quantizes != "all_linear_layers":
         return None
     for site in sites:
@@ -257,7 +257,7 @@ def measured_plan(plan: Plan) -> Plan:
 
     That is the plan itself if an engine can run its graph. Otherwise the new plan has the same Q/DQ
     pairs, and none of the target's rewrites and checks. `Target.qdq_engines` can run that graph.
-    They show what the quantized model computes, but not its speed.
+    They show the results of the quantized model, but not its speed.
     """
     if plan.target.engines:
         return plan

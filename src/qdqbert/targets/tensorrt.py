@@ -1,7 +1,8 @@
 """TensorRT on NVIDIA GPUs: a strongly typed float16 graph with symmetric int8 Q/DQ pairs.
 
-TensorRT 11 builds only strongly typed networks. What is not int8 runs in the type that the graph
-specifies, so a float32 graph with Q/DQ would run in float32 between its int8 matmuls.
+TensorRT 11 builds only strongly typed networks. Other operations than int8 ones run in the type
+that the graph specifies, so a float32 graph with Q/DQ would run in float32 between its int8
+matmuls.
 """
 
 from __future__ import annotations

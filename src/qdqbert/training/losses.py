@@ -17,7 +17,7 @@ from qdqbert.tasks.task import IGNORED
 MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)
 """The pooling of a plain encoder."""
 
-# Outputs per position above which logits are those of a language model, not of tags.
+# Outputs per position above which logits are a language model's, not of tags.
 _MOST_TAGS = 500
 
 

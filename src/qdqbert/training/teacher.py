@@ -54,7 +54,7 @@ def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
     """Check that a student can learn from a teacher.
 
     Raises:
-        UserInputError: The classes, what their scores mean, the vocabulary or the size of the
+        UserInputError: The classes, the kind of problem, the vocabulary or the size of the
             embeddings differ.
     """
     name = teacher.name

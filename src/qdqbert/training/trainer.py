@@ -50,7 +50,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             args: Arguments of transformers' Trainer.
             outputs: Names of the outputs that are compared with the teacher's.
             head: Pooling and normalization of an embedder.
-            is_embedder: Whether the loss is that of embeddings.
+            is_embedder: Whether the loss is on embeddings.
             teacher: The teacher, if there is one.
             score: Returns the metrics of the current model.
             on_batch: Called after each batch.

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805), and what families with its layout share."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805), and readers for families with its layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_bert_like(
         reader: Reader of the encoder.
         padding_id: Id of the padding token, if positions are counted from the row after it and
             over other tokens only, as in RoBERTa; `None` if they are counted from 0.
-        width: Channels of the embeddings; by default those of the hidden states.
+        width: Channels of the embeddings; by default as many as the hidden states have.
         projection: Path of the linear layer that follows embeddings of another width.
         always_projects: Whether there is such a layer for embeddings of the same width, too.
         layers: Reads the layers; BERT's by default.
@@ -75,7 +75,7 @@ def read_embeddings(
         token_types=at.table("token_type_embeddings", width=width) if has_types else None,
         norm=at.norm("LayerNorm", size=width, epsilon=epsilon) if has_norm else None,
         padding_id=padding_id,
-        # No token has a position before that of the padding.
+        # No token has a position before the padding's.
         first_position=padding_id or 0,
     )
 
@@ -152,7 +152,7 @@ def transform(
         norm: Path of the LayerNorm.
         activation: The activation function between them.
         outputs: Number of outputs of the linear layer, if it is known.
-        epsilon: That of the LayerNorm, if the config has none.
+        epsilon: Epsilon of the LayerNorm, if the config has none.
     """
     layer = at.linear(dense, inputs=parts.hidden, outputs=outputs)
     added = parts.config.number("layer_norm_eps", epsilon)

@@ -1,4 +1,4 @@
-"""data2vec for text (Baevski et al. 2022, arXiv:2202.03555), whose layout is that of RoBERTa."""
+"""data2vec for text (Baevski et al. 2022, arXiv:2202.03555), with RoBERTa's layout."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _relative(
         keys=layer("pos_key_proj", attention.key) if "c2p" in kinds else None,
         queries=layer("pos_query_proj", attention.query) if "p2c" in kinds else None,
         heads=attention.heads,
-        # Distances are those of the query from the key.
+        # Distances are query minus key.
         buckets=buckets_of(np.arange(limit - 1, -limit, -1), _buckets(at), _farthest(at)),
     )
 
@@ -205,7 +205,7 @@ def relative_positions(
         keys: Linear layer that makes keys of positions; `None` if there are none.
         queries: Linear layer that makes queries of positions; `None` if there are none.
         heads: Number of heads.
-        buckets: `(2 * limit - 1,)`, the bucket of each distance, from that of a key far before.
+        buckets: `(2 * limit - 1,)`, the bucket of each distance, from a key far before on.
     """
 
     def projected(layer: Linear | None) -> Floats | None:

@@ -31,11 +31,11 @@ def classify(parts: Parts) -> tuple[Head, ...]:
 
 
 def summary(kind: str, *, projects: bool, activation: str) -> Callable[[Parts], tuple[Step, ...]]:
-    """Return what reads the steps of transformers' summary of a text.
+    """Return a reader of the steps of transformers' `SequenceSummary`.
 
     Args:
-        kind: Which state it takes, if the config does not say. Only the first one can be taken:
-            the last one is that of padding in most batches, which is never computed.
+        kind: Which state it takes, if the config does not say. Only the first one can be taken: the
+            last one is padding in most batches, which is never computed.
         projects: Whether it has a linear layer, if the config does not say.
         activation: Name of its activation function, if the config does not say; empty for none.
     """

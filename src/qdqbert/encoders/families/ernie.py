@@ -10,7 +10,7 @@ from qdqbert.encoders.reader import Reader
 
 
 def read_ernie(reader: Reader) -> Encoder:
-    """Read a model whose embeddings may also have that of a kind of task."""
+    """Read a model that may also have an embedding of the kind of task."""
     encoder = read_bert(reader)
     if not reader.config.flag("use_task_id", False):
         return encoder

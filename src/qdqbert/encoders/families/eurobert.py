@@ -63,7 +63,7 @@ def _layer(at: Reader, sizes: Sizes, rotary: Rotary) -> Layer:
         raise at.config.refuse("num_key_value_heads", f"{sizes.heads} is not a multiple of it.")
 
     def spread(name: str) -> Linear:
-        """Return keys or values with those of a group for each of its heads."""
+        """Return keys or values, repeated for each head of their group."""
         found = at.linear(name, inputs=hidden, outputs=shared * sizes.head)
         weight = found.weight.reshape(shared, sizes.head, hidden)
         times = sizes.heads // shared

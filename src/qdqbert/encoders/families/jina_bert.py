@@ -78,7 +78,7 @@ def _with_norms(at: Reader, attention: Attention, sizes: Sizes) -> Attention:
     """Return the attention with LayerNorms of queries and keys, if the file has them."""
     if not at.has("layer_norm_q.weight"):
         return attention
-    # A LayerNorm is an RMSNorm of what has the mean 0.
+    # A LayerNorm is an RMSNorm of an input with mean 0.
     query_norm, key_norm = (
         dataclasses.replace(
             at.norm(name, size=sizes.hidden, epsilon=sizes.epsilon), subtracts_mean=False
@@ -95,7 +95,7 @@ def _with_norms(at: Reader, attention: Attention, sizes: Sizes) -> Attention:
 
 
 def alibi(heads: int, limit: int) -> Floats:
-    """Return what ALiBi adds to the scores, `(heads, 2 * limit - 1)`.
+    """Return ALiBi's bias of the scores, `(heads, 2 * limit - 1)`.
 
     Source: Press et al. 2021, arXiv:2108.12409, for both directions.
     """

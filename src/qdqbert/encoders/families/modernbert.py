@@ -130,7 +130,7 @@ def _split(linear: Linear, parts: int) -> list[Linear]:
 
 
 def _transform(parts: Parts) -> tuple[Step, ...]:
-    """Return what all heads compute first."""
+    """Return the first steps of all heads."""
     dense = parts.root.linear("head.dense", inputs=parts.hidden, outputs=parts.hidden)
     activation = parts.config.activation("classifier_activation", "gelu")
     epsilon = parts.config.number("norm_eps", 1e-5)

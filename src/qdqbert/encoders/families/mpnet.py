@@ -53,7 +53,7 @@ def read_mpnet(reader: Reader) -> Encoder:
 
 
 def _position_bias(reader: Reader, heads: int, limit: int) -> Floats:
-    """Return the bias `(heads, 2 * limit - 1)` for each distance, from that of a key far before."""
+    """Return the bias for each distance, from a key far before on, `(heads, 2 * limit - 1)`."""
     table = reader.tensor("encoder.relative_attention_bias.weight", (None, heads))
     # transformers has no field for it, and no more than 32 rows are read.
     buckets = 32

@@ -1,4 +1,4 @@
-"""Nomic's BERT (Nussbaum et al. 2024, arXiv:2402.01613), and what rotated encoders share."""
+"""Nomic's BERT (Nussbaum et al. 2024, arXiv:2402.01613), and readers for rotated encoders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROTATED_LAYER = LayerPaths(
     down="mlp.down_proj",
     norm="post_mlp_layernorm",
 )
-"""Paths of a layer with a gate. The activation function is that of transformers' `gate_proj`."""
+"""Paths of a layer with a gate. transformers' `gate_proj` has the activation function."""
 
 _FIELDS = {
     "n_embd": "hidden_size",

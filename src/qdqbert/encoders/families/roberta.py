@@ -19,7 +19,7 @@ from qdqbert.encoders.reader import Reader
 
 
 def read_roberta(reader: Reader) -> Encoder:
-    """Read a model whose positions are counted from the row after that of the padding."""
+    """Read a model whose positions are counted from the row after the padding's."""
     return read_bert_like(reader, padding_id=reader.config.integer("pad_token_id", 1))
 
 

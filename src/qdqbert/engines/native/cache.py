@@ -55,7 +55,7 @@ def compiled(
         folder: The cache; `kernels_folder()` by default.
     """
     folder = kernels_folder() if folder is None else folder
-    # A home folder may be that of machines with different processors.
+    # Machines with different processors may share a home folder.
     key = f"{llvmlite.__version__}\n{process_triple()}\n{isa}\n{name}"
     path = folder / f"{isa.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
     found = _read(path)

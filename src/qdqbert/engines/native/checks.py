@@ -21,7 +21,7 @@ from qdqbert.json_files import LARGEST_FLOAT, Fields
 
 # Sums of this number of products of 8-bit codes fit in 32 bits.
 _LARGEST = 65_536
-# Arrays of scales, and of their inverses. Only those of padding are zero.
+# Arrays of scales, and of their inverses. Only padding has zeros.
 _SCALES = ("word_scale", ".factor", ".multiplier", ".step")
 # A convolution is over a few tokens.
 _MOST_TOKENS = 63
@@ -251,7 +251,7 @@ def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[E
 
 
 def _rounded(width: int, hidden: int) -> dict[str, int]:
-    """Return what may be fake-quantized in a layer, and the number of its channels."""
+    """Return the tensors of a layer that may be fake-quantized, and their channels."""
     of_heads = dict.fromkeys(("query_rounding", "key_rounding", "value_rounding"), width)
     of_states = {
         f"{add}{part}_rounding": hidden

@@ -64,7 +64,7 @@ def check_model(model: EncoderModel) -> None:
 
 
 def _check_relative(relative: RelativePositions | None, model: EncoderModel, index: int) -> None:
-    """Refuse tables of relative positions that differ in form from those of the first layer."""
+    """Refuse tables of relative positions that differ in form from the first layer's."""
     first = model.layers[0].attention.relative
     if relative is None or first is None:
         return
@@ -110,7 +110,7 @@ def _check_norms(layer: Layer, index: int) -> None:
 
 
 def _common(layer: Layer) -> tuple[Any, ...]:
-    """Return what is the same in all layers of a model."""
+    """Return the properties that all layers of a model have to share."""
     attention = layer.attention
     return (
         attention.query_norm is None,

@@ -1,4 +1,4 @@
-"""What the kernels of a model have to compute."""
+"""Features of a model that its kernels depend on."""
 
 from __future__ import annotations
 

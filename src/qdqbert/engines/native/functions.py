@@ -124,8 +124,8 @@ def unsigned_codes(f: Function, x: Value, multiplier: Value, shift: Value) -> Va
         multiplier: `<lanes x float>`.
         shift: `ROUNDING + zero_point`, `<lanes x float>`.
     """
-    # The zero point is added with the constant that rounds, and the limits are those of code 0 and
-    # 255 in the same form, so that the lowest 8 bits are the code.
+    # The zero point is added with the constant that rounds, and the limits are codes 0 and 255 in
+    # the same form, so that the lowest 8 bits are the code.
     shifted = f.fma(x, multiplier, shift).maximum(ROUNDING).minimum(ROUNDING + 255)
     return shifted.bits(vector(I32, x.type.lanes))
 

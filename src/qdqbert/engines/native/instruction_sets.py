@@ -16,7 +16,7 @@ DotName = Literal["widen", "pmaddubsw", "pmaddwd", "vpdpbusd", "usdot"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstructionSet:
-    """What a kernel needs to know about a CPU.
+    """Instructions of a CPU that kernels use.
 
     Attributes:
         name: Name for users.
@@ -124,7 +124,7 @@ def usable_sets(
 
     Args:
         architecture: The CPU's architecture; this machine's by default.
-        features: Its features; those of this CPU by default.
+        features: Its features; this CPU's by default.
     """
     architecture = (architecture or platform.machine()).lower()
     architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)

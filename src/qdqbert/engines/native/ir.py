@@ -307,7 +307,7 @@ class Function:
         return self.emit(PTR, f"getelementptr i8, ptr {base.text}, i64 {offset.text}")
 
     def load(self, type: Type, place: Value, *, aligned: bool = False) -> Value:
-        """Return what is stored at an address."""
+        """Load a value from an address."""
         return self.emit(type, f"load {type}, ptr {place.text}{'' if aligned else ', align 1'}")
 
     def store(self, value: Value, place: Value, *, aligned: bool = False) -> None:

@@ -19,8 +19,8 @@ from qdqbert.engines.runner import Outputs
 class LayerRunner(NativeRunner):
     """A packed model whose layers read given states; see `graph.check.add_teacher_forcing`.
 
-    For each name of a state `v`, the input `v.forced` is what a layer reads, and the output `v` is
-    what the layer before it, or the embeddings, computed.
+    For each name of a state `v`, the input `v.forced` is read by a layer, and the output `v` is the
+    result of the layer before it, or of the embeddings.
     """
 
     def __init__(self, model: Path, states: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class LayerRunner(NativeRunner):
             stream: Buffers.
             layers: The layers.
             texts: The texts.
-            states: What the first layer reads, `(tokens, channels)`; the embeddings if `None`.
+            states: Input of the first layer, `(tokens, channels)`; the embeddings if `None`.
         """
         program, (scratch, *_) = self._program, stream.scratch
         stream.job.take(texts, 1)

@@ -114,7 +114,7 @@ class _Packer:
         self._arrays["words"] = _wide(tables.words.rows, width)
         if tables.words.scale is not None:
             self._arrays["word_scale"] = _wide(tables.words.scale, width)
-        # The first row is that of padding tokens inside texts.
+        # The first row is for padding tokens inside texts.
         first = tables.first_position
         used = slice(first, first + self._model.limit + (tables.padding_id is not None))
         for name, table in (("positions", tables.positions), ("token_types", tables.token_types)):
@@ -201,7 +201,7 @@ class _Packer:
         }
 
     def _roundings(self, name: str, layer: Layer) -> dict[str, Any]:
-        """Add what is fake-quantized in a layer."""
+        """Add the fake quantization of a layer's tensors."""
         attention = layer.attention
         residuals = {"attention_": layer.attention_residual, "": layer.residual}
         found = {
@@ -353,11 +353,11 @@ class _Packer:
         }
 
     def _norm_of_heads(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
-        """Add an RMSNorm over the channels of all heads, with those of their padding."""
+        """Add an RMSNorm over the channels of all heads, padding included."""
         if norm is None:
             return None
         count = self._heads * self._size
-        # The mean square is that of all channels, of which those of padding are 0.
+        # The mean square is over all channels, and padding is 0.
         share = len(norm.weight) / count
         weight = norm.weight * np.float32(math.sqrt(share))
         return self._norm(
@@ -393,7 +393,7 @@ class _Packer:
         }
 
     def _shares_words(self, weight: Floats) -> bool:
-        """Return whether weights are those of the table of words, and add the rest of its codes."""
+        """Return whether weights equal the table of words, and add the rest of its codes."""
         words = self._model.embeddings.words
         if words.scale is None or words.rows.shape != weight.shape:
             return np.array_equal(words.rows, weight)

@@ -70,7 +70,7 @@ class Program:
         settings: Settings of the model.
         arrays: Its arrays by name.
         hidden: Channels of a hidden state with padding.
-        features: What the kernels compute.
+        features: The features of the kernels.
         vocabulary: Number of token ids.
         type_count: Number of token types.
     """
@@ -162,7 +162,7 @@ class Program:
 
         Args:
             layers: The layers.
-            embeds: Whether the first one reads embeddings; otherwise it reads what `Job.x` holds.
+            embeds: Whether the first one reads embeddings; otherwise it reads `Job.x`.
         """
         fields, record = list(MODEL.fields), self.model.copy()
         record[fields.index("layers")] += layers.start * LAYER.size
@@ -212,7 +212,7 @@ class Program:
         )
 
     def _roundings(self, name: str, layer: Mapping[str, Any]) -> dict[str, Array | int]:
-        """Return the fields of a layer's record about what is fake-quantized."""
+        """Return the fields of a layer's record for fake quantization."""
 
         def record(part: str, channels: int) -> Array:
             return self._round_trip(f"{name}.{part}_rounding", layer[f"{part}_rounding"], channels)
@@ -306,7 +306,7 @@ class Program:
 
 
 def _features(settings: Mapping[str, Any]) -> Features:
-    """Return what the kernels of a model have to compute."""
+    """Return the features of a model that its kernels depend on."""
     relative = settings["relative"] or {"keys": False, "queries": False}
     return Features(
         activation=settings["activation"],

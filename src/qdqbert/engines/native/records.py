@@ -110,7 +110,7 @@ LAYER = Record(
     rotation=PTR,  # float32 (limit, 2, head_size / 2): cosines and sines; null if there is none
     roundings=PTR,  # addresses of ROUND_TRIP records of query, key and value; null for none
     probability_rounding=PTR,  # ROUND_TRIP of one channel, if the model has roundings
-    # Two ROUND_TRIP records, of what is added and of the states, for each residual add; null if
+    # Two ROUND_TRIP records, of the part's output and of the states, for each residual add; null if
     # neither is rounded.
     attention_add=PTR,
     add=PTR,
@@ -196,9 +196,9 @@ THREAD = Record(
     sums=PTR,  # float32 (queries, head_size): weighted sums of values
     passes=I64,  # forward passes that this thread has completed
 )
-"""What one thread computes, and its buffers.
+"""The work of one thread, and its buffers.
 
-Those of attention are for as many queries as `attention.rows_together` says; limit and head_size
+Buffers of attention hold as many queries as `attention.rows_together` returns; limit and head_size
 are padded to a multiple of 32.
 """
 

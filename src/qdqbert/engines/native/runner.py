@@ -37,7 +37,7 @@ class Batch:
 
     Attributes:
         texts: The texts.
-        kept: `(texts, seq)`, what is not padding.
+        kept: `(texts, seq)`, whether a token is not padding.
         shape: Shape of the inputs.
     """
 
@@ -47,7 +47,7 @@ class Batch:
 
 
 class Stream:
-    """What one forward pass at a time needs: threads and their buffers."""
+    """The resources of one forward pass at a time: threads and their buffers."""
 
     def __init__(self, program: Program, threads: int) -> None:
         self.team = Team(program.functions, program.model, threads)
@@ -146,7 +146,7 @@ class NativeRunner:
         return arrays
 
     def _outputs(self, states: Rows, batch: Batch, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the outputs of the heads, in the shape of the inputs, and those of the tail."""
+        """Return the outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
         for name, (is_token, rows) in self._heads.run(states, batch.texts.starts).items():
             whole = unpacked(rows, batch.kept) if is_token else rows

@@ -23,7 +23,7 @@ _ATTENTION_BASE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """What each thread computes.
+    """The work of each thread.
 
     Attributes:
         rows: Tokens of each thread.

@@ -1,4 +1,4 @@
-"""What follows the last hidden states in an .onnx file, and is no head: it runs on ONNX Runtime."""
+"""The unknown operations behind the last hidden states of an .onnx file, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TailRunner:
         self.output_names = tuple(settings["outputs"])
 
     def add_outputs(self, inputs: Mapping[str, NDArray[Any]], outputs: Outputs) -> Outputs:
-        """Return the outputs of a model, and those of its tail, without the hidden states.
+        """Return the outputs of a model and of its tail, without the hidden states.
 
         Args:
             inputs: Inputs of the model.

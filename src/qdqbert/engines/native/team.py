@@ -100,7 +100,7 @@ class Team:
         passes = int(records[0][_PASSES])
 
         def run_rest() -> None:
-            """Do what has not been done yet."""
+            """Post the jobs that are not posted yet, and wake their workers again."""
             for before, (mailbox, awake, job, record) in zip(posted, workers, strict=True):
                 if mailbox[_POSTED] == before:
                     mailbox[_MODEL], mailbox[_JOB] = model.ctypes.data, job.ctypes.data

@@ -16,8 +16,7 @@ class Texts:
         ids: `(tokens,)` int32.
         positions: `(tokens,)` int32, the place of each token in its text.
         token_types: `(tokens,)` int32.
-        word_factors: `(tokens,)` float32, what rows of words are multiplied by; empty if there are
-            no such factors.
+        word_factors: `(tokens,)` float32, factors of the rows of words; empty if there are none.
         starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
     """
 

@@ -1,7 +1,7 @@
 """Read a float graph as an encoder.
 
 The graph is followed from its outputs back to its inputs: heads, layers, embeddings. Every node has
-to be part of one of them, or of what follows the last hidden states.
+to be part of one of them, or come after the last hidden states.
 """
 
 from __future__ import annotations

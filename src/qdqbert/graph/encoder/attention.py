@@ -25,8 +25,8 @@ class HeadNodes:
         source: The states that it reads.
         heads: Number of heads.
         width: Size of a head.
-        factor: What its output is multiplied by.
-        value: What a matmul reads: `(batch, heads, tokens, width)`, or with the last two axes
+        factor: Factor of its output.
+        value: Input of a matmul: `(batch, heads, tokens, width)`, or with the last two axes
             swapped.
         tokens_axis: Which axis of it runs over tokens.
         end: The output of the linear layer.
@@ -51,9 +51,9 @@ class AttentionNodes:
     """An attention that was read.
 
     Attributes:
-        attention: Its parts, without what depends on the positions of tokens.
+        attention: Its parts, without positions of tokens.
         source: The states that it reads.
-        scores: What its Softmax reads, which may depend on distances.
+        scores: The input of its Softmax, which may depend on distances.
         query, key: The queries and keys, which may be rotated.
     """
 

@@ -1,4 +1,4 @@
-"""Read the embeddings: tables of words, positions and token types, and what follows their sum."""
+"""Read the embeddings: tables of words, positions and token types, and their LayerNorm."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int 
 
     Args:
         view: The graph.
-        states: What the first layer reads.
+        states: Input of the first layer.
 
     Returns:
         The embeddings, and the longest text in tokens; `None` if no table of positions limits it.
@@ -149,7 +149,7 @@ def _lookup_of(term: ir.Value) -> _Lookup | None:
 def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
     """Find the row of the first token, the longest text, and whether padding is counted."""
     first = int(view.evaluate(lookup.index).reshape(-1)[0])
-    # RoBERTa counts from the row after that of the padding token, whose number is its id.
+    # RoBERTa counts from the row after the padding token's, whose number is its id.
     ids = view.probe.ids.copy()
     ids[:, 2] = first - 1
     reads_ids = any(value.name == "input_ids" for value in _inputs_of(lookup.index))

@@ -65,7 +65,7 @@ def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
 
     Args:
         x: Rows, from `sample`.
-        y: What a part of a graph computes from them.
+        y: Results of a part of a graph for them.
 
     Returns:
         In order: an activation function or none, and `"normalize"` or not. `None` if it is another
@@ -92,7 +92,7 @@ def match_pooling(
 
     Args:
         x: States `(texts, tokens, hidden)`, from `sample`.
-        y: What a part of a graph computes from them.
+        y: Results of a part of a graph for them.
         is_text: Which tokens are not padding, `(texts, tokens)`.
     """
     tokens = (is_text.size, -1)

@@ -1,4 +1,4 @@
-"""Read heads: what is computed from the last hidden states, from each output back to them."""
+"""Read heads, from each output back to the last hidden states."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _OutputNodes:
     Attributes:
         states: The last hidden states.
         pooling: Which rows of them are read.
-        steps: What is done to each row, in order.
+        steps: Operations on each row, in order.
         parts: The outputs of the linear layers and LayerNorms among the steps.
         output: The output.
     """
@@ -140,7 +140,7 @@ def _check_shape(
 
 
 def _read_part(view: GraphView, end: ir.Value) -> tuple[Step, ir.Value]:
-    """Return the linear layer or LayerNorm that a value is the output of, and what it reads."""
+    """Return the linear layer or LayerNorm with a value as its output, and its input."""
     if end in view.linear_layers:
         linear = view.linear(end)
         return linear.linear, linear.source

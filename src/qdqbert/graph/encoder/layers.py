@@ -37,7 +37,7 @@ class LayerNodes:
     """A layer that was read.
 
     Attributes:
-        layer: Its parts, without what depends on the positions of tokens.
+        layer: Its parts, without positions of tokens.
         source: The states that it reads.
         attention: The nodes of its attention.
     """
@@ -67,7 +67,7 @@ class _FeedForward:
     """The feed-forward part of a layer; see `Layer`.
 
     Attributes:
-        source: What `up` reads.
+        source: Input of `up`.
     """
 
     up: Linear
@@ -200,7 +200,7 @@ def _read_norm_between(
 
     Args:
         view: The graph.
-        value: What the part reads.
+        value: Input of the part.
         states: The states of its residual add.
         what: The part, for messages.
     """
@@ -256,12 +256,12 @@ def _read_feed_forward(view: GraphView, local: ir.Value) -> _FeedForward:
 def _read_gate(
     wide: Sequence[LinearNodes], samples: Sequence[Array], made: Array
 ) -> tuple[Activation, Linear, Linear] | None:
-    """Return the activation function of a gated feed-forward part, what it reads, and the gate.
+    """Return the activation function of a gated feed-forward part, its linear layer and the gate.
 
     Args:
         wide: The linear layer that computes both, or one for each.
         samples: Outputs of these layers.
-        made: What the part computes from them.
+        made: Results of the part for them.
     """
     if len(wide) == 2:
         first, second = ((each.linear, x) for each, x in zip(wide, samples, strict=True))

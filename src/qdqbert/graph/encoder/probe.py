@@ -23,7 +23,7 @@ _CHOICES = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Inputs of a graph, and what has been computed from them alone.
+    """Inputs of a graph, and the values that depend on them alone.
 
     Attributes:
         ids: Token ids, `(texts, tokens)`.
@@ -44,7 +44,7 @@ class Probe:
     shapes: dict[ir.Value, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def resolve(self, shape: ir.Shape | None) -> tuple[int, ...] | None:
-        """Return the sizes of a declared shape; `None` if they are not those of the inputs."""
+        """Return the sizes of a declared shape; `None` if the inputs do not have its dimensions."""
         if shape is None:
             return None
         sizes = [each if isinstance(each, int) else self.sizes.get(str(each)) for each in shape]

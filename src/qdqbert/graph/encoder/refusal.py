@@ -1,4 +1,4 @@
-"""What is said about graphs that cannot be read."""
+"""Errors of graphs that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def refuse(node: ir.Node | None, reason: str) -> GraphError:
     """Return the error for a graph with a part that is not known.
 
     Args:
-        node: The node at which it was noticed; `None` for the graph as a whole.
-        reason: What is the matter with it.
+        node: The node with the problem; `None` for the graph as a whole.
+        reason: The problem, such as "reads scores that are not multiplied by one factor".
     """
     what = "it" if node is None else f"node {node.name!r} ({node.op_type})"
     return GraphError(

@@ -1,4 +1,4 @@
-"""Read rotary position embeddings: what happens to queries and keys before their matmul."""
+"""Read rotary position embeddings of queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read what happens to attention scores before Softmax: scale, mask and position bias."""
+"""Read the scale, the mask and the position bias of attention scores."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LONG = 2048
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreNodes:
-    """What a Softmax reads.
+    """A Softmax, its input and the products of queries and keys behind it.
 
     Attributes:
         softmax: The Softmax.
-        value: What it reads.
+        value: Its input.
         products: The output of the matmul of queries and keys.
     """
 
@@ -50,9 +50,9 @@ class Scores:
     """The scale and the mask of scores.
 
     Attributes:
-        nodes: What the Softmax reads.
+        nodes: The Softmax and its input.
         matmul: The matmul of queries and keys.
-        factor: What its output is multiplied by.
+        factor: Factor of its output.
         is_causal: Whether a token attends only to itself and those before it.
     """
 
@@ -89,11 +89,10 @@ def read_scores(view: GraphView, softmax: ir.Node) -> Scores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distances:
-    """What happens to a score by the distance of query and key.
+    """The position bias and the window of scores, by the distance of query and key.
 
     Attributes:
-        bias: What is added, `(heads, 2 * limit - 1)` as in `Attention.position_bias`; `None` if
-            nothing is.
+        bias: `(heads, 2 * limit - 1)`, as in `Attention.position_bias`; `None` without one.
         window: As in `Attention.window`.
     """
 
@@ -104,17 +103,17 @@ class Distances:
 def read_distances(
     view: GraphView, nodes: ScoreNodes, *, limit: int, heads: int, is_causal: bool
 ) -> Distances:
-    """Read what is added to scores.
+    """Read the position bias and the window of scores.
 
     Args:
         view: The graph.
-        nodes: What the Softmax reads.
+        nodes: The Softmax and its input.
         limit: Longest text in tokens.
         heads: Number of heads.
         is_causal: Whether the attention is causal.
 
     Raises:
-        GraphError: What is added depends on more than the distance of query and key.
+        GraphError: The bias depends on more than the distance of query and key.
     """
     tokens = min(limit, _LONG)
     table, window = _by_distance(view, nodes, tokens, is_causal=is_causal)
@@ -131,11 +130,11 @@ def read_distances(
 def _by_distance(
     view: GraphView, nodes: ScoreNodes, tokens: int, *, is_causal: bool
 ) -> tuple[Floats, int | None]:
-    """Return what is added to scores, by key minus query, and the window.
+    """Return the bias of scores, by key minus query, and the window.
 
     Args:
         view: The graph.
-        nodes: What the Softmax reads.
+        nodes: The Softmax and its input.
         tokens: Length of a text.
         is_causal: Whether the attention is causal.
 
@@ -143,7 +142,7 @@ def _by_distance(
         `(heads or 1, 2 * tokens - 1)`, zeros where a token does not attend, and the window.
     """
     softmax = nodes.softmax
-    # One score of zero stands for all. What is added has other sizes than 1 only where it differs.
+    # A single zero broadcasts. Only dimensions along which the bias differs become larger than 1.
     zero = np.zeros((1, 1, 1, 1), np.float32)
     added = nodes.evaluate(view, zero, probe=view.long_probe(tokens))[0]
     added = np.broadcast_to(added, (len(added), tokens, tokens))
@@ -205,7 +204,7 @@ def _check_padded(
 
 
 def _nodes_before(view: GraphView, softmax: ir.Node) -> ScoreNodes:
-    """Return what a Softmax reads: the products of queries and keys, changed in some way."""
+    """Return a Softmax, its input, and the products of queries and keys behind it."""
     value = softmax.inputs[0]
     assert value is not None
     ends = view.sources(value)

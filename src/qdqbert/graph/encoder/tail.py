@@ -1,4 +1,4 @@
-"""Cut off what follows the last hidden states and is not known, as a graph of its own."""
+"""Cut off the unknown nodes behind the last hidden states, as a graph of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdqbert.graph.encoder.view import GraphView
 def read_tail(
     view: GraphView, states: ir.Value, outputs: Collection[ir.Value], known: Collection[ir.Value]
 ) -> Tail | None:
-    """Return what computes outputs from the last hidden states. Its nodes are marked as read.
+    """Return the tail between the last hidden states and the outputs. Marks its nodes as read.
 
     Args:
         view: The graph.

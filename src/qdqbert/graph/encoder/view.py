@@ -1,4 +1,4 @@
-"""Follow values of a graph back to the parts of an encoder, and remember what was read.
+"""Follow values of a graph back to the parts of an encoder, and mark nodes as read.
 
 Linear layers, attention matmuls, Softmax, LayerNormalization, and residual adds that several
 nodes read are parts of an encoder. The nodes between them split heads, mask scores, apply an
@@ -212,9 +212,9 @@ class GraphView:
         return value is not earlier and earlier in self.before(value, {earlier})
 
     def inputs_beside(self, value: ir.Value, earlier: ir.Value) -> frozenset[ir.Value]:
-        """Return what else a value is computed from than an earlier one, at the nodes in between.
+        """Return the other inputs on the paths from an earlier value to a value.
 
-        Constants and what these values are computed from do not count.
+        Constants do not count, nor the inputs of these inputs.
         """
         found: set[ir.Value] = set()
         waiting, seen = [value], {value}
@@ -297,7 +297,7 @@ class GraphView:
         ).shape
 
     def evaluator(self, node: ir.Node) -> ReferenceEvaluator:
-        """Return what computes a node."""
+        """Return an evaluator of a node."""
         if node not in self._evaluators:
             proto = ir.serde.serialize_node(node)
             self._evaluators[node] = ReferenceEvaluator(
@@ -352,7 +352,7 @@ class _Evaluation:
             assert node.inputs[0] is not None
             start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
             sizes = np.array(self._shape(node.inputs[0])[start:end], np.int64)
-            # The shape may be that of an array in `known`.
+            # An array in `known` may have given the shape.
             self._arrays[value] = sizes
             return sizes
         return self._compute(node)[value]

@@ -84,7 +84,7 @@ def compute(nodes: Collection[ir.Node], start: ir.Value, x: Array) -> dict[ir.Va
     """Compute the outputs of nodes in float64.
 
     Args:
-        nodes: What `find_region` returned for `start`.
+        nodes: Result of `find_region` for `start`.
         start: The value that they are a function of.
         x: Its content.
 

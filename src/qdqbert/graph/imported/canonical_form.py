@@ -207,7 +207,7 @@ REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
 def find_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes that were unknown behind fused operators, and return the result.
 
-    OpenVINO needs the rank of each value, and onnx's checker that of each output.
+    OpenVINO needs the rank of each value, and onnx's checker the rank of each output.
     """
     if any(value.shape is None for node in model.graph for value in node.outputs):
         infer = common.ShapeInferencePass(check_type=False, strict_mode=False)

@@ -8,7 +8,7 @@ Exporters without dynamic axes write the sizes of their example into the graph:
     ConstantOfShape([1, 128])           ->  ConstantOfShape([1, sequence])
     Add(x, positions [1, 128, 768])     ->  Add(x, positions[:, :sequence])
 
-Which sizes are those of the inputs is found by computing all shapes twice, once for the sizes of
+The sizes that come from the inputs are found by computing all shapes twice, once for the sizes of
 the file and once for other sizes. The longest input stays the one of the file, since tables of
 positions may end there. Whether the result is right is checked by running it (`check_equal`).
 """
@@ -329,7 +329,7 @@ class _Rewriter:
         node.replace_input_with(0, repeated)
 
     def _cut_constants(self, node: ir.Node) -> None:
-        """Cut values of fixed size where they meet values whose size is that of the inputs."""
+        """Cut values of fixed size where they meet values of the inputs' size."""
         rank = max(len(self.shapes[value][0]) for value in node.inputs if value is not None)
         for axis in range(rank):
             sizes = [self._size(value, axis - rank) for value in node.inputs]
@@ -341,7 +341,7 @@ class _Rewriter:
                 if value is None or pair != (wanted[0], wanted[0]):
                     continue
                 is_batch = wanted == self.batch
-                # Rows of what is computed from the inputs differ.
+                # Rows differ in values that are computed from the inputs.
                 has_rows = is_batch and value in self.computed
                 if wanted not in (self.batch, self.sequence) or has_rows:
                     raise self._not_rewritten(node)

@@ -1,4 +1,4 @@
-"""Turn what libraries raise about a user's .onnx file into errors that name the file."""
+"""Turn libraries' errors about a user's .onnx file into errors that name the file."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def is_per_token(name: str, task: str) -> bool:
 
 
 class FixedShapeRunner:
-    """A `Runner` that takes any shape up to that of a graph with fixed shapes.
+    """A `Runner` that takes any shape up to the fixed shape of a graph.
 
     Texts are padded with [PAD], which the attention mask excludes, and batches are split.
     """

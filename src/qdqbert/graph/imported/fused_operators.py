@@ -109,7 +109,7 @@ class Builder:
         mask: ir.Value | None,
         scale: ir.Value,
     ) -> ir.Value:
-        """Insert the attention of query, key and value. Arguments are those of `context`.
+        """Insert the attention of query, key and value. See `context` for the arguments.
 
         Returns:
             The context, `(batch, seq, hidden)`.
@@ -142,7 +142,7 @@ class Builder:
         return self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
 
     def padding_mask(self, mask: ir.Value | None) -> ir.Value | None:
-        """Return what a mask adds to the scores, `(batch, 1, 1, seq)`.
+        """Return the additive mask of the scores, `(batch, 1, 1, seq)`.
 
         Args:
             mask: `(batch, seq)` of ones and zeros, or the length of each text, `(batch,)`.

@@ -97,7 +97,7 @@ def check_token_ids(
 
 @contextlib.contextmanager
 def engine_errors(path: Path) -> Iterator[None]:
-    """Raise what an engine raises while it runs a graph as one line that names the file.
+    """Re-raise an engine's errors as one line that names the file.
 
     Raises:
         UserInputError: The engine failed.

@@ -41,7 +41,7 @@ class ReadModel:
 
     Attributes:
         encoder: The model.
-        notices: What the user should know about it.
+        notices: Notices for the user about it.
     """
 
     encoder: EncoderModel
@@ -55,7 +55,7 @@ class ImportedModel:
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.
         output_names: transformers' names of the outputs that the task reads, in order.
-        notices: What the user should know about the file.
+        notices: Notices for the user about the file.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ def _found(encoder: EncoderModel) -> str:
 
 
 def _kept(read: ReadGraph, wanted: Sequence[str]) -> list[str]:
-    """Say what became of outputs that the task does not read."""
+    """Return notices about outputs that the task does not read."""
     heads = [output.name for head in read.encoder.heads for output in head.outputs]
     tail = () if read.encoder.tail is None else read.encoder.tail.outputs
     kept = [name for name in (*heads, *tail) if name not in wanted]

@@ -1,4 +1,4 @@
-"""Read a user's .onnx file, which may be damaged in any way, and report what is wrong with it."""
+"""Read a user's .onnx file, which may be damaged in any way, and report the damage."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ def _replace_large_weights_with_inputs(
 ) -> dict[str, onnx.TensorProto]:
     """Make large weights inputs of the graph, and return the weights by name.
 
-    onnx copies what it checks and converts, and its conversion loses the names of external files.
+    onnx copies the models that it checks and converts, and its conversion loses the names of
+    external files.
     """
     replaced: dict[str, onnx.TensorProto] = {}
     kept = []
@@ -295,7 +296,7 @@ def _check_shapes(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor in a model, including those of attributes."""
+    """Yield every tensor in a model, in attributes too."""
     yield from model.graph.initializer
     for sparse in model.graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)

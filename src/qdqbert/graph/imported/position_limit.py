@@ -105,7 +105,7 @@ def _rows_read(evaluator: ReferenceEvaluator, tokens: int, rank: int) -> NDArray
 
 
 def _evaluator_of(model: ir.Model, value: ir.Value) -> ReferenceEvaluator | None:
-    """Return what computes a value from the inputs; `None` if it is no plain arithmetic of them."""
+    """Return an evaluator of a value by the inputs; `None` if it is no plain arithmetic of them."""
     nodes: set[ir.Node] = set()
     needed: set[ir.Value] = set()
     waiting = [value]

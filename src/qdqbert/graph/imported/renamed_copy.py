@@ -55,8 +55,8 @@ def write_renamed_copy(
             unusual names.
         scratch: A folder for the copy; engines read it when they load.
         output_names: Maps transformers' names to names of the graph's outputs.
-        skip_unknown_names: Ignore names that the file does not have: they are those of another
-            file of the same call.
+        skip_unknown_names: Ignore names that the file does not have: they belong to another file of
+            the same call.
 
     Raises:
         UserInputError: The file cannot be read, or lacks the inputs or outputs of its task.

@@ -1,4 +1,4 @@
-"""Check that an encoder computes what the .onnx file computes that it was read from."""
+"""Check that an encoder computes the same values as its .onnx file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load what an .onnx file does not contain: tokenizer, config, class names, longest input."""
+"""Load the parts that an .onnx file lacks: tokenizer, config, class names, longest input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TokenizerAndConfig:
         model_type: transformers' name of the family; `None` without a config.
         max_length: Longest input in tokens.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
-        notices: What the user should know.
+        notices: Notices for the user.
     """
 
     tokenizer: Any
@@ -146,7 +146,7 @@ def load_tokenizer_and_config(
         UserInputError: There is no tokenizer, or tokenizer or config belong to another model.
     """
     (loaded, token_notices), config, has_labels = _load(tokenizer, path)
-    # The tokenizer has to return what the graph reads: RoBERTa's returns no token types.
+    # The tokenizer has to return the graph's inputs: RoBERTa's returns no token types.
     loaded.model_input_names = list(runner.input_names)
     _check_vocabulary(path, runner.vocabulary_size, config)
     shape = _output_shape(runner, path, task)
@@ -193,7 +193,7 @@ def load_tokenizer_and_config(
 
 
 def _read_layout(tokenizer: str | None, path: Path) -> SentenceHead | CrossEncoderFiles | None:
-    """Return what files of sentence-transformers next to the tokenizer say."""
+    """Read the files of sentence-transformers next to the tokenizer."""
     return read_layout(reader_of(tokenizer or str(path.parent)))
 
 

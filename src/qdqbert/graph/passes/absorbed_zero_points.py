@@ -9,7 +9,7 @@ same except for m: with q' = q - m, s (q - z) W = s q' W - s (z - m) W. GELU's o
 hardly ever below zero, keep all of their 256 codes this way. Symmetric codes would leave half of
 them unused. The sum in front of the pair is one more step of the elementwise chain that makes x.
 
-Source: such shifts are those of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
+Source: the shifts of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def absorb_zero_points(model: ir.Model, *, shift_bits: int = 24) -> ir.Model:
 
     Args:
         model: A graph with Q/DQ pairs.
-        shift_bits: Significant bits of the shift: those of the float type that the graph will run
-            in. Then exactly what is added to the input is subtracted from the bias.
+        shift_bits: Significant bits of the shift: as many as the graph's float type has. Then the
+            bias takes back exactly the shift of the input.
     """
     for node in list(model.graph):
         if node.op_type == "QuantizeLinear" and len(node.inputs) > 2:
@@ -106,7 +106,7 @@ def _shortened(value: float, bits: int) -> np.float32:
 
 
 def _correct(graph: ir.Graph, matmul: ir.Node, shift: np.float32) -> None:
-    """Subtract from the bias of a linear layer what the shift of its input adds to the matmul."""
+    """Subtract the effect of the input's shift from the bias of a linear layer."""
     factors = _factors(matmul)
     assert factors is not None
     weight = factors[0].astype(np.float32) * factors[1].astype(np.float32)

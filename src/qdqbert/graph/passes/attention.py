@@ -36,7 +36,7 @@ class SplitHeads:
 
 
 def split_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> SplitHeads | None:
-    """Return what a value splits into heads, or `None` if it is not made by such a split.
+    """Return the split into heads that makes a value, or `None` if no such split does.
 
     Args:
         value: The heads.

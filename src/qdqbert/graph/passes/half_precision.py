@@ -6,10 +6,10 @@
     what becomes an integer, Sin, Cos       ->  float32, and all that they are computed from
     the lowest float32, as in a mask        ->  -32768
 
-Inputs and integers keep their types. What is computed from an output is pooling: it sums over
-tokens, and divides by 1e-9 where there are none. Angles and positions are whole numbers in the
-thousands, of which float16 represents every second or fourth. A mask is added to scores, so it
-leaves half of float16's range to them: a row of sums that are all -inf would become NaN.
+Inputs and integers keep their types. After an output comes pooling, which sums over tokens, and
+divides by 1e-9 where there are none. Angles and positions are whole numbers in the thousands, of
+which float16 represents every second or fourth. A mask is added to scores, so it leaves half of
+float16's range to them: a row of sums that are all -inf would become NaN.
 
 Refuses a constant that float16 cannot represent, a scale that it represents with an error above
 1 %, and nodes that contain graphs.
@@ -76,7 +76,7 @@ def to_half_precision(model: ir.Model) -> ir.Model:
 def _kept_in_float(graph: ir.Graph) -> set[ir.Node]:
     """Return the nodes whose float32 values stay float32."""
     nodes = list(graph)
-    # What is computed from an output, and what only these nodes read.
+    # The nodes after an output, and the nodes that only these read.
     tail = _descendants(graph.outputs)
     for node in reversed(nodes):
         readers = [reader for value in node.outputs for reader in value.consumers()]

@@ -150,7 +150,7 @@ def _check_projections(layer: LayerReader, parts: tuple[Projection, ...]) -> Non
 def _check_attention(
     layer: LayerReader, softmax: ir.Node, scaled: ir.Node, masked: ir.Node, query: Projection
 ) -> None:
-    """Check what the kernel assumes about the sizes, the scaling, the softmax and the mask."""
+    """Check the kernel's assumptions on the sizes, the scaling, the softmax and the mask."""
     width, heads = query.linear.width, query.heads
     head_dim = width // heads
     if head_dim % _HEAD_MULTIPLE:
@@ -174,7 +174,7 @@ def _fuse_residual(layer: LayerReader, path: str, x: Pair, residual: ir.Node, re
         layer: The layer.
         path: Path of the three modules in the layer.
         x: Input of the linear layer.
-        residual: Dequantizes what is added.
+        residual: Dequantizes the residual.
         result: Site of the output of the LayerNormalization.
 
     Returns:

@@ -252,7 +252,7 @@ def _padded(count: Value, multiple: int) -> Value:
 
 
 def _multiplier(f: Function, isa: InstructionSet, zeros: Value) -> Callable[..., None]:
-    """Return what writes `out = x @ weights`.
+    """Return a function that writes `out = x @ weights`.
 
     Its arguments are the first row and the bytes from one row to the next, the number of rows, the
     first panel of weights and the bytes from one panel to the next, the number of columns, the

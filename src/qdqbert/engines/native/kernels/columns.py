@@ -28,7 +28,7 @@ from qdqbert.engines.native.records import JOB, LAYER, MODEL, ROW_SCALE, THREAD
 
 
 def emit_columns(module: Module, isa: InstructionSet, features: Features) -> None:
-    """Write `forward_columns`, with the arguments of `forward`, and what it needs.
+    """Write `forward_columns`, with the same arguments as `forward`, and its helpers.
 
     Args:
         module: The module, with all other kernels.

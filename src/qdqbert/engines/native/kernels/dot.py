@@ -165,8 +165,8 @@ def amx_name(rows: int, columns: int) -> str:
 def _emit_amx(module: Module, rows: int, columns: int) -> None:
     """Write `amx_{rows}x{columns}`, whose sums start at zero.
 
-    Its arguments are those of `dot` up to the depth, which has to be a multiple of 64, and the
-    address of later weights. It reads `16 * rows` rows of codes.
+    It has the arguments of `dot` up to the depth, which has to be a multiple of 64, and the address
+    of later weights. It reads `16 * rows` rows of codes.
     """
     with module.function(
         amx_name(rows, columns),

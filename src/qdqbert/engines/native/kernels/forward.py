@@ -8,9 +8,9 @@ the second one:
     rows     output, residual, LayerNorm, feed-forward part, residual, LayerNorm
 
 A thread that has its own texts computes all phases for a few texts, and the first two for a few
-heads, so that what it computes stays in cache. Threads that share texts wait for each other before
-and after the second phase. Threads that share few rows run `columns` instead. No result depends on
-how rows and items are divided.
+heads, so that its results stay in cache. Threads that share texts wait for each other before and
+after the second phase. Threads that share few rows run `columns` instead. No result depends on how
+rows and items are divided.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
 
 
 def _emit_rest(module: Module, features: Features) -> None:
-    """Write `feed_forward`: what follows attention in a layer, for some rows."""
+    """Write `feed_forward`: the part of a layer after attention, for some rows."""
     dynamic = features.dynamic
     with module.function(
         "feed_forward", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64, context=PTR

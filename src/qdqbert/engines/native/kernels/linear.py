@@ -1,4 +1,4 @@
-"""Linear layers in int8, and what is done with each result while it is in cache.
+"""Linear layers in int8, and the operations on each result while it is in cache.
 
     value = (codes @ weights + start) * factor + bias
 
@@ -28,10 +28,10 @@ _AMX_PANELS = 2
 _FINISHED_PANELS, _FINISHED_ROWS = (2, 1), (2, 1)
 
 Write = Callable[[list[Value], Value], None]
-"""Writes what is done with values: their places in the result, a vector's part for each of them."""
+"""Writes the operations on values: their places in the result, a vector's part for each of them."""
 
 Finish = Callable[[Function, Value, Type], Write]
-"""Loads what depends on the column only, from the column and the type of a vector."""
+"""Loads the values of a column, given the column and the type of a vector."""
 
 
 def emit_linears(
@@ -142,7 +142,7 @@ def _emit(
     Its arguments are a `LINEAR` record, the first panel of columns and their number, the first row
     of codes and the bytes from one row to the next, the number of rows, the first row of the result
     and the bytes from one row to the next, scales and zero points of the rows if they are dynamic,
-    and what `finish` needs. The result starts with the first panel's columns.
+    and the arguments of `finish`. The result starts with the first panel's columns.
     """
     finish_name = f"{name}_finish"
     # AMX's tiles start at zero.
@@ -331,7 +331,7 @@ def _emit_finish(
                         [_row_number(f, row + each, number, floats) for each in range(height)]
                         for number in range(2)
                     )
-                    # The sums are those of zero point 128.
+                    # The sums have zero point 128.
                     totals = f.fma(f.join(corrections), f.join([shift] * height), totals)
                     totals = totals * f.join(scales)
                 values = f.fma(
@@ -347,5 +347,5 @@ def _emit_finish(
 
 
 def _row_number(f: Function, row: Value, number: int, floats: Type) -> Value:
-    """Return the dynamic scale of a row, or what its zero point corrects, in all lanes."""
+    """Return the dynamic scale of a row, or its zero point's correction, in all lanes."""
     return f.splat(f.load(F32, f.row_scales + (row * ROW_SCALE + 4 * number)), floats.lanes)

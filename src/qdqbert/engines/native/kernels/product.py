@@ -36,7 +36,7 @@ def pack_table(
 
     Args:
         rows: The table `(rows, width)`, of codes or floats.
-        rest: What codes leave out; `None` for floats.
+        rest: Lower 8 bits of 16-bit codes, `(rows, width)`; `None` for floats.
         scale: Scale of each channel of codes, `(width,)`; `None` for floats.
     """
     count, width = rows.shape
@@ -70,9 +70,9 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
 
     Its arguments are the first row and the bytes from one row to the next, the number of rows, the
     first panel of weights, the bytes from one panel to the next and the number of panels, the first
-    row of the result and the bytes from one row to the next, the depth, and the sums to start from
-    and the bytes from those of one panel to the next. If these bytes are 0, all columns start from
-    the same `WIDEST` sums.
+    row of the result and the bytes from one row to the next, the depth, the sums to start from, and
+    the bytes from one panel's sums to the next. If these bytes are 0, all columns start from the
+    same `WIDEST` sums.
     """
     with module.function(
         "product",

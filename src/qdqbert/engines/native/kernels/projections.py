@@ -82,7 +82,7 @@ def emit_projections(module: Module, features: Features) -> None:
 
 
 def _copies(f: Function) -> tuple[Value, Value]:
-    """Return the rows from the codes of a projection to those of the next, and the last of them."""
+    """Return the row stride between the codes of projections, and the last index of the codes."""
     shares_codes = LAYER.read(f, f.layer, "shares_codes").differs(0)
     return THREAD.read(f, f.thread, "code_rows"), shares_codes.select(f.constant(I64, 0), 2)
 

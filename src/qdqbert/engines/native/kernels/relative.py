@@ -1,4 +1,4 @@
-"""Disentangled attention: what tables of relative positions add to scores.
+"""Disentangled attention: scores between content and relative positions.
 
     score[i, j] += query[i] @ relative_keys[r] + key[j] @ relative_queries[r]
 
@@ -18,7 +18,7 @@ from qdqbert.engines.native.records import LAYER, MODEL, THREAD
 
 @dataclasses.dataclass(frozen=True)
 class RelativeScores:
-    """What is added to the scores of a head of a text, as values of the kernel.
+    """Scores of relative positions for one head of one text, as values of the kernel.
 
     Attributes:
         function: The function that is written, with `f.model`, `f.layer` and `f.thread`.
@@ -72,7 +72,7 @@ class RelativeScores:
 def relative_positions(
     f: Function, features: Features, head: Value, size: Value, length: Value, zeros: Value
 ) -> RelativeScores:
-    """Return what is added to the scores of a head; see `RelativeScores`."""
+    """Return the relative scores of a head; see `RelativeScores`."""
     limit, panels = (MODEL.read(f, f.model, name) for name in ("limit", "relative_panels"))
     middle = MODEL.read(f, f.model, "relative_rows") + (limit - 1) * 4
     first, last = (

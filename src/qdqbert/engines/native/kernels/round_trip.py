@@ -3,8 +3,8 @@
     code = clip(rint(x * multiplier) + zero_point, low, high)
     value = (code - zero_point) * step
 
-These products and adds are computed in float32. Their inputs are what a graph with Q/DQ pairs
-computes from them, so that a model that was trained with these quantizers keeps its results.
+These products and adds are computed in float32. Their inputs are rounded as by the Q/DQ pairs of a
+graph, so that a model that was trained with these quantizers keeps its results.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def emit_round_trips(module: Module, lanes: int) -> None:
     the rows as they are, the first channel, the first row at this channel and the bytes from one
     row to the next, and the numbers of channels and rows.
 
-    `add_rounded_rows` replaces rows with the sum of both, rounded. Its arguments are the
-    `ROUND_TRIP` records of what is added and of the rows, the rows, what is added, and the numbers
-    of channels and rows, which follow each other.
+    `add_rounded_rows` adds other rows to rows in place, both rounded. Its arguments are the
+    `ROUND_TRIP` records of the other rows and of the rows, the rows, the other rows, and the
+    numbers of channels and rows, which follow each other.
     """
     floats = vector(F32, lanes)
     with module.function(
@@ -50,7 +50,7 @@ def emit_round_trips(module: Module, lanes: int) -> None:
 
 
 def rounding(f: Function, record: Value, channel: Value, floats: Type) -> Callable[[Value], Value]:
-    """Return what writes the fake quantization of a vector, or of some rows of it in one.
+    """Return a function that writes the fake quantization of a vector, or of some rows in one.
 
     Args:
         f: The function.
@@ -79,7 +79,7 @@ def rounding(f: Function, record: Value, channel: Value, floats: Type) -> Callab
 def rounded_sum(
     f: Function, records: Value, channel: Value, floats: Type
 ) -> Callable[[Value, Value], Value]:
-    """Return what writes the sum of what is added and the states, each rounded."""
+    """Return a function that writes the sum of a value and the states, each rounded."""
     added, states = (
         rounding(f, records + index * ROUND_TRIP.size, channel, floats) for index in range(2)
     )

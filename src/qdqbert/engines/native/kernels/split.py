@@ -29,7 +29,7 @@ _TILE = 16 * LINE
 
 
 def split_pairs(f: Function, one: Value, other: Value) -> tuple[Value, Value]:
-    """Return the pairs of `high` and those of `low` of two vectors, `<lanes x i32>`."""
+    """Return the `high` pairs and the `low` pairs of two vectors, `<lanes x i32>`."""
     integers = vector(I32, one.type.lanes)
     highs, lows = [], []
     for x in (one, other):

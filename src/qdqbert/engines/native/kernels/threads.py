@@ -38,9 +38,9 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
     """Write `post`, `serve` and `finish`, which need `forward` and `forward_columns`.
 
-    `post` gives a worker what the fields `model`, `job` and `thread` of its `MAILBOX` say, and sets
-    `was_asleep`. `serve` works on what is posted until nothing came for a while, or until the job
-    is null. `finish` waits until a worker has done what was posted.
+    `post` gives a worker the job in the fields `model`, `job` and `thread` of its `MAILBOX`, and
+    sets `was_asleep`. `serve` runs posted jobs until none came for a while, or until the job is
+    null. `finish` waits until a worker has finished its job.
     """
     with module.function("post", mailbox=PTR) as f:
         _add(f, _field(f, "posted"), 1)
