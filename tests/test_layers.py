@@ -25,6 +25,7 @@ LAYERS = (
     "machine",
     "forks",
     "extras",
+    "objects",
     "options",
     "tables",
     "spec",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import qdqbert
 from qdqbert.cli import main
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Rows
 from qdqbert.options import (
     OnnxOptions,
     QuantizerOverrides,
@@ -94,6 +97,7 @@ def test_parameters_are_annotated_with_the_types_of_the_options(function, option
             continue
         # Functions accept wider types: paths for strings, sequences for tuples.
         narrow = parameter.annotation.replace("str | Path", "str")
+        narrow = re.sub(r"^Data\b", "str | Rows", narrow)
         narrow = narrow.replace("Sequence[", "tuple[").replace("]", ", ...]")
         wide = sources[name].replace(", ...]", "]").replace("]", ", ...]")
         assert narrow == wide, name
@@ -118,20 +122,6 @@ def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
         QuantizeOptions(calibrator="percentile", percentile=101)
     with pytest.raises(UserInputError, match="`epochs` must be above 0 and below inf, got nan"):
         TrainOptions(model="m", output="o", train_data="d", epochs=float("nan"))
-
-
-class Frame:
-    """Has the methods of a DataFrame that count."""
-
-    def to_csv(self, path: str, *, index: bool) -> None: ...
-
-    def to_json(self, path: str) -> None: ...
-
-
-class Rows(Frame):
-    """Has those of a data set of the library `datasets`."""
-
-    features = ()
 
 
 class Saved:
@@ -173,7 +163,7 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
         ("calibration_samples", True, "a whole number, got True (bool)"),
         ("percentile", "99", "a number, got '99' (str)"),
         ("model", 3, "a string or a path, got 3 (int)"),
-        ("calibration_data", b"a.csv", "a string or a path, got b'a.csv' (bytes)"),
+        ("eval_data", b"a.csv", "a path, or a list, DataFrame or data set, got b'a.csv' (bytes)"),
         ("overwrite", "yes", "True or False, got 'yes' (str)"),
         ("quant_disable_keyword", 1.5, "a string or a path, got 1.5 (float)"),
         ("input_names", ["a"], "a dictionary of names, got ['a'] (list)"),
@@ -186,21 +176,43 @@ def test_a_value_of_another_type_is_reported(name, value, words) -> None:
     assert caught.value.argument == name
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("calibration_data", ["a text"], "got list. Write the examples to a"),
-        ("eval_data", {"text": ["a"]}, "got dict. Write the examples to a"),
-        ("calibration_data", Frame(), "got Frame. Write it with `frame.to_csv('data.csv', index="),
-        ("calibration_data", Rows(), "got Rows. Write it with `dataset.to_json('data.jsonl')`"),
-        ("model", Saved(), "got Saved. Save it, and its tokenizer, into one folder with `save_pre"),
-    ],
-)
-def test_what_is_in_memory_is_refused_with_how_to_save_it(name, value, words) -> None:
+def test_a_model_in_memory_is_refused_with_how_to_save_it() -> None:
     with pytest.raises(UserInputError) as caught:
-        QuantizeOptions(**{"model": "m", "output": "o", name: value})
-    assert str(caught.value).startswith(f"`{name}` must be a string or a path, {words}")
-    assert caught.value.argument == name
+        QuantizeOptions(model=Saved(), output="o")
+    assert str(caught.value).startswith(
+        "`model` must be a string or a path, got Saved. Save it, and its tokenizer, into one folder"
+    )
+    assert caught.value.argument == "model"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"text": ["a"]}, "got dict. Pass a list with a dict for each row: "),
+        ({"train": SimpleNamespace(features={})}, "got dict. Pass one of its splits: 'train'."),
+        (iter(["a"]), "got list_iterator. Pass a list of its rows."),
+        ({"a", "b"}, "got set. Pass a list of its rows."),
+    ],
+    ids=["columns", "splits", "iterator", "set"],
+)
+def test_what_holds_rows_in_another_way_is_refused(value, words) -> None:
+    with pytest.raises(UserInputError) as caught:
+        QuantizeOptions(calibration_data=value)
+    message = "`calibration_data` must be a path, or a list, DataFrame or data set, "
+    assert str(caught.value).startswith(message + words)
+    assert caught.value.argument == "calibration_data"
+
+
+def test_data_in_memory_become_rows_that_a_command_names() -> None:
+    texts = ["a", "b"]
+    options = QuantizeOptions(model="m", output="o", calibration_data=texts, eval_data=("c",))
+    assert isinstance(options.calibration_data, Rows)
+    assert options.calibration_data.values is texts
+    assert str(options.eval_data) == "<tuple of 1 row>"
+    assert command_line("quantize", options) == (
+        "qdqbert quantize m --output o --calibration-data '<list of 2 rows>' "
+        "--eval-data '<tuple of 1 row>'"
+    )
 
 
 def test_paths_become_strings_and_one_item_a_tuple() -> None:

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Rows, as_rows, rows_hint
 
 Number = int | float
 
@@ -318,12 +319,17 @@ def check_options(options: Any) -> None:
 
 
 def normalize_options(options: Any) -> None:
-    """Turn paths and numbers of columns into strings, and sequences into tuples, in place."""
+    """Turn values into the types of the options, in place.
+
+    Paths and numbers of columns become strings, sequences tuples, and data in memory `Rows`.
+    """
     for each in declared_options(options.__class__):
         value = getattr(options, each.name)
         is_column_number = each.name.endswith("_column") and type(value) is int
         if isinstance(value, Path) or is_column_number:
             object.__setattr__(options, each.name, str(value))
+        elif each.type == str | Rows and (rows := as_rows(value)) is not None:
+            object.__setattr__(options, each.name, rows)
         elif get_origin(each.type) is tuple and value is not None:
             is_item = isinstance(value, str) or not isinstance(value, Iterable)
             items = (value,) if is_item else value
@@ -371,6 +377,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
     bool | str: ((bool, str), "True, False or a string"),
+    str | Rows: ((str, Rows), "a path, or a list, DataFrame or data set"),
     Mapping: ((Mapping,), "a dictionary of names"),
 }
 
@@ -381,31 +388,22 @@ def _check_type(option: Declared, value: Any) -> None:
     accepted, words = _KINDS.get(origin or kind, ((object,), ""))
     is_odd_bool = isinstance(value, bool) and kind in (int, float)
     if is_odd_bool or not isinstance(value, accepted):
-        hint = _saving_hint(option, value) if kind is str else ""
-        # The representation of a table or a model is long, and shows what it has.
+        hint = _hint(kind, value)
+        # The representation of a model is long.
         got = type(value).__name__ if hint else f"{value!r:.100} ({type(value).__name__})"
         raise UserInputError(
             f"`{option.name}` must be {words}, got {got}.{hint}", argument=option.name
         )
 
 
-def _saving_hint(option: Declared, value: Any) -> str:
-    """Return how to pass data or a model that is in memory; empty if it is none of these."""
-    if hasattr(value, "save_pretrained"):
+def _hint(kind: Any, value: Any) -> str:
+    """Return what to pass instead of a value of another type; empty if nothing is known."""
+    if kind == str | Rows:
+        return rows_hint(value)
+    if kind is str and hasattr(value, "save_pretrained"):
         return (
             " Save it, and its tokenizer, into one folder with `save_pretrained(folder)`, and pass "
             "the folder."
-        )
-    if not option.name.endswith("data"):
-        return ""
-    if hasattr(value, "to_json") and hasattr(value, "features"):
-        return " Write it with `dataset.to_json('data.jsonl')`, and pass this file."
-    if hasattr(value, "to_csv"):
-        return " Write it with `frame.to_csv('data.csv', index=False)`, and pass this file."
-    if isinstance(value, Iterable) and not isinstance(value, bytes):
-        return (
-            " Write the examples to a .jsonl file, one JSON object such as "
-            '{"text": ..., "label": ...} a line, and pass this file.'
         )
     return ""
 

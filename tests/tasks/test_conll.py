@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import conll
+from qdqbert.tasks import in_memory
 from qdqbert.tasks.conll import TokenExample, parse_sentence, read_sentences
 from qdqbert.tasks.data import Columns
 
@@ -124,7 +124,7 @@ def test_requested_columns_are_refused(write_file, columns, option) -> None:
 
 def test_hub_data_are_read_row_by_row(monkeypatch) -> None:
     rows = [{"id": "0", "tokens": ["rain"], "ner_tags": ["B-LOC"]}, {"tokens": 3}]
-    monkeypatch.setattr(conll, "hub_rows", lambda path: enumerate(rows, start=1))
+    monkeypatch.setattr(in_memory, "hub_rows", lambda path: enumerate(rows, start=1))
     assert read("hub:a@test", max_examples=1) == [RAIN]
     with pytest.raises(DataFileError, match="Row 2 of `hub:a@test` must have a list of str"):
         read("hub:a@test")

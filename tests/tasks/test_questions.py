@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks import questions
+from qdqbert.tasks import in_memory
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.questions import (
     Answer,
@@ -77,7 +77,7 @@ def test_a_line_separator_in_a_text_does_not_end_a_line(write_file) -> None:
 
 def test_rows_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(1, hub_row()), (2, hub_row(id="b")), (3, {"broken": True})]
-    monkeypatch.setattr(questions, "hub_rows", lambda path: iter(rows))
+    monkeypatch.setattr(in_memory, "hub_rows", lambda path: iter(rows))
     dataset = read_questions("hub:squad@validation", columns=NONE_ASKED, max_examples=2)
     assert [example.id for example in dataset.examples] == ["a", "b"]
     with pytest.raises(DataFileError, match="Row 3 of `hub:squad@validation` must have `id`"):

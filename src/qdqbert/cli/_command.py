@@ -128,7 +128,7 @@ def _parameter(
     elif is_mapping:
         kind = tuple[str, ...]
     elif isinstance(option.type, types.UnionType):
-        # True or a word; see `Command.rewrite`.
+        # True, of which a word has to be made (see `Command.rewrite`), or rows in memory.
         kind = str
     if option.is_optional:
         kind = kind | None

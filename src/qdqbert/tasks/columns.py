@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from qdqbert.errors import DataFileError
 from qdqbert.tables.delimited import INDEX_NAMES
+from qdqbert.tasks.lines import source_name
 
 # Column names that are recognized without being requested, the preferred ones first.
 _KNOWN_NAMES = {
@@ -109,7 +110,7 @@ def resolve_columns(table: Table, columns: Columns) -> tuple[Columns, list[str]]
     if table.names == [LINE]:
         for argument, name in requested.items():
             raise DataFileError(
-                f"File `{table.path}` has no columns, because each of its lines is a text, got "
+                f"{source_name(table.path)} has no columns, because each row is one text, got "
                 f"`{argument}={name!r}`. Leave the option out.",
                 argument=argument,
             )
@@ -128,8 +129,8 @@ def resolve_columns(table: Table, columns: Columns) -> tuple[Columns, list[str]]
     found = infer(table, found)
     if "text" not in found:
         raise DataFileError(
-            f"File `{table.path}` has no column whose name is known to hold texts, got columns "
-            f"{quoted(table.names)}. {_text_hint(table, found.values())}",
+            f"{source_name(table.path)} has no column whose name is known to hold texts, got "
+            f"columns {quoted(table.names)}. {_text_hint(table, found.values())}",
             argument="text_column",
         )
     if table.first_cells is None:

@@ -7,10 +7,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from qdqbert.errors import DataFileError
+from qdqbert.objects import Rows
 from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.entities import OUTSIDE
-from qdqbert.tasks.hub import hub_rows, is_hub
-from qdqbert.tasks.lines import counted, existing_file, json_rows, read_lines, row_name
+from qdqbert.tasks.hub import is_hub
+from qdqbert.tasks.in_memory import records
+from qdqbert.tasks.lines import counted, existing_file, read_lines, row_name
 
 # Names that a row's list of words can have, and its list of tags.
 _WORD_FIELDS = ("tokens", "words")
@@ -39,38 +41,45 @@ class TokenExample:
         return (" ".join(self.words),)
 
 
-def read_sentences(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
+def read_sentences(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
     """Read sentences from CoNLL columns, whatever the suffix of the file, or from rows of lists.
 
     A line of a CoNLL file has a word in its first column and its tag in the last one; with a
     single column there are no tags. A blank line follows each sentence. Columns are separated by
-    tabs or by spaces. The rows of a .jsonl file or of a hub data set are read by `parse_sentence`.
+    tabs or by spaces. The rows of a .jsonl file, of a hub data set and of objects are read by
+    `parse_sentence`.
 
     Raises:
         DataFileError: The data cannot be read or have another layout, or a column is requested.
-        MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
+        MissingExtraError: `data` is a hub name, and the library `datasets` is not installed.
     """
     refuse_columns(
         columns,
         layout="CoNLL files have the word first and the tag last; rows have "
         f"{' or '.join(_WORD_FIELDS)}, and {' or '.join(_TAG_FIELDS)}",
     )
-    examples = tuple(itertools.islice(_examples(path), max_examples))
+    examples = tuple(itertools.islice(_examples(data), max_examples))
     if not examples:
         raise DataFileError(
-            f"Data `{path}` hold no sentences: expected at least one with a word, got none. Name "
+            f"Data `{data}` hold no sentences: expected at least one with a word, got none. Name "
             "another file."
         )
-    return Dataset(path=path, examples=examples, columns=Columns(), notices=())
+    return Dataset(path=str(data), examples=examples, columns=Columns(), notices=())
 
 
-def _examples(path: str) -> Iterator[TokenExample]:
-    if not is_hub(path) and existing_file(path).suffix.lower() not in _JSON:
-        sentences = _conll(path)
+def _examples(data: str | Rows) -> Iterator[TokenExample]:
+    if _is_conll(data):
+        sentences = _conll(str(data))
     else:
-        rows = hub_rows(path) if is_hub(path) else json_rows(path)
-        sentences = (parse_sentence(row, path, number) for number, row in rows)
+        sentences = (parse_sentence(row, str(data), number) for number, row in records(data))
     return (example for example in sentences if example.words)
+
+
+def _is_conll(data: str | Rows) -> bool:
+    """Return whether data are a file of CoNLL columns, and not rows."""
+    if isinstance(data, Rows) or is_hub(data):
+        return False
+    return existing_file(data).suffix.lower() not in _JSON
 
 
 def parse_sentence(row: Mapping[str, object], path: str, number: int) -> TokenExample:

@@ -1,4 +1,4 @@
-"""Text data: a file, folder or hub data set → rows → the requested columns → examples.
+"""Text data: a file, folder, hub data set or object → rows → the requested columns → examples.
 
 A row is its number and its fields by column name. In a file of plain lines, a row has the single
 column `LINE`. Rows are streamed; the examples are kept in memory.
@@ -18,12 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import DataFileError
+from qdqbert.objects import Rows
 from qdqbert.tables.delimited import SEPARATORS, separator_of, with_index_name
 from qdqbert.tasks.columns import LINE, Row, Table, is_header, quoted, resolve_columns
 from qdqbert.tasks.columns import Columns as Columns
 from qdqbert.tasks.folder import folder_rows
 from qdqbert.tasks.hub import hub_rows, is_hub, parse_hub
-from qdqbert.tasks.lines import counted, existing_file, kind_of, load_json, read_lines, row_name
+from qdqbert.tasks.in_memory import open_rows
+from qdqbert.tasks.lines import (
+    counted,
+    existing_file,
+    kind_of,
+    load_json,
+    read_lines,
+    row_name,
+    source_name,
+)
 
 _INFER_ALL = Columns()
 
@@ -76,10 +86,10 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The examples of a file, folder or hub data set, at least one, in its order.
+    """The examples of a file, folder, hub data set or object, at least one, in its order.
 
     Attributes:
-        path: The path, as the caller gave it.
+        path: The path, as the caller gave it, or what stands for rows in memory.
         examples: Dataclasses with a `content`. Either all have a `text_pair` or none has.
         columns: The columns that were read; all `None` if each line is a text.
         names: Names of all columns, where there are some.
@@ -145,43 +155,48 @@ def refuse_columns(columns: Columns, *, layout: str) -> None:
 
 
 def read_dataset(
-    path: str | Path, *, columns: Columns = _INFER_ALL, max_examples: int | None = None
+    data: str | Path | Rows, *, columns: Columns = _INFER_ALL, max_examples: int | None = None
 ) -> Dataset:
     """Read the examples of a .txt, .csv, .tsv, .jsonl or .ndjson file in UTF-8.
 
-    A folder is read as by `folder_rows`, and `hub:NAME@SPLIT` as by `hub_rows`. The first row of a
+    A folder is read as by `folder_rows`, `hub:NAME@SPLIT` as by `hub_rows`, and rows in memory as
+    by `open_rows`. The first row of a
     .csv or .tsv file is its header if a cell is a requested name (numbers do not count, because a
     label can look the same) or a known name. Rows with a blank text are skipped.
 
     Args:
-        path: The file, whose suffix decides how it is read, or the folder, or the hub name.
+        data: The file, whose suffix decides how it is read, the folder, the hub name, or the rows.
         columns: The columns to read; those that are `None` are inferred.
         max_examples: Number of examples to read from the top, at least 1; `None` for all.
 
     Raises:
         DataFileError: The data cannot be read, a column does not exist or cannot be inferred, a
             row is malformed, or no example is left.
-        MissingExtraError: `path` is a hub name, and the library `datasets` is not installed.
+        MissingExtraError: `data` is a hub name, and the library `datasets` is not installed.
     """
-    return read_table(open_table(str(path), columns), columns, max_examples=max_examples)
+    data = str(data) if isinstance(data, Path) else data
+    return read_table(open_table(data, columns), columns, max_examples=max_examples)
 
 
-def check_readable(path: str, columns: Columns) -> None:
+def check_readable(data: str | Rows, columns: Columns) -> None:
     """Check that data exist, that they start in UTF-8, and that they have the requested columns.
 
     Raises:
         DataFileError: One of these is not so.
     """
-    if is_hub(path):
-        parse_hub(path)
-        return
-    if Path(path).is_dir():
-        return
-    file = existing_file(path)
-    for _ in itertools.islice(read_lines(file), _HEAD_ROWS):
-        pass
-    if columns.requested and file.suffix.lower() in (*_RECORDS, *_ROWS):
-        table = open_table(path, columns)
+    has_columns = isinstance(data, Rows)
+    if isinstance(data, str):
+        if is_hub(data):
+            parse_hub(data)
+            return
+        if Path(data).is_dir():
+            return
+        file = existing_file(data)
+        for _ in itertools.islice(read_lines(file), _HEAD_ROWS):
+            pass
+        has_columns = file.suffix.lower() in (*_RECORDS, *_ROWS)
+    if columns.requested and has_columns:
+        table = open_table(data, columns)
         if table.names:
             resolve_columns(table, columns)
 
@@ -193,7 +208,7 @@ def read_table(table: Table, columns: Columns, *, max_examples: int | None = Non
     examples = tuple(itertools.islice(_examples(table, resolved), max_examples))
     if not examples:
         raise DataFileError(
-            f"File `{path}` contains no examples: expected at least one row with a text, got "
+            f"{source_name(path)} contains no examples: expected at least one row with a text, got "
             f"{counted(len(table.blank_lines), 'blank row')}. Add rows, or name another file or "
             "column."
         )
@@ -220,7 +235,7 @@ def read_table(table: Table, columns: Columns, *, max_examples: int | None = Non
 def _single_line(path: str, examples: Sequence[Example]) -> list[str]:
     """Return a notice on a file that is one long line, which is one text."""
     length = len(examples[0].text)
-    if len(examples) > 1 or length < _LONG_LINE:
+    if len(examples) > 1 or length < _LONG_LINE or not Path(path).is_file():
         return []
     return [
         f"File `{path}` is one line of {length:,} characters, and so one text. Write one text per "
@@ -307,9 +322,9 @@ _RECORDS = (".csv", ".tsv")
 _ROWS = {".txt": _text_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
 
 
-def open_table(path: str, columns: Columns) -> Table:
+def open_table(data: str | Rows, columns: Columns) -> Table:
     """Open the data and read its first rows. `Table.names` is empty if there are no rows."""
-    table = _find_rows(path, columns)
+    table = open_rows(data, columns) if isinstance(data, Rows) else _find_rows(data, columns)
     rows = _skip_blank(table.rows, table.blank_lines)
     table.head = list(itertools.islice(rows, _HEAD_ROWS))
     table.rows = itertools.chain(table.head, rows)

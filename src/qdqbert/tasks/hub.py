@@ -89,6 +89,11 @@ def hub_rows(path: str) -> Iterator[tuple[int, dict[str, object]]]:
             f"Data set `{path}` cannot be read: {_reason(error)} Check name, config and split, "
             "and that the hub can be reached."
         ) from error
+    yield from named_rows(table)
+
+
+def named_rows(table: Any) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the rows of a `datasets.Dataset`, with names of classes, as `hub_rows`."""
     features = table.features
     for number, row in enumerate(table, start=1):
         yield number, {name: _with_names(value, features[name]) for name, value in row.items()}

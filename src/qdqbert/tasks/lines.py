@@ -36,8 +36,13 @@ def plural(noun: str) -> str:
     return f"{noun}{'es' if noun.endswith('ch') else 's'}"
 
 
+def source_name(path: str) -> str:
+    """Return how messages begin that are about all of the data."""
+    return f"{'File' if Path(path).is_file() else 'Data'} `{path}`"
+
+
 def row_name(path: str, number: int) -> str:
-    """Return how messages refer to a row: by line of a file, by number in a folder or data set."""
+    """Return how messages refer to a row: by line of a file, by number in other data."""
     return f"{'Line' if Path(path).is_file() else 'Row'} {number} of `{path}`"
 
 

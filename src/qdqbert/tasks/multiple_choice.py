@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Encoded, encode, padding_of, stack_padded
 from qdqbert.errors import DataFileError
+from qdqbert.objects import Rows
 from qdqbert.tasks.data import (
     Columns,
     Dataset,
@@ -24,7 +25,7 @@ from qdqbert.tasks.data import (
     open_table,
     refuse_columns,
 )
-from qdqbert.tasks.lines import counted, row_name
+from qdqbert.tasks.lines import counted, row_name, source_name
 from qdqbert.tasks.logits import (
     accuracy_score,
     class_answers,
@@ -64,8 +65,8 @@ class ChoiceExample:
         return (self.context, self.prompt, *self.endings)
 
 
-def read_choices(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read a .csv, .tsv, .jsonl or .ndjson file, or a hub data set, with fixed column names.
+def read_choices(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
+    """Read a .csv, .tsv, .jsonl or .ndjson file, a hub data set or objects, with fixed columns.
 
     Raises:
         DataFileError: The data cannot be read, fields are missing, examples have different numbers
@@ -73,13 +74,16 @@ def read_choices(path: str, *, columns: Columns, max_examples: int | None) -> Da
     """
     refuse_columns(columns, layout=f"{_LAYOUT}, and `label`")
     # A header without `label`, as in test sets, is recognized by `sent1`.
-    table = open_table(path, Columns(text="sent1"))
-    examples = tuple(itertools.islice(_examples(path, table.rows), max_examples))
+    table = open_table(data, Columns(text="sent1"))
+    examples = tuple(itertools.islice(_examples(table.path, table.rows), max_examples))
     if not examples:
         raise DataFileError(
-            f"File `{path}` contains no examples: expected rows with {_LAYOUT}, got none. Add rows."
+            f"{source_name(table.path)} contains no examples: expected rows with {_LAYOUT}, got "
+            "none. Add rows."
         )
-    return Dataset(path=path, examples=examples, columns=Columns(), notices=tuple(table.notices))
+    return Dataset(
+        path=table.path, examples=examples, columns=Columns(), notices=tuple(table.notices)
+    )
 
 
 def _examples(path: str, rows: Iterator[tuple[int, dict[str, object]]]) -> Iterator[ChoiceExample]:

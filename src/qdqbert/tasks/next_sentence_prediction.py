@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qdqbert.errors import DataFileError
+from qdqbert.objects import Rows
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import (
     accuracy_score,
@@ -27,16 +28,16 @@ _CLASSES = {
 }
 
 
-def read_pairs(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
+def read_pairs(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
     """Read pairs of texts with their labels; see `read_dataset`.
 
     Raises:
         DataFileError: As `read_dataset`, or there is no column of second texts.
     """
-    dataset = read_dataset(path, columns=columns, max_examples=max_examples)
+    dataset = read_dataset(data, columns=columns, max_examples=max_examples)
     if dataset.examples[0].text_pair is None:
         raise DataFileError(
-            f"The data `{path}` have one text per row, and next-sentence-prediction reads two. "
+            f"The data `{data}` have one text per row, and next-sentence-prediction reads two. "
             "Name the second one with `text_pair_column`.",
             argument="text_pair_column",
         )

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from qdqbert.errors import DataFileError
+from qdqbert.objects import Rows
 from qdqbert.tasks.data import Columns, Dataset, refuse_columns
-from qdqbert.tasks.hub import hub_rows, is_hub
+from qdqbert.tasks.hub import is_hub
+from qdqbert.tasks.in_memory import records
 from qdqbert.tasks.lines import (
     counted,
     existing_file,
     json_object,
-    json_rows,
     kind_of,
     read_text,
     row_name,
@@ -69,45 +70,42 @@ class QuestionExample:
         return None
 
 
-def read_questions(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read SQuAD's .json, or rows in Hugging Face's layout: .jsonl, .ndjson or `hub:NAME@SPLIT`.
+def read_questions(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
+    """Read SQuAD's .json, or rows in Hugging Face's layout: .jsonl, .ndjson, the hub, or objects.
 
     Raises:
         DataFileError: The data cannot be read, have another layout, have no question, or an id
             twice; or a column is requested, or `max_examples` is below 1.
     """
     refuse_columns(columns, layout="`question`, `context` and `answers`")
-    rows = itertools.islice(_rows_of_data(path), max_examples)
+    rows = itertools.islice(_rows_of_data(data), max_examples)
     examples = tuple(parse_question(row, where) for where, row in rows)
     if not examples:
-        raise DataFileError(f"`{path}` must have at least one question, got none. Name other data.")
+        raise DataFileError(f"`{data}` must have at least one question, got none. Name other data.")
     counts = collections.Counter(example.id for example in examples)
     repeated = [id_ for id_, count in counts.items() if count > 1]
     if repeated:
         raise DataFileError(
-            f"Each question of `{path}` must have a different `id`, got "
+            f"Each question of `{data}` must have a different `id`, got "
             f"{counted(len(repeated), 'repeated id')}, among them {repeated[0]!r}. Change them."
         )
     return Dataset(
-        path=path, examples=examples, columns=Columns(), notices=_position_notices(examples)
+        path=str(data), examples=examples, columns=Columns(), notices=_position_notices(examples)
     )
 
 
-def _rows_of_data(path: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _rows_of_data(data: str | Rows) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Return an iterator over the questions, each with how messages refer to it."""
-    if is_hub(path):
-        rows = hub_rows(path)
-    else:
-        suffix = existing_file(path).suffix.lower()
+    if isinstance(data, str) and not is_hub(data):
+        suffix = existing_file(data).suffix.lower()
         if suffix == ".json":
-            return _squad_rows(json_object(read_text(path), path), path)
+            return _squad_rows(json_object(read_text(data), data), data)
         if suffix not in (".jsonl", ".ndjson"):
             raise DataFileError(
-                f"File `{path}` must end in one of .json, .jsonl, .ndjson, got {suffix!r}. "
+                f"File `{data}` must end in one of .json, .jsonl, .ndjson, got {suffix!r}. "
                 "Convert or rename it."
             )
-        rows = json_rows(path)
-    return ((row_name(path, number), row) for number, row in rows)
+    return ((row_name(str(data), number), row) for number, row in records(data))
 
 
 def _squad_rows(content: object, path: str) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -214,7 +212,7 @@ def _field(row: object, name: str, kind: type[_T], where: str) -> _T:
     got = kind_of(value) if isinstance(row, Mapping) and name in row else "none"
     raise DataFileError(
         f"{where} must have `{name}`: {_KINDS[kind]}, got {got}. Expected SQuAD's layout in a "
-        ".json file, or that of Hugging Face's `squad` in a .jsonl file or a data set of the hub."
+        ".json file, or that of Hugging Face's `squad` in a .jsonl file, a data set or dicts."
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
+from qdqbert.objects import Rows
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
@@ -50,13 +51,13 @@ class RankingExample(Example):
     group: str
 
 
-def read_rankings(path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
+def read_rankings(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
     """Read queries with documents and their relevance; see `read_dataset`.
 
     Raises:
         DataFileError: As `read_dataset`, or there is no column of documents.
     """
-    table = open_table(path, columns)
+    table = open_table(data, columns)
     column = next((name for name in table.names if name.strip().lower() in _ID_COLUMNS), None)
     ids: dict[int, str] = {}
     if column is not None:
@@ -64,7 +65,7 @@ def read_rankings(path: str, *, columns: Columns, max_examples: int | None) -> D
     dataset = read_table(table, columns, max_examples=max_examples)
     if dataset.columns.text_pair is None:
         raise DataFileError(
-            f"The data `{path}` have one text per row, and reranking reads two. Name the column of "
+            f"The data `{data}` have one text per row, and reranking reads two. Name the column of "
             "the documents with `text_pair_column`.",
             argument="text_pair_column",
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from qdqbert.encoding import Batch, Encoded
+    from qdqbert.objects import Rows
     from qdqbert.tasks.data import Columns, Dataset
 
 Prediction = NDArray[np.float32]
@@ -133,9 +134,9 @@ class Features:
 
 
 class Reader(Protocol):
-    """Reads a file, a folder or a hub data set into examples of a task."""
+    """Reads a file, a folder, a hub data set or an object into examples of a task."""
 
-    def __call__(self, path: str, *, columns: Columns, max_examples: int | None) -> Dataset:
+    def __call__(self, data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
         """Return the examples; raise `DataFileError` if the task cannot read them."""
         ...
 
@@ -213,7 +214,7 @@ class Task:
 
     Attributes:
         name: transformers' name of the task.
-        read: Reads a file into examples.
+        read: Reads data into examples.
         encode: Makes features from examples.
         name_labels: Returns the data with labels that are names of the config's `id2label`, where
             they are numbers, and notices about how these are read. Raises `DataFileError` if they

@@ -52,8 +52,12 @@ def truncation_notice(truncated: int, texts: int, max_length: int) -> tuple[str,
 def check_label_column(dataset: Dataset) -> None:
     """Check that a column of labels was found; raise `DataFileError` otherwise."""
     if dataset.columns.label is None:
-        found = f"got columns {quoted(dataset.names)}" if dataset.names else "only lines of text"
-        hint = "Pass `label_column`." if dataset.names else "Pass a .csv or .jsonl file."
+        found = f"got columns {quoted(dataset.names)}" if dataset.names else "only texts"
+        hint = (
+            "Pass `label_column`."
+            if dataset.names
+            else "Pass a .csv or .jsonl file, or a list of dicts."
+        )
         raise DataFileError(
             f"Data `{dataset.path}`: no column has a name that is known to hold labels, {found}. "
             f"{hint}",

@@ -34,10 +34,10 @@ def check_data(given: Any) -> None:
         UserInputError: A file does not exist or is not UTF-8, or a column does not exist.
     """
     for name in _DATA:
-        path = getattr(given, name, None)
-        if path is not None:
+        data = getattr(given, name, None)
+        if data is not None:
             with naming(name):
-                check_readable(path, columns_of(given))
+                check_readable(data, columns_of(given))
 
 
 def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int, list[str]]:

@@ -60,6 +60,26 @@ def test_accuracy_matches_a_computation_by_hand(checkpoints, write_file) -> None
     assert report.reference_metrics == ()
 
 
+def test_rows_in_memory_have_the_metrics_of_the_same_rows_in_a_file(
+    checkpoints, write_file
+) -> None:
+    folder = checkpoints("classifier")
+    rows = [
+        dict(zip(("text", "label"), row.split(","), strict=True))
+        for row in CLASSES.splitlines()[1:]
+    ]
+    expected = qdqbert.evaluate(folder, write_file("dev.csv", CLASSES))
+    report = qdqbert.evaluate(folder, rows)
+    assert report.metrics == expected.metrics
+    assert (report.data, report.examples) == ("<list of 4 rows>", 4)
+    assert report.command.endswith("--data '<list of 4 rows>'")
+    with pytest.raises(
+        UserInputError, match=r"^`data`: Row 2 of `<list of 2 rows>`, column"
+    ) as caught:
+        qdqbert.evaluate(folder, [*rows[:1], {"text": "me", "label": "no class"}])
+    assert caught.value.argument == "data"
+
+
 def test_spearman_matches_embeddings_of_sentence_transformers(checkpoints, write_file) -> None:
     library = pytest.importorskip("sentence_transformers")
     folder = checkpoints("sentence")

@@ -53,6 +53,12 @@ class FakeRay:
         return pickle.loads(reference)
 
 
+def in_this_process(ray: FakeRay, *, num_cpus: int) -> Any:
+    return lambda function: types.SimpleNamespace(
+        remote=lambda *arguments: pickle.dumps(function(*arguments))
+    )
+
+
 @pytest.fixture
 def fake_ray(monkeypatch) -> FakeRay:
     ray = FakeRay()
@@ -80,6 +86,21 @@ def test_ranges_are_those_of_one_process(
     # Three passes on three nodes.
     assert fake_ray.tasks == 9
     assert (tmp_path / "one" / RANGES).read_bytes() == (tmp_path / "many" / RANGES).read_bytes()
+
+
+def test_data_in_memory_stay_on_this_machine(checkpoints, tmp_path, fake_ray, monkeypatch) -> None:
+    sent = []
+    observe = cluster.observe
+    monkeypatch.setattr(
+        cluster, "observe", lambda shard, *rest: sent.append(shard) or observe(shard, *rest)
+    )
+    monkeypatch.setattr(FakeRay, "remote", in_this_process)
+    texts = [f"the cat sat on the book {number}" for number in range(40)]
+    folder = tmp_path / "int8"
+    qdqbert.quantize(
+        checkpoints("classifier"), folder, calibration_data=texts, ray=True, **SETTINGS
+    )
+    assert {shard.options.calibration_data for shard in sent} == {"<list of 40 rows>"}
 
 
 def test_errors_of_nodes_are_raised(fake_ray, monkeypatch) -> None:

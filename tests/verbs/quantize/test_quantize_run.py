@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 
 import qdqbert
 from qdqbert import resources
+from qdqbert.artifact import RANGES
 from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
@@ -312,6 +313,28 @@ def test_low_sqnr_and_changed_predictions_are_warned_about(quantized) -> None:
     low = dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, sqnr_db=9.9))
     assert "calibrate again with `recalibrate=True`" in fidelity_warnings(low, "stored")[0]
     assert "Leave `ranges_from` out" in fidelity_warnings(low, "earlier")[0]
+
+
+def test_texts_in_memory_give_the_ranges_of_the_same_texts_in_a_file(
+    checkpoints, write_file, tmp_path
+) -> None:
+    texts = [f"{SENTENCE} {number}" for number in range(20)]
+    given = {"file": write_file("texts.txt", "\n".join(texts)), "list": texts}
+    stored, reports = {}, {}
+    for name, data in given.items():
+        folder = tmp_path / name
+        reports[name] = qdqbert.quantize(
+            checkpoints("classifier"),
+            folder,
+            calibration_data=data,
+            eval_data=[{"text": "the cat", "label": 2}, {"text": "rain", "label": 0}],
+            benchmark=False,
+        )
+        calibration = json.loads((folder / "quantization.json").read_text())["calibration"]
+        stored[name] = ((folder / RANGES).read_bytes(), calibration)
+        assert calibration.pop("data") == ("<list of 20 rows>" if name == "list" else str(data))
+    assert stored["list"] == stored["file"]
+    assert "--calibration-data '<list of 20 rows>'" in reports["list"].command
 
 
 def test_a_typo_in_a_parameter_is_refused(checkpoints, tmp_path) -> None:

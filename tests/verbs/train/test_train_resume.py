@@ -75,6 +75,19 @@ def copy_of(interrupted: Interrupted, folder: Path) -> Interrupted:
     return copy
 
 
+def test_a_run_with_data_in_memory_is_resumed(classifier, tmp_path, out) -> None:
+    header, *lines = classifier.train.read_text().splitlines()
+    names = header.split("\t")
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines]
+    options = {**QUICK, "eval_steps": 3}
+    run = functools.partial(qdqbert.train, classifier.checkpoint, train_data=rows, **options)
+    stop_before_batch(4, lambda: run(out))
+    report = run(out, resume=True)
+    assert report.resumed_at == 3
+    qdqbert.train(classifier.checkpoint, tmp_path / "whole", train_data=classifier.train, **options)
+    assert_same_weights(out, tmp_path / "whole")
+
+
 def test_a_run_is_resumed_only_with_its_own_settings(interrupted) -> None:
     with pytest.raises(UserInputError, match=r"`qat` was False when .* began and is True now"):
         interrupted.run(resume=True, qat=True)

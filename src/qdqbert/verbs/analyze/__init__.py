@@ -15,6 +15,7 @@ from qdqbert.choices import (
     TaskName,
 )
 from qdqbert.extras import require_quantize
+from qdqbert.objects import Data
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.settings import check_data
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 def analyze(
     model: str | Path,
     *,
-    data: str | Path | None = None,
+    data: Data | None = None,
     granularity: Granularity = "linear",
     target: TargetName = "portable",
     recipe: RecipeName | None = None,
-    calibration_data: str | Path | None = None,
+    calibration_data: Data | None = None,
     task: TaskName | None = None,
     pooling: PoolingMode | None = None,
     max_examples: int = 200,
@@ -81,8 +82,8 @@ def analyze(
             the target's default recipe. One of "ffn", "linear", "linear+qk",
             "linear+matmul", "full", "full-smoothed", "qordered".
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
-            folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
-            default.
+            folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`. Built-in English sentences by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
             "question-answering", "reranking", "text-classification", "text-generation",

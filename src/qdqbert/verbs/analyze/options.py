@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.choices import Granularity, PoolingMode, RecipeName, TargetName, TaskName
+from qdqbert.objects import Rows
 from qdqbert.options import (
     CalibratorOptions,
     ColumnOptions,
@@ -34,8 +35,8 @@ class AnalyzeOptions(
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe.
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
-            folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
-            default.
+            folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`. Built-in English sentences by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default.
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default.
@@ -48,11 +49,11 @@ class AnalyzeOptions(
     """
 
     model: str
-    data: str | None = None
+    data: str | Rows | None = None
     granularity: Granularity = "linear"
     target: TargetName = "portable"
     recipe: RecipeName | None = None
-    calibration_data: str | None = None
+    calibration_data: str | Rows | None = None
     task: TaskName | None = None
     pooling: PoolingMode | None = None
     max_examples: int = option(200, at_least=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.extras import require_quantize
+from qdqbert.objects import Data
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.settings import check_data
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: str | Path,
-    data: str | Path,
+    data: Data,
     *,
     reference: str | Path | None = None,
     task: TaskName | None = None,
@@ -54,7 +55,7 @@ def evaluate(
         model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
             file, float or quantized.
         data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes, CoNLL
-            columns, or `hub:NAME@SPLIT`.
+            columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
         reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx file
             runs on ONNX Runtime.
         task: Name of the task in transformers. Inferred from the model by default. One of

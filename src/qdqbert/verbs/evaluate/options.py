@@ -6,6 +6,7 @@ import dataclasses
 
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Rows
 from qdqbert.options import (
     ColumnOptions,
     LimitOptions,
@@ -27,7 +28,7 @@ class EvaluateOptions(LimitOptions, ColumnOptions, TaskOptions, OnnxOptions):
         model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
             file, float or quantized.
         data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes, CoNLL
-            columns, or `hub:NAME@SPLIT`.
+            columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
         reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx
             file runs on ONNX Runtime.
         task: Name of the task in transformers. Inferred from the model by default.
@@ -50,7 +51,7 @@ class EvaluateOptions(LimitOptions, ColumnOptions, TaskOptions, OnnxOptions):
     """
 
     model: str
-    data: str
+    data: str | Rows
     reference: str | None = None
     task: TaskName | None = None
     engine: EngineName | None = None

@@ -113,7 +113,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         engine=subject.engine,
         target=subject.target,
         reference=options.reference,
-        data=options.data,
+        data=str(options.data),
         examples=len(dataset.examples),
         metrics=metrics,
         reference_metrics=() if baseline is None else baseline.metrics,

@@ -17,6 +17,7 @@ from qdqbert.choices import (
     WeightsFor,
 )
 from qdqbert.extras import require_quantize
+from qdqbert.objects import Data
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.settings import check_data
@@ -31,8 +32,8 @@ def quantize(
     *,
     targets: Sequence[TargetChoice] = (),
     recipe: RecipeName | None = None,
-    calibration_data: str | Path | None = None,
-    eval_data: str | Path | None = None,
+    calibration_data: Data | None = None,
+    eval_data: Data | None = None,
     task: TaskName | None = None,
     pooling: PoolingMode | None = None,
     max_length: int | None = None,
@@ -101,8 +102,8 @@ def quantize(
             the target's default recipe. One of "ffn", "linear", "linear+qk",
             "linear+matmul", "full", "full-smoothed", "qordered".
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
-            folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
-            default.
+            folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`. Built-in English sentences by default.
         eval_data: Labeled examples to compare INT8 with float on, in the form of
             `calibration_data`. By default examples that were not used to calibrate, without
             metrics.

@@ -21,6 +21,7 @@ from qdqbert.calibration.statistics import MergeableObserver
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
+from qdqbert.objects import Rows
 from qdqbert.progress import Silent
 from qdqbert.spec import SiteGroup
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -85,6 +86,10 @@ def cluster_run(
         UserInputError: Ray cannot run.
     """
     changes: dict[str, Any] = {"ray": None}
+    # The nodes get batches, and read no data.
+    for name in ("calibration_data", "eval_data"):
+        if isinstance(getattr(options, name), Rows):
+            changes[name] = str(getattr(options, name))
     for name in ("model", "tokenizer"):
         path = getattr(options, name)
         # Names of the hub stay as they are.

@@ -305,7 +305,7 @@ def origin_of(ready: Ready, options: QuantizeOptions) -> Origin:
         card=read_card_data(folder),
         model_type=source.model_type,
         is_sentence_transformer=source.head is not None,
-        eval_data=options.eval_data,
+        eval_data=None if options.eval_data is None else str(options.eval_data),
         labels=tuple(name for _, name in sorted(source.config.id2label.items())),
         takes_pairs=bool(ready.examples.takes_pairs),
         mask_token=source.tokenizer.mask_token,

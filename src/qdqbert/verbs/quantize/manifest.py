@@ -122,7 +122,7 @@ def _calibration_json(options: QuantizeOptions, examples: Sequence[Any]) -> dict
     return {
         "calibrator": quantizer_options.calibrator,
         "percentile": quantizer_options.percentile,
-        "data": options.calibration_data or "built-in",
+        "data": str(options.calibration_data or "built-in"),
         "examples": len(examples),
         "examples_sha256": digest_examples(examples),
         "fingerprints": sorted({fingerprint(example) for example in examples}),

@@ -15,6 +15,7 @@ from qdqbert.choices import (
     WeightsFor,
 )
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Rows
 from qdqbert.options import (
     CalibratorOptions,
     ColumnOptions,
@@ -93,8 +94,8 @@ class QuantizeOptions(
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe.
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
-            folder of classes, CoNLL columns, or `hub:NAME@SPLIT`. Built-in English sentences by
-            default.
+            folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`. Built-in English sentences by default.
         eval_data: Labeled examples to compare INT8 with float on, in the form of
             `calibration_data`. By default examples that were not used to calibrate, without
             metrics.
@@ -117,8 +118,8 @@ class QuantizeOptions(
     output: str | None = option(None, short="o")
     targets: tuple[TargetChoice, ...] = option((), flag="target")
     recipe: RecipeName | None = None
-    calibration_data: str | None = None
-    eval_data: str | None = None
+    calibration_data: str | Rows | None = None
+    eval_data: str | Rows | None = None
     task: TaskName | None = None
     pooling: PoolingMode | None = None
     max_length: int | None = option(None, at_least=3)

@@ -16,6 +16,7 @@ from qdqbert.choices import (
     TaskName,
 )
 from qdqbert.extras import require_quantize
+from qdqbert.objects import Data
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.settings import check_data
 from qdqbert.verbs.train.options import TrainOptions
@@ -28,8 +29,8 @@ def train(
     model: str | Path,
     output: str | Path,
     *,
-    train_data: str | Path,
-    eval_data: str | Path | None = None,
+    train_data: Data,
+    eval_data: Data | None = None,
     task: TaskName | None = None,
     qat: bool = False,
     recipe: RecipeName = "full",
@@ -90,7 +91,7 @@ def train(
         output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
             ends.
         train_data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes, CoNLL
-            columns, or `hub:NAME@SPLIT`.
+            columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
         eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",

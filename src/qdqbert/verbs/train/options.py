@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from qdqbert.choices import Dropout, PoolingMode, QatRanges, RecipeName, SchedulerName, TaskName
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Rows
 from qdqbert.options import (
     CalibratorOptions,
     ColumnOptions,
@@ -98,7 +99,8 @@ class TrainOptions(
         output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
             ends.
         train_data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes,
-            CoNLL columns, or `hub:NAME@SPLIT`.
+            CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`.
         eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default.
         qat: Insert calibrated quantizers and train with them (quantization-aware training).
@@ -118,8 +120,8 @@ class TrainOptions(
 
     model: str
     output: str = option(short="o")
-    train_data: str
-    eval_data: str | None = None
+    train_data: str | Rows
+    eval_data: str | Rows | None = None
     task: TaskName | None = None
     qat: bool = False
     recipe: RecipeName = "full"
@@ -181,7 +183,9 @@ class TrainOptions(
 
     def settings(self) -> dict[str, Any]:
         """Return what has to stay the same for a run to be resumed, defaults filled in."""
-        settings = dataclasses.asdict(self) | {
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        settings = {
+            **{name: str(each) if isinstance(each, Rows) else each for name, each in given.items()},
             "epochs": self.schedule("epochs"),
             "learning_rate": self.schedule("learning_rate"),
             "lr_scheduler": self.schedule("lr_scheduler"),
