@@ -76,6 +76,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.checkpoint.body import GraphBody
     from qdqbert.checkpoint.demo import demo_checkpoint
     from qdqbert.checkpoint.load import load_checkpoint
+    from qdqbert.checkpoint.tokenizer import runtime_tokenizer
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.recipes import PERCENTILE
@@ -95,7 +96,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     plan = make_plan(TARGETS["portable"], sited.sites, embeddings="int8")
     encoded = encode_examples(
         TASKS[checkpoint.task],
-        checkpoint.tokenizer,
+        runtime_tokenizer(checkpoint.tokenizer),
         texts(arguments.texts, count),
         input_names=checkpoint.input_names,
         max_length=arguments.max_length,

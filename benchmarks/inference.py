@@ -52,9 +52,9 @@ import numpy as np
 
 import qdqbert
 from qdqbert.choices import EngineName
+from qdqbert.encoding import feature_of
 from qdqbert.inference import load as loading
 from qdqbert.inference.batches import stack
-from qdqbert.inference.model import feature_of
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino", "native")

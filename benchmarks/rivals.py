@@ -29,6 +29,7 @@ from matplotlib.transforms import Bbox
 import qdqbert
 from other_quantizers import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert import resources
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.tasks.data import Columns
@@ -185,7 +186,7 @@ def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> lis
     )
     encoded = encode_examples(
         test.task,
-        test.checkpoint.tokenizer,
+        runtime_tokenizer(test.checkpoint.tokenizer),
         texts,
         input_names=test.checkpoint.input_names,
         max_length=test.max_length,

@@ -19,6 +19,7 @@ from qdqbert import resources
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.models.loading import load_model
@@ -132,7 +133,7 @@ class TestSet:
             examples = random.Random(0).sample(list(examples), min(count, len(examples)))
         return encode_examples(
             self.task,
-            self.checkpoint.tokenizer,
+            runtime_tokenizer(self.checkpoint.tokenizer),
             examples,
             input_names=self.checkpoint.input_names,
             max_length=self.max_length,

@@ -34,6 +34,7 @@ from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.encoding import Batch, encode, make_batches
@@ -284,7 +285,7 @@ def prepare_checkpoint(folder: Path) -> Prepared:
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     encoded = encode(
-        checkpoint.tokenizer,
+        runtime_tokenizer(checkpoint.tokenizer),
         TEXTS,
         input_names=checkpoint.input_names,
         max_length=checkpoint.max_length,

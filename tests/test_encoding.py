@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import (
     Batch,
     Encoded,
@@ -25,7 +26,7 @@ def tokenizer(checkpoints):
 @pytest.mark.parametrize("pairs", [None, ["rain on the river", "a"]], ids=["texts", "pairs"])
 def test_inputs_are_those_of_each_text_alone(tokenizer, pairs) -> None:
     texts = ["the cat sat", "a dog, far from home"]
-    encoded = encode(tokenizer, texts, pairs, input_names=NAMES, max_length=64)
+    encoded = encode(runtime_tokenizer(tokenizer), texts, pairs, input_names=NAMES, max_length=64)
     for index, inputs in enumerate(encoded.inputs):
         alone = tokenizer(texts[index], None if pairs is None else pairs[index])
         assert {name: values.tolist() for name, values in inputs.items()} == {
@@ -40,14 +41,18 @@ def test_inputs_are_those_of_each_text_alone(tokenizer, pairs) -> None:
 )
 def test_longer_texts_are_truncated_and_counted(tokenizer, words, truncated) -> None:
     # [CLS] and [SEP] take two of five tokens.
-    encoded = encode(tokenizer, [" ".join(["cat"] * words)], input_names=NAMES, max_length=5)
+    encoded = encode(
+        runtime_tokenizer(tokenizer), [" ".join(["cat"] * words)], input_names=NAMES, max_length=5
+    )
     assert encoded.lengths == [5]
     assert encoded.truncated == truncated
     assert encoded.inputs[0]["input_ids"][-1] == tokenizer.sep_token_id
 
 
 def test_a_pair_is_truncated_to_its_total_length(tokenizer) -> None:
-    encoded = encode(tokenizer, ["cat " * 9], ["dog " * 9], input_names=NAMES, max_length=12)
+    encoded = encode(
+        runtime_tokenizer(tokenizer), ["cat " * 9], ["dog " * 9], input_names=NAMES, max_length=12
+    )
     assert encoded.truncated == 1
     assert encoded.lengths == [12]
     assert set(encoded.inputs[0]["token_type_ids"].tolist()) == {0, 1}
@@ -55,7 +60,7 @@ def test_a_pair_is_truncated_to_its_total_length(tokenizer) -> None:
 
 def test_many_texts_are_encoded_in_order(tokenizer) -> None:
     texts = [f"cat {'dog ' * (index % 7)}" for index in range(150)]
-    encoded = encode(tokenizer, texts, input_names=("input_ids",), max_length=6)
+    encoded = encode(runtime_tokenizer(tokenizer), texts, input_names=("input_ids",), max_length=6)
     assert encoded.lengths == [min(6, 3 + index % 7) for index in range(150)]
     assert encoded.truncated == sum(3 + index % 7 > 6 for index in range(150))
     assert set(encoded.inputs[0]) == {"input_ids"}
@@ -63,7 +68,7 @@ def test_many_texts_are_encoded_in_order(tokenizer) -> None:
 
 def test_batches_are_longest_first_and_hold_each_text_once(tokenizer) -> None:
     texts = [f"{'dog ' * length}" for length in (3, 1, 5, 2, 4)]
-    encoded = encode(tokenizer, texts, input_names=NAMES, max_length=64)
+    encoded = encode(runtime_tokenizer(tokenizer), texts, input_names=NAMES, max_length=64)
     batches = make_batches(encoded, batch_size=2)
     assert [batch.indices for batch in batches] == [(2, 4), (0, 3), (1,)]
     assert [batch.inputs["input_ids"].shape for batch in batches] == [(2, 7), (2, 5), (1, 3)]
@@ -73,7 +78,12 @@ def test_batches_are_longest_first_and_hold_each_text_once(tokenizer) -> None:
 def test_batches_are_padded_as_by_the_tokenizer(checkpoints, family) -> None:
     checkpoint = load_checkpoint(str(checkpoints(family)))
     texts = ["the cat sat on a tree", "rain"]
-    encoded = encode(checkpoint.tokenizer, texts, input_names=checkpoint.input_names, max_length=64)
+    encoded = encode(
+        runtime_tokenizer(checkpoint.tokenizer),
+        texts,
+        input_names=checkpoint.input_names,
+        max_length=64,
+    )
     (batch,) = make_batches(encoded, batch_size=2)
     expected = checkpoint.tokenizer(texts, padding=True, return_tensors="np")
     assert set(batch.inputs) == set(checkpoint.input_names)
@@ -83,8 +93,9 @@ def test_batches_are_padded_as_by_the_tokenizer(checkpoints, family) -> None:
 
 
 def test_padding_is_the_tokenizers_for_the_requested_inputs(tokenizer) -> None:
-    assert padding_of(tokenizer, ("attention_mask",)) == {"attention_mask": 0}
-    assert padding_of(tokenizer, NAMES) == {
+    own = runtime_tokenizer(tokenizer)
+    assert padding_of(own, ("attention_mask",)) == {"attention_mask": 0}
+    assert padding_of(own, NAMES) == {
         "input_ids": tokenizer.pad_token_id,
         "attention_mask": 0,
         "token_type_ids": tokenizer.pad_token_type_id,

@@ -22,6 +22,7 @@ LAYERS = (
     "json_files",
     "safetensors_header",
     "tokenizer_files",
+    "tokenizing",
     "machine",
     "forks",
     "extras",

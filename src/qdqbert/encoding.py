@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
+
+from qdqbert.tokenizing.long_texts import Kept
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Inputs = dict[str, NDArray[np.int64]]
 """Model inputs by name, each `(batch, seq)`, or `(batch, choices, seq)`."""
 
-# A tokenizer's output takes about a hundred times the memory of its ids.
+# The library's encodings take about a hundred times the memory of their ids.
 _CHUNK_SIZE = 64
 
 _T = TypeVar("_T")
@@ -53,7 +57,7 @@ class Batch:
 
 
 def encode(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     pairs: Sequence[str] | None = None,
     *,
@@ -63,27 +67,33 @@ def encode(
     """Tokenize texts, or pairs of texts, and count those that are truncated.
 
     Args:
-        tokenizer: A transformers tokenizer.
+        tokenizer: Tokenizer of the model.
         texts: First texts.
         pairs: Second texts, one for each first text, if the model reads pairs.
         input_names: Inputs to return; `input_ids` must be among them.
         max_length: Longest input in tokens, special tokens included.
     """
-    inputs: list[dict[str, NDArray[np.int32]]] = []
-    truncated = 0
-    columns = [texts] if pairs is None else [texts, pairs]
-    for chunk in zip(*map(in_chunks, columns), strict=True):
-        uncut = tokenizer(*chunk, verbose=False)
-        longer = sum(len(ids) > max_length for ids in uncut["input_ids"])
-        truncated += longer
-        cut = tokenizer(*chunk, truncation=True, max_length=max_length) if longer else uncut
-        inputs += [
-            {name: np.array(cut[name][index], dtype=np.int32) for name in input_names}
-            for index in range(len(chunk[0]))
-        ]
+    cutting = tokenizer.cutting(max_length)
+    items: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
+    kept = [each for chunk in in_chunks(items) for each in cutting.encode_start(chunk)]
     return Encoded(
-        inputs=tuple(inputs), padding=padding_of(tokenizer, input_names), truncated=truncated
+        inputs=tuple(feature_of(each, input_names) for each in kept),
+        padding=padding_of(tokenizer, input_names),
+        truncated=sum(each.truncated for each in kept),
     )
+
+
+def feature_of(
+    encoding: tokenizers.Encoding | Kept, input_names: Sequence[str]
+) -> dict[str, NDArray[np.int32]]:
+    """Return the model inputs of one encoding, each `(tokens,)`, int32."""
+    feature = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
+    if "attention_mask" in input_names:
+        # The tokenizer does not pad.
+        feature["attention_mask"] = np.ones_like(feature["input_ids"])
+    if "token_type_ids" in input_names:
+        feature["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
+    return feature
 
 
 def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:
@@ -92,15 +102,9 @@ def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:
         yield list(items[start : start + _CHUNK_SIZE])
 
 
-def padding_of(tokenizer: Any, input_names: Sequence[str]) -> dict[str, int]:
+def padding_of(tokenizer: Tokenizer, input_names: Sequence[str]) -> dict[str, int]:
     """Return the value that pads each input, by input name."""
-    known = {
-        # Any token will do for a tokenizer without one: the mask hides it.
-        "input_ids": tokenizer.pad_token_id or 0,
-        "attention_mask": 0,
-        "token_type_ids": tokenizer.pad_token_type_id,
-    }
-    return {name: known[name] for name in input_names}
+    return {name: tokenizer.padding[name] for name in input_names}
 
 
 def make_batches(encoded: Encoded, *, batch_size: int) -> list[Batch]:

@@ -23,9 +23,9 @@ from tokenizers import (
 
 from conftest import BERT_SPECIAL, ROBERTA_SPECIAL, TEXTS
 from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
-from qdqbert.checkpoint.tokenizer import load_tokenizer, write_tokenizer
+from qdqbert.checkpoint.tokenizer import load_tokenizer, runtime_tokenizer, write_tokenizer
 from qdqbert.errors import CheckpointError
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer as RuntimeTokenizer
 
 SAMPLES = [*HARD.values(), SPECIAL_TOKENS]
 # transformers takes an empty second text for none.
@@ -180,7 +180,7 @@ def test_everything_gives_the_ids_of_the_file(name, tmp_path) -> None:
     written = write(loaded, tmp_path / "written")
     expected = ids_of(original)
     assert ids_in_transformers(loaded.tokenizer) == expected
-    assert ids_of(FolderTokenizer(written, max_length=None).backend) == expected
+    assert ids_of(RuntimeTokenizer.from_folder(written, max_length=None).backend) == expected
     assert ids_in_transformers(transformers.AutoTokenizer.from_pretrained(written)) == expected
     again = load_tokenizer(str(written))
     assert again.notices == ()
@@ -253,7 +253,7 @@ def test_tokens_that_only_other_files_add_have_the_ids_of_transformers(
         (tmp_path / "model" / "special_tokens_map.json").write_text(json.dumps(stored))
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     loaded = load_tokenizer(folder)
-    written = FolderTokenizer(write(loaded, tmp_path / "written"), max_length=None)
+    written = RuntimeTokenizer.from_folder(write(loaded, tmp_path / "written"), max_length=None)
     assert theirs.convert_tokens_to_ids("<new>") == size
     text = "the cat <new> sat"
     assert loaded.tokenizer(text) == theirs(text)
@@ -274,7 +274,10 @@ def test_names_of_special_tokens_that_the_file_has_come_from_the_class(tmp_path)
     assert tokenizer.special_tokens_map == OF_BERT
     assert tokenizer.model_input_names == ["input_ids", "token_type_ids", "attention_mask"]
     written = write(load_tokenizer(folder), tmp_path / "written")
-    assert FolderTokenizer(written, max_length=None).special_token("mask_token") == "[MASK]"
+    assert (
+        RuntimeTokenizer.from_folder(written, max_length=None).special_token("mask_token")
+        == "[MASK]"
+    )
 
 
 def test_cutting_and_padding_of_the_file_are_ignored_and_not_written(tmp_path) -> None:
@@ -347,3 +350,12 @@ def test_the_file_of_a_subfolder_is_read(tmp_path) -> None:
     save(tmp_path / "model" / "encoder", original, tokenizer_class="BertTokenizer")
     loaded = load_tokenizer(str(tmp_path / "model"), subfolder="encoder")
     assert ids_in_transformers(loaded.tokenizer) == ids_of(original)
+
+
+def test_a_tokenizer_in_python_cannot_run_models() -> None:
+    class Slow:
+        is_fast = False
+        name_or_path = "a-model"
+
+    with pytest.raises(CheckpointError, match=r"The tokenizer of 'a-model', Slow, exists only in"):
+        runtime_tokenizer(Slow())

@@ -14,7 +14,7 @@ import transformers
 import qdqbert
 from qdqbert.errors import UserInputError
 from qdqbert.inference import embedding
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
 
@@ -125,7 +125,7 @@ def test_chunks_hold_the_prompt_and_a_part_of_the_text(
     checkpoints, metaspace, family, prompt
 ) -> None:
     folder = metaspace if family == "metaspace" else checkpoints(family)
-    tokenizer = FolderTokenizer(folder, max_length=20)
+    tokenizer = Tokenizer.from_folder(folder, max_length=20)
     job = embedding._EmbedInChunks(
         tokenizer=tokenizer,
         input_names=("input_ids",),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Example
@@ -51,7 +52,11 @@ def test_texts_and_scores_are_read_from_a_table(write_file) -> None:
 )
 def test_each_text_of_a_pair_is_embedded_alone(tokenizer, examples, texts) -> None:
     made = TASK.encode(
-        examples, tokenizer, input_names=("input_ids",), max_length=64, options=OPTIONS
+        examples,
+        runtime_tokenizer(tokenizer),
+        input_names=("input_ids",),
+        max_length=64,
+        options=OPTIONS,
     )
     assert [row["input_ids"].tolist() for row in made.encoded.inputs] == [
         tokenizer(text)["input_ids"] for text in texts
@@ -62,7 +67,11 @@ def test_each_text_of_a_pair_is_embedded_alone(tokenizer, examples, texts) -> No
 def test_both_texts_of_a_pair_count_as_truncated(tokenizer) -> None:
     examples = [Example(text="cat " * 9, text_pair="dog " * 9), Example(text="a", text_pair="b")]
     made = TASK.encode(
-        examples, tokenizer, input_names=("input_ids",), max_length=5, options=OPTIONS
+        examples,
+        runtime_tokenizer(tokenizer),
+        input_names=("input_ids",),
+        max_length=5,
+        options=OPTIONS,
     )
     assert made.notices == ("2 of 4 texts were longer than 5 tokens and were cut.",)
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, make_batches
 from qdqbert.errors import CheckpointError, DataFileError
 from qdqbert.tasks import fill_mask
@@ -27,7 +27,9 @@ def tokenizer(checkpoints):
 
 def encode(tokenizer, examples, **options) -> Features:
     chosen = TaskOptions(**options)
-    return TASK.encode(examples, tokenizer, input_names=NAMES, max_length=64, options=chosen)
+    return TASK.encode(
+        examples, runtime_tokenizer(tokenizer), input_names=NAMES, max_length=64, options=chosen
+    )
 
 
 def mask(ids, **options):
@@ -139,13 +141,10 @@ def test_text_without_a_known_token_is_left_out(tokenizer) -> None:
         encode(tokenizer, [Example(text="\u2603")])
 
 
-def test_tokenizer_without_a_mask_token_is_refused() -> None:
-    @dataclasses.dataclass
-    class Maskless:
-        mask_token_id: None = None
-
+def test_tokenizer_without_a_mask_token_is_refused(tokenizer) -> None:
+    nameless = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(CheckpointError, match="has no mask token"):
-        encode(Maskless(), TEXTS)
+        encode(nameless, TEXTS)
 
 
 def test_predictions_are_of_masked_positions_in_the_order_of_the_batch(tokenizer) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example
@@ -44,7 +45,11 @@ def features(*labels: int | None) -> Features:
 
 def encode(tokenizer, *examples: object, max_length: int = 64) -> Features:
     return TASK.encode(
-        examples, tokenizer, input_names=NAMES, max_length=max_length, options=OPTIONS
+        examples,
+        runtime_tokenizer(tokenizer),
+        input_names=NAMES,
+        max_length=max_length,
+        options=OPTIONS,
     )
 
 

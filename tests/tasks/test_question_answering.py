@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.tasks.data import Columns, Dataset
@@ -73,7 +74,11 @@ def encode(
     input_names: Sequence[str] = BERT_INPUTS,
 ) -> Features:
     return TASK.encode(
-        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
+        examples,
+        runtime_tokenizer(tokenizer),
+        input_names=input_names,
+        max_length=max_length,
+        options=options,
     )
 
 

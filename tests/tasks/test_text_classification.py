@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example
@@ -51,7 +52,9 @@ def test_texts_and_labels_are_read_from_a_table(write_file) -> None:
 def test_both_texts_of_a_pair_are_encoded_together(tokenizer, pair) -> None:
     example = Example(text="a", text_pair=pair)
     names = ("input_ids", "token_type_ids")
-    made = TASK.encode([example], tokenizer, input_names=names, max_length=64, options=OPTIONS)
+    made = TASK.encode(
+        [example], runtime_tokenizer(tokenizer), input_names=names, max_length=64, options=OPTIONS
+    )
     (inputs,) = made.encoded.inputs
     expected = tokenizer("a", pair)
     assert {name: inputs[name].tolist() for name in names} == {
@@ -62,7 +65,13 @@ def test_both_texts_of_a_pair_are_encoded_together(tokenizer, pair) -> None:
 
 def test_truncated_texts_are_reported(tokenizer) -> None:
     long = [Example(text="cat " * 9), Example(text="a")]
-    made = TASK.encode(long, tokenizer, input_names=("input_ids",), max_length=5, options=OPTIONS)
+    made = TASK.encode(
+        long,
+        runtime_tokenizer(tokenizer),
+        input_names=("input_ids",),
+        max_length=5,
+        options=OPTIONS,
+    )
     assert made.notices == ("1 of 2 texts was longer than 5 tokens and was cut.",)
 
 

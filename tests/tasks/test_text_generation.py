@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Example
@@ -23,7 +26,11 @@ def tokenizer(checkpoints):
 def encode(tokenizer, examples, max_length: int = 64) -> Features:
     options = TaskOptions()
     return TASK.encode(
-        examples, tokenizer, input_names=NAMES, max_length=max_length, options=options
+        examples,
+        runtime_tokenizer(tokenizer),
+        input_names=NAMES,
+        max_length=max_length,
+        options=options,
     )
 
 
@@ -46,10 +53,8 @@ def test_truncated_texts_are_reported(tokenizer) -> None:
 
 
 def test_text_of_one_token_is_left_out(tokenizer) -> None:
-    def bare(*chunk, **options):
-        return tokenizer(*chunk, add_special_tokens=False, **options)
-
-    bare.pad_token_id, bare.pad_token_type_id = 0, 0
+    bare = copy.deepcopy(tokenizer)
+    bare.backend_tokenizer.post_processor = None
     made = encode(bare, [Example(text="cat"), *TEXTS])
     assert made.examples == tuple(TEXTS)
     assert made.notices == ("Left out 1 of 3 texts: with a single token, so nothing to predict.",)

@@ -5,8 +5,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded, make_batches
-from qdqbert.errors import CheckpointError, DataFileError
+from qdqbert.errors import DataFileError
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.task import Features, TaskOptions
@@ -26,7 +27,11 @@ def tokenizer(checkpoints):
 
 def encode(examples, tokenizer, max_length: int = 64, names=NAMES) -> Features:
     return TASK.encode(
-        examples, tokenizer, input_names=names, max_length=max_length, options=OPTIONS
+        examples,
+        runtime_tokenizer(tokenizer),
+        input_names=names,
+        max_length=max_length,
+        options=OPTIONS,
     )
 
 
@@ -111,14 +116,6 @@ def test_byte_level_tokenizers_get_a_space_before_each_word(has_own_class) -> No
     assert made.places[0].tolist() == [1, 2]
     # The caller's tokenizer is unchanged.
     assert plain("aa")["input_ids"] == [0, 5, 5, 2]
-
-
-def test_a_slow_tokenizer_is_refused() -> None:
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(CheckpointError, match=r"knows the word of each token.*got Slow"):
-        encode([CAT], Slow())
 
 
 def test_predictions_are_the_logits_of_first_tokens(tokenizer) -> None:

@@ -19,9 +19,17 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
+from qdqbert.errors import CheckpointError
 from qdqbert.files import write_json
 from qdqbert.json_files import read_json
-from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, read_tokenizer, set_limits
+from qdqbert.tokenizer_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TokenizerFile,
+    read_tokenizer,
+    set_limits,
+)
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 # A class of this name, which versions 4 and 5 of transformers know, takes the file as it is.
 _AS_STORED = "PreTrainedTokenizerFast"
@@ -84,6 +92,33 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
         f"differently from tokenizer.json ({where}). tokenizer.json is used, as by other runtimes."
     )
     return LoadedTokenizer(stored, (notice,) if differing else ())
+
+
+def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
+    """Return the tokenizer that runs a model, from transformers' one, whose ids it gives.
+
+    transformers converts most tokenizers that have only a vocabulary. Others run Python code.
+
+    Raises:
+        CheckpointError: It is one of these.
+    """
+    name = tokenizer.name_or_path
+    if not tokenizer.is_fast:
+        raise CheckpointError(
+            f"The tokenizer of {name!r}, {type(tokenizer).__name__}, exists only in Python, and "
+            "cannot be written to tokenizer.json. Save the checkpoint with a fast tokenizer."
+        )
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    config = {
+        **{name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "pad_token_type_id": tokenizer.pad_token_type_id,
+        "truncation_side": tokenizer.truncation_side,
+        "clean_up_tokenization_spaces": tokenizer.clean_up_tokenization_spaces,
+    }
+    file = TokenizerFile(tokenizer=backend, largest_id=largest)
+    return Tokenizer(file, config, Path(name) / TOKENIZER, max_length=None)
 
 
 def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:

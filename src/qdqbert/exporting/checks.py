@@ -15,7 +15,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
 from qdqbert.inference.classification import Classify
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LEAST_SQNR_DB = 15.0
 """Lowest `Agreement.worst_sqnr_db` of an exported model.
@@ -50,7 +50,7 @@ class Agreement:
 
 
 def differing_texts(
-    tokenizer: FolderTokenizer,
+    tokenizer: Tokenizer,
     tokenize: Tokenize,
     texts: Mapping[str, Item],
     *,

@@ -17,8 +17,8 @@ from qdqbert.checkpoint.sentence import (
 )
 from qdqbert.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.json_files import read_text
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
 SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
@@ -140,9 +140,9 @@ class Source:
             )
         return [notice]
 
-    def tokenizer(self) -> FolderTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which cuts texts to the folder's length."""
-        return FolderTokenizer(self.artifact.directory, max_length=self.artifact.max_length)
+        return Tokenizer.from_folder(self.artifact.directory, max_length=self.artifact.max_length)
 
 
 def open_source(

@@ -11,11 +11,12 @@ import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
+from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import check_text, listed_texts
-from qdqbert.inference.model import Loaded, Model, TextEncoder, feature_of, rows_of
+from qdqbert.inference.model import Loaded, Model, TextEncoder, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
 from qdqbert.progress import progress_of
 from qdqbert.tasks.lines import counted

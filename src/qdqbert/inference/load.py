@@ -32,9 +32,9 @@ from qdqbert.inference.float_checkpoint import (
 from qdqbert.inference.model import Loaded, Model
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Schedule, Scheduler
-from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import usable_cores
 from qdqbert.tokenizer_files import TOKENIZER
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -153,7 +153,7 @@ def load(
     if provider not in (None, "cpu"):
         # A provider can be installed and not start.
         _ = runners.many
-    tokenizer = FolderTokenizer(artifact.directory, max_length=artifact.max_length)
+    tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
     loaded = Loaded(
         name=str(path),
@@ -239,7 +239,7 @@ def _model_class(loaded: Loaded) -> type[Model]:
     return found
 
 
-def _check_ids(tokenizer: FolderTokenizer, engine: EngineName, model: Path) -> None:
+def _check_ids(tokenizer: Tokenizer, engine: EngineName, model: Path) -> None:
     """Refuse a tokenizer that gives ids which the graph does not have.
 
     Raises:

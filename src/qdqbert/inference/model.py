@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
+from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import located
-from qdqbert.inference.long_texts import Kept
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
-from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.progress import Progress, Silent
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _I = TypeVar("_I")
 _A = TypeVar("_A")
@@ -56,7 +55,7 @@ class Loaded:
     reason: str
     runners: Runners
     scheduler: Scheduler
-    tokenizer: FolderTokenizer
+    tokenizer: Tokenizer
     config: Mapping[str, Any]
 
     @property
@@ -339,19 +338,6 @@ def _raising(found: Generator[_A | UserInputError], *, has_positions: bool = Tru
             yield each
 
 
-def feature_of(
-    encoding: tokenizers.Encoding | Kept, input_names: Sequence[str]
-) -> dict[str, NDArray[np.int32]]:
-    """Return the model inputs of one encoding, each `(tokens,)`, int32."""
-    feature = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
-    if "attention_mask" in input_names:
-        # The tokenizer does not pad.
-        feature["attention_mask"] = np.ones_like(feature["input_ids"])
-    if "token_type_ids" in input_names:
-        feature["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
-    return feature
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEncoder:
     """Makes one feature of each text or pair of texts.
@@ -361,7 +347,7 @@ class TextEncoder:
         input_names: Inputs of the graph.
     """
 
-    tokenizer: FolderTokenizer
+    tokenizer: Tokenizer
     input_names: Sequence[str]
 
     def encode(self, items: Sequence[Any]) -> list[Encoded]:

@@ -9,14 +9,15 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
 from qdqbert.inference.inputs import described, is_text, listed
-from qdqbert.inference.model import Model, feature_of
+from qdqbert.inference.model import Model
 from qdqbert.inference.scheduler import Encoded
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 class Choice(TypedDict):
@@ -36,7 +37,7 @@ class _Choose:
         input_names: Inputs of the graph.
     """
 
-    tokenizer: FolderTokenizer
+    tokenizer: Tokenizer
     input_names: Sequence[str]
 
     def encode(self, items: Sequence[Any]) -> list[Encoded]:

@@ -10,24 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import described, is_text, listed, listed_texts
-from qdqbert.inference.model import Model, feature_of, rows_of
+from qdqbert.inference.model import Model, rows_of
 from qdqbert.inference.scheduler import Encoded
-from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.spans import SpanPrediction, predict
 from qdqbert.tasks.task import Prediction, TaskOptions
+from qdqbert.tasks.windows import Windows, context_offsets
 
 Question = Mapping[str, str]
 """A question as `{"question": ..., "context": ...}`."""
-
-Offsets = NDArray[np.int32]
 
 
 class Answer(TypedDict):
@@ -44,50 +42,29 @@ class _Ask:
     """The job whose answer is the best spans of each context; see `Job`.
 
     Attributes:
-        tokenizer: Tokenizer of the folder.
+        windows: Cuts contexts.
         input_names: Inputs of the graph.
         options: Settings of the choice of spans.
-        max_length: Longest window in tokens, the question included.
-        max_question_length: Longest question in tokens.
         has_null: Whether "no answer" is a possible answer.
         top_k: Number of answers to return.
     """
 
-    tokenizer: FolderTokenizer
+    windows: Windows
     input_names: Sequence[str]
     options: TaskOptions
-    max_length: int
-    max_question_length: int
     has_null: bool
     top_k: int
 
     def encode(self, items: Sequence[Question]) -> list[Encoded]:
         """Return the model inputs of each window of each context."""
-        pairs = [_checked(item) for item in items]
-        uncut = self.tokenizer.cutting(None).encode_batch(
-            # Leading spaces are stripped as in `evaluate`.
-            [question.lstrip() for question, _ in pairs],
-            offsets=True,
-            special=False,
-        )
-        errors = [self.room_error(min(len(each.ids), self.max_question_length)) for each in uncut]
-        windows = iter(
-            self.tokenizer.cutting(
-                self.max_length, strategy="only_second", stride=self.options.doc_stride
-            ).encode_batch(
-                [
-                    (self._cut(question, each), context)
-                    for (question, context), each, error in zip(pairs, uncut, errors, strict=True)
-                    if error is None
-                ],
-                offsets=True,
-            )
-        )
         return [
-            self._encoded(next(windows), each)
-            if error is None
-            else Encoded(features=(), error=error)
-            for each, error in zip(uncut, errors, strict=True)
+            Encoded(
+                features=tuple(feature_of(part, self.input_names) for part in each.windows),
+                context=[context_offsets(part) for part in each.windows],
+                truncated=each.is_cut,
+                error=each.error,
+            )
+            for each in self.windows.encode([_checked(item) for item in items])
         ]
 
     def split(
@@ -105,39 +82,6 @@ class _Ask:
         windows = list(zip(values, encoded.context, strict=True))
         found = predict(windows, item["context"], self.options, has_null=self.has_null)
         return _answers(found)[: self.top_k]
-
-    def _cut(self, question: str, encoding: tokenizers.Encoding) -> str:
-        stripped = question.lstrip()
-        if len(encoding.ids) <= self.max_question_length:
-            return stripped
-        return stripped[: encoding.offsets[self.max_question_length - 1][1]]
-
-    def _encoded(self, window: tokenizers.Encoding, question: tokenizers.Encoding) -> Encoded:
-        """Return the features of a context, given its first window."""
-        parts = [window, *window.overflowing]
-        return Encoded(
-            features=tuple(feature_of(each, self.input_names) for each in parts),
-            context=[_context_offsets(each) for each in parts],
-            truncated=len(question.ids) > self.max_question_length,
-        )
-
-    def room_error(self, tokens: int) -> UserInputError | None:
-        """Return why a question of some tokens cannot be asked; `None` if it can.
-
-        Tokenizers panic on windows that share all of their tokens.
-        """
-        special = self.tokenizer.backend.num_special_tokens_to_add(is_pair=True)
-        room = self.max_length - special - tokens
-        if room > self.options.doc_stride:
-            return None
-        return UserInputError(
-            f"`max_seq_len={self.max_length}` leaves {counted(max(room, 0), 'token')} for the "
-            f"context next to {tokens} of the question and {special} special ones, but "
-            f"`doc_stride={self.options.doc_stride}`, the number of tokens that windows share, "
-            "must be smaller than that. Lower `doc_stride` or `max_question_len`, or shorten the "
-            "question.",
-            argument="doc_stride",
-        )
 
 
 class QuestionAnswerer(Model):
@@ -237,22 +181,27 @@ class QuestionAnswerer(Model):
         artifact = self._loaded.artifact
         if handle_impossible_answer is None:
             handle_impossible_answer = bool(artifact.quantization.get("unanswerable"))
-        job = _Ask(
+        options = dataclasses.replace(
+            artifact.task_options,
+            **{name: value for name, value in changes.items() if value is not None},
+        )
+        windows = Windows(
             tokenizer=self._loaded.tokenizer,
-            input_names=artifact.input_names,
-            options=dataclasses.replace(
-                artifact.task_options,
-                **{name: value for name, value in changes.items() if value is not None},
-            ),
             max_length=min(max_seq_len or artifact.max_length, artifact.max_length),
+            doc_stride=options.doc_stride,
             max_question_length=max_question_len,
+            limit="max_seq_len",
+        )
+        error = windows.room_error(0)
+        if error is not None:
+            raise error
+        return _Ask(
+            windows=windows,
+            input_names=artifact.input_names,
+            options=options,
             has_null=handle_impossible_answer,
             top_k=top_k,
         )
-        error = job.room_error(0)
-        if error is not None:
-            raise error
-        return job
 
     def describe_truncation(self, truncated: int, items: int) -> str:
         """Return a sentence about truncated questions."""
@@ -274,13 +223,6 @@ def _answers(found: SpanPrediction) -> list[Answer]:
     texts = [each["text"] for each in found.n_best]
     chosen = texts.index(found.text) if found.text in texts else 0
     return [answers[chosen], *answers[:chosen], *answers[chosen + 1 :]]
-
-
-def _context_offsets(encoding: tokenizers.Encoding) -> Offsets:
-    """Return the positions of tokens in the context, -1 for other tokens. Shape `(tokens, 2)`."""
-    offsets = np.array(encoding.offsets, dtype=np.int32)
-    offsets[[sequence != 1 for sequence in encoding.sequence_ids]] = -1
-    return offsets
 
 
 def _items(inputs: Any, question: Any, context: Any) -> tuple[Sequence[Question], bool]:

@@ -16,14 +16,15 @@ import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.choices import AggregationStrategy as Strategy
+from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
 from qdqbert.inference.inputs import described, is_text, listed
-from qdqbert.inference.model import Model, feature_of, rows_of
+from qdqbert.inference.model import Model, rows_of
 from qdqbert.inference.scheduler import Encoded
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Scores = NDArray[np.float32]
 Entity = dict[str, Any]
@@ -70,7 +71,7 @@ class _Tag:
         words: Whether inputs are lists of words.
     """
 
-    tokenizer: FolderTokenizer
+    tokenizer: Tokenizer
     input_names: Sequence[str]
     id2label: Mapping[int, str]
     strategy: Strategy

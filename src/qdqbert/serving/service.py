@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.long_texts import Side
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Job
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
+from qdqbert.tokenizing.long_texts import Side
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from qdqbert.tasks.task import (
     TaskOptions,
 )
 from qdqbert.tasks.texts import check_label_column, truncation_notice
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -41,7 +42,7 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
 
 def _encode(
     examples: Sequence[Example],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,

@@ -38,6 +38,7 @@ from qdqbert.tasks.tokens import (
     token_answers,
     token_scores,
 )
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 """The positions of a feature that are predicted, and the true ids there. Shape `(tokens,)` each."""
@@ -45,14 +46,15 @@ Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 def _encode(
     examples: Sequence[Any],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,
     options: TaskOptions,
 ) -> Features:
     """Make one feature of each text, with masks. `places` has a `Place` for each."""
-    if tokenizer.mask_token_id is None:
+    mask = tokenizer.special_id("mask_token")
+    if mask is None:
         raise CheckpointError(
             "The tokenizer has no mask token, which fill-mask needs; expected one such as [MASK]. "
             "Set `mask_token` in tokenizer_config.json."
@@ -61,16 +63,16 @@ def _encode(
         examples, tokenizer, input_names=input_names, max_length=max_length, options=options
     )
     # Unknown tokens are special too: no model can predict which word they stand for.
-    special = np.array(tokenizer.all_special_ids)
+    special = tokenizer.special_ids
     keep = [not np.isin(each["input_ids"], special).all() for each in features.encoded.inputs]
     features = keep_examples(features, keep, why="without a token to mask")
-    words = np.setdiff1d(np.arange(len(tokenizer), dtype=np.int32), special)
+    words = np.setdiff1d(np.arange(tokenizer.backend.get_vocab_size(), dtype=np.int32), special)
     inputs, places = [], []
     for each in features.encoded.inputs:
         masked, place = mask_tokens(
             each["input_ids"],
             special=special,
-            mask=tokenizer.mask_token_id,
+            mask=mask,
             words=words,
             options=options,
         )

@@ -34,6 +34,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
 from qdqbert.tasks.texts import truncation_notice
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _LAYOUT = (
     "`sent1`, `sent2`, `ending0`, `ending1`, ... as in SWAG, or `context` or `question` with a "
@@ -163,7 +164,7 @@ def _parse_label(where: str, value: object, endings: int) -> int | None:
 
 def _encode(
     examples: Sequence[Any],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,

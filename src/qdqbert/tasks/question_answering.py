@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch, Encoded, in_chunks, padding_of
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.encoding import Batch, Encoded, feature_of, in_chunks, padding_of
+from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
@@ -36,9 +36,8 @@ from qdqbert.tasks.task import (
     TaskOptions,
     mean_percent,
 )
-
-# Longest question in tokens; `max_query_length` of the usual scripts.
-_LONGEST_QUESTION = 64
+from qdqbert.tasks.windows import Windows, context_offsets
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _NO_ANSWER: Labels = {"start_positions": NULL, "end_positions": NULL}
 
@@ -60,7 +59,7 @@ class Window:
 
 def encode_windows(
     examples: Sequence[QuestionExample],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,
@@ -72,79 +71,31 @@ def encode_windows(
         UserInputError: `max_length` leaves no room for windows that share `doc_stride` tokens.
     """
     inputs: list[dict[str, NDArray[np.int32]]] = []
-    windows: list[Window] = []
-    questions, cut = _cut_questions([example.question for example in examples], tokenizer)
-    done = 0
-    for chunk in in_chunks(list(zip(questions, examples, strict=True))):
-        chosen = [question for question, _ in chunk]
-        _check_room(chosen, tokenizer, max_length=max_length, doc_stride=options.doc_stride)
-        made = tokenizer(
-            chosen,
-            [example.context for _, example in chunk],
-            truncation="only_second",
-            max_length=max_length,
-            stride=options.doc_stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        for index, example in enumerate(made["overflow_to_sample_mapping"]):
-            inputs.append({name: np.array(made[name][index], np.int32) for name in input_names})
-            windows.append(Window(example=done + example, offsets=_context_offsets(made, index)))
-        done += len(chunk)
+    places: list[Window] = []
+    cut = 0
+    windows = Windows(tokenizer, max_length, options.doc_stride)
+    numbered = list(enumerate(examples))
+    for chunk in in_chunks(numbered):
+        asked = windows.encode([(example.question, example.context) for _, example in chunk])
+        for (index, _), each in zip(chunk, asked, strict=True):
+            if each.error is not None:
+                raise each.error
+            inputs += [feature_of(part, input_names) for part in each.windows]
+            places += [Window(example=index, offsets=context_offsets(w)) for w in each.windows]
+            cut += each.is_cut
     verb = "was" if cut == 1 else "were"
     notice = (
-        f"{cut} of {counted(len(examples), 'question')} {verb} longer than {_LONGEST_QUESTION} "
-        f"tokens and {verb} cut."
+        f"{cut} of {counted(len(examples), 'question')} {verb} longer than "
+        f"{windows.max_question_length} tokens and {verb} cut."
     )
     return Features(
         examples=tuple(examples),
         encoded=Encoded(
             inputs=tuple(inputs), padding=padding_of(tokenizer, input_names), truncated=cut
         ),
-        places=tuple(windows),
+        places=tuple(places),
         notices=(notice,) if cut else (),
     )
-
-
-def _cut_questions(questions: Sequence[str], tokenizer: Any) -> tuple[list[str], int]:
-    """Strip leading spaces and cut long questions; return them, and how many were cut."""
-    result: list[str] = []
-    cut = 0
-    for chunk in in_chunks(questions):
-        # The usual scripts strip them: some of SQuAD's questions begin with many spaces.
-        stripped = [question.lstrip() for question in chunk]
-        made = tokenizer(
-            stripped, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        for question, offsets in zip(stripped, made["offset_mapping"], strict=True):
-            is_long = len(offsets) > _LONGEST_QUESTION
-            result.append(question[: offsets[_LONGEST_QUESTION - 1][1]] if is_long else question)
-            cut += is_long
-    return result, cut
-
-
-def _check_room(
-    questions: Sequence[str], tokenizer: Any, *, max_length: int, doc_stride: int
-) -> None:
-    """Refuse windows that share all of their tokens, on which tokenizers panic."""
-    made = tokenizer(list(questions), add_special_tokens=False, verbose=False)
-    longest = max(len(ids) for ids in made["input_ids"])
-    special = tokenizer.num_special_tokens_to_add(pair=True)
-    room = max_length - special - longest
-    if room <= doc_stride:
-        raise UserInputError(
-            f"`max_length={max_length}` leaves {counted(max(room, 0), 'token')} for the context "
-            f"next to {longest} of the question and {special} special ones, but `doc_stride="
-            f"{doc_stride}`, the number of tokens that windows share, must be smaller than that. "
-            "Raise `max_length` or lower `doc_stride`.",
-            argument="doc_stride",
-        )
-
-
-def _context_offsets(made: Any, index: int) -> NDArray[np.int32]:
-    offsets = np.array(made["offset_mapping"][index], dtype=np.int32)
-    offsets[[sequence != 1 for sequence in made.sequence_ids(index)]] = -1
-    return offsets
 
 
 def _predictions(

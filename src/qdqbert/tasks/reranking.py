@@ -33,6 +33,7 @@ from qdqbert.tasks.task import (
     mean_percent,
 )
 from qdqbert.tasks.texts import check_label_column, encode_texts
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 # Names of the column that groups rows.
 _ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
@@ -91,7 +92,7 @@ def _recorded(rows: Iterator[Row], column: str, values: dict[int, str]) -> Itera
 
 def _encode(
     examples: Sequence[Any],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from qdqbert.encoding import Batch, Encoded
     from qdqbert.objects import Rows
     from qdqbert.tasks.data import Columns, Dataset
+    from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Prediction = NDArray[np.float32]
 """What a model outputs for one feature: `(values,)`, or `(positions, values)` without padding."""
@@ -147,7 +148,7 @@ class Encoder(Protocol):
     def __call__(
         self,
         examples: Sequence[Any],
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         *,
         input_names: Sequence[str],
         max_length: int,
@@ -184,7 +185,7 @@ class Answers(Protocol):
         predictions: Predictions,
         features: Features,
         *,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         id2label: Mapping[int, str],
         options: TaskOptions,
     ) -> Sequence[Answer]:

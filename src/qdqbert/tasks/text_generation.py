@@ -30,11 +30,12 @@ from qdqbert.tasks.tokens import (
     token_answers,
     token_scores,
 )
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def _encode(
     examples: Sequence[Any],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from qdqbert.encoding import encode
 from qdqbert.errors import DataFileError
@@ -11,11 +10,12 @@ from qdqbert.tasks.columns import quoted
 from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def encode_texts(
     examples: Sequence[Example],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,

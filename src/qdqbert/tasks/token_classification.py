@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -10,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import pre_tokenizers
 
-from qdqbert.encoding import Batch, Encoded, in_chunks, padding_of
-from qdqbert.errors import CheckpointError, DataFileError
+from qdqbert.encoding import Batch, Encoded, feature_of, in_chunks, padding_of
+from qdqbert.errors import DataFileError
 from qdqbert.tasks.class_names import listed_classes, name_classes
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each, labels_place
@@ -33,6 +31,7 @@ from qdqbert.tasks.task import (
     TaskOptions,
     share_percent,
 )
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _Places = NDArray[np.int32]
 _Classes = NDArray[np.int64]
@@ -60,7 +59,7 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
 
 def _encode(
     examples: Sequence[TokenExample],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     input_names: Sequence[str],
     max_length: int,
@@ -72,22 +71,18 @@ def _encode(
     tokens. Shape `(words,)`.
     """
     del options
-    tokenizer = _word_tokenizer(tokenizer)
+    cutting = tokenizer.cutting(max_length, words=True)
     inputs: list[dict[str, NDArray[np.int32]]] = []
     places: list[_Places] = []
     truncated = beyond = 0
     for chunk in in_chunks(examples):
-        words = [list(example.words) for example in chunk]
-        uncut = tokenizer(words, is_split_into_words=True, verbose=False)
-        cut = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-        for index, sentence in enumerate(words):
-            inputs.append(
-                {name: np.array(cut[name][index], dtype=np.int32) for name in input_names}
-            )
-            places.append(_places(cut.word_ids(index), len(sentence)))
-            truncated += len(uncut["input_ids"][index]) > max_length
-            with_tokens = _places(uncut.word_ids(index), len(sentence)) >= 0
-            beyond += int(with_tokens.sum() - (places[-1] >= 0).sum())
+        sentences = [list(example.words) for example in chunk]
+        for words, each in zip(sentences, cutting.encode_batch(sentences, words=True), strict=True):
+            inputs.append(feature_of(each, input_names))
+            places.append(_places(each.word_ids, len(words)))
+            truncated += bool(each.overflowing)
+            rest = {word for part in each.overflowing for word in part.word_ids} - {None}
+            beyond += len(rest.difference(each.word_ids))
     count = sum(len(example.words) for example in examples)
     notice = (
         f"{beyond} of {counted(count, 'word')} {'is' if beyond == 1 else 'are'} beyond the first "
@@ -110,25 +105,6 @@ def _places(word_ids: Sequence[int | None], words: int) -> _Places:
         if word is not None:
             places[word] = place
     return places
-
-
-def _word_tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer that tokenizes single words as they are tokenized in a text.
-
-    Tokenizers such as RoBERTa's recognize the start of a word by the space before it, which single
-    words lack. Models with such a tokenizer are trained on words with `add_prefix_space=True`.
-    """
-    if not tokenizer.is_fast:
-        raise CheckpointError(
-            "Tags of words need a tokenizer that knows the word of each token, one of the library "
-            f"`tokenizers`, got {type(tokenizer).__name__}. Save the checkpoint with a fast one."
-        )
-    splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if not isinstance(splitter, pre_tokenizers.ByteLevel) or splitter.add_prefix_space:
-        return tokenizer
-    changed = copy.deepcopy(tokenizer)
-    changed.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return changed
 
 
 def _predictions(

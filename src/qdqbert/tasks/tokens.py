@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from qdqbert.tasks.task import (
     TaskOptions,
     share_percent,
 )
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Prediction:
@@ -86,7 +86,10 @@ def _perplexity(rows: NDArray[np.float64]) -> float:
 
 
 def token_answers(
-    predictions: Predictions, features: Features, ids: Sequence[NDArray[np.int32]], tokenizer: Any
+    predictions: Predictions,
+    features: Features,
+    ids: Sequence[NDArray[np.int32]],
+    tokenizer: Tokenizer,
 ) -> list[Answer]:
     """Return the most likely token at each predicted place, and the probability of the true one.
 
@@ -102,9 +105,9 @@ def token_answers(
         chosen = prediction[:, 1].astype(np.int64).tolist()
         answers.append(
             Answer(
-                given={**example.given, "labels": tokenizer.convert_ids_to_tokens(own.tolist())},
+                given={**example.given, "labels": tokenizer.tokens(own.tolist())},
                 found={
-                    "prediction": tokenizer.convert_ids_to_tokens(chosen),
+                    "prediction": tokenizer.tokens(chosen),
                     "label_scores": found.tolist(),
                 },
                 numbers=found,

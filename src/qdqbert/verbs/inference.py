@@ -30,6 +30,7 @@ from qdqbert.tasks.task import (
     Task,
     TaskOptions,
 )
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class EncodedExamples:
 
 def encode_examples(
     task: Task,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     examples: Sequence[Any],
     *,
     input_names: Sequence[str],

@@ -17,6 +17,7 @@ from calibrated import calibrate
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.errors import GraphError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
@@ -103,7 +104,7 @@ def make(save_tiny, tmp_path_factory) -> Callable[..., Model]:
         )
         texts = [" ".join(["the cat sat on the book in the night"] * n) for n in (1, 2, 3)]
         encoded = encode(
-            checkpoint.tokenizer,
+            runtime_tokenizer(checkpoint.tokenizer),
             texts,
             input_names=checkpoint.input_names,
             max_length=checkpoint.max_length,

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import qdqbert
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.calibration.ranges_file import read_ranges
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import encode, make_batches
 from qdqbert.errors import UserInputError
 from qdqbert.progress import Silent
@@ -47,7 +48,7 @@ def find_ranges(model: Path, texts: Path, **options: Any) -> Calibration:
     groups = site_groups(chosen, targets)
     plans = make_plans(source, source.sites(groups), targets, chosen)
     encoded = encode(
-        source.tokenizer,
+        runtime_tokenizer(source.tokenizer),
         texts.read_text().splitlines(),
         input_names=source.input_names,
         max_length=source.max_length,

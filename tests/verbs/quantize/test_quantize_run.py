@@ -18,10 +18,10 @@ from qdqbert.engines.runner import is_installed, open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
-from qdqbert.inference.tokenizer import FolderTokenizer
 from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.reporting.page import quantize_page
 from qdqbert.targets.target import recipe_for
+from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.quantize import measure
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -424,7 +424,7 @@ def test_a_tokenizer_that_is_a_vocabulary_becomes_a_tokenizer_json(
         targets=["onnxruntime"],
         benchmark=False,
     )
-    assert FolderTokenizer(tmp_path / "int8", max_length=64).encode(SENTENCE).ids == ids
+    assert Tokenizer.from_folder(tmp_path / "int8", max_length=64).encode(SENTENCE).ids == ids
 
 
 def test_a_tokenizer_in_python_is_refused(with_vocabulary, tmp_path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.task_names import check_outputs
-from qdqbert.checkpoint.tokenizer import load_tokenizer
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
@@ -21,6 +21,7 @@ from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
+from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.inference import TorchRunner
 from qdqbert.verbs.settings import input_length
@@ -64,7 +65,7 @@ class Subject:
     target: str | None = None
     is_proxy: bool = False
     runner: Runner
-    tokenizer: Any
+    tokenizer: Tokenizer
     input_names: Sequence[str]
     id2label: Mapping[int, str]
     max_length: int
@@ -201,7 +202,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         task=task,
         engine="pytorch",
         runner=TorchRunner(GraphBody.of(checkpoint), checkpoint.input_names),
-        tokenizer=checkpoint.tokenizer,
+        tokenizer=runtime_tokenizer(checkpoint.tokenizer),
         input_names=checkpoint.input_names,
         id2label=checkpoint.config.id2label,
         max_length=length,
@@ -245,7 +246,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         task=task_for(task, found.config),
         engine=engine,
         runner=runner,
-        tokenizer=found.tokenizer,
+        tokenizer=runtime_tokenizer(found.tokenizer),
         input_names=runner.input_names,
         id2label=found.config.id2label,
         max_length=length,
@@ -288,7 +289,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],
         runner=open_runner(engine, artifact.model_for(engine, target), provider=request.provider),
-        tokenizer=load_tokenizer(str(artifact.directory)).tokenizer,
+        tokenizer=Tokenizer.from_folder(artifact.directory, max_length=None),
         input_names=artifact.input_names,
         id2label=config.id2label,
         max_length=length,

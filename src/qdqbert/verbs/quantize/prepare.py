@@ -14,6 +14,7 @@ from qdqbert.artifact import Artifact, read_training
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import describe_checkpoint
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import WeightsFor
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.machine import release_memory
@@ -24,6 +25,7 @@ from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Predictions, TaskOptions
+from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -49,6 +51,7 @@ class Inputs:
         calibration: Examples that ranges are taken from. If nothing is calibrated, the held-out
             ones.
         heldout: Other examples, to compare INT8 with float on.
+        tokenizer: Tokenizer of the model.
         max_length: Longest input in tokens.
         task_options: Settings of the task.
         notices: Messages for the user.
@@ -56,6 +59,7 @@ class Inputs:
 
     calibration: EncodedExamples
     heldout: EncodedExamples
+    tokenizer: Tokenizer
     max_length: int
     task_options: TaskOptions
     notices: tuple[str, ...]
@@ -183,7 +187,6 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
         with progress.stage("Loading the checkpoint"), naming("model"):
             name = str(demo_checkpoint()) if options.model is None else options.model
             source = _open_checkpoint(name, options)
-    check_tokenizer(source)
     return source
 
 
@@ -197,22 +200,6 @@ def _open_checkpoint(name: str, options: QuantizeOptions) -> ModelSource:
     return read_stored(found)
 
 
-def check_tokenizer(source: ModelSource) -> None:
-    """Refuse a tokenizer that cannot be stored in `tokenizer.json`, which running the folder needs.
-
-    transformers converts most tokenizers that have only a vocabulary. Others run Python code.
-
-    Raises:
-        CheckpointError: It is one of these.
-    """
-    if not getattr(source.tokenizer, "is_fast", False):
-        raise CheckpointError(
-            f"The tokenizer of {source.name!r}, {type(source.tokenizer).__name__}, exists only in "
-            "Python, and cannot be written to tokenizer.json. Save the checkpoint with a fast "
-            "tokenizer."
-        )
-
-
 def encode_inputs(
     source: ModelSource, examples: ChosenExamples, options: QuantizeOptions
 ) -> Inputs:
@@ -224,10 +211,12 @@ def encode_inputs(
     )
     task_options = task_options_of(options, trained.get("task_options", {}))
 
+    tokenizer = runtime_tokenizer(source.tokenizer)
+
     def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:
         result = encode_examples(
             task,
-            source.tokenizer,
+            tokenizer,
             chosen,
             input_names=source.input_names,
             max_length=max_length,
@@ -242,6 +231,7 @@ def encode_inputs(
     return Inputs(
         calibration=encoded(used, "calibration") if used else heldout,
         heldout=heldout,
+        tokenizer=tokenizer,
         max_length=max_length,
         task_options=task_options,
         notices=tuple(notices),

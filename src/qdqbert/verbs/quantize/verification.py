@@ -61,7 +61,7 @@ def _inputs(ready: Ready, data: VerificationData) -> Sequence[Mapping[str, NDArr
         return heldout.inputs[:: -(-len(heldout.inputs) // _ROWS)]
     encoded = encode_texts(
         resources.heldout_examples()[:_ROWS],
-        ready.source.tokenizer,
+        ready.inputs.tokenizer,
         input_names=ready.source.input_names,
         # Some .onnx files run only shorter inputs than their tokenizer allows, which is not known.
         max_length=max(heldout.lengths),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
 from qdqbert.checkpoint.task_names import tasks_of
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
@@ -187,7 +188,7 @@ def encode_data(
     task_options = task_options_of(options, trained.get("task_options", {}), seed=options.seed)
     encode = functools.partial(
         task.encode,
-        tokenizer=checkpoint.tokenizer,
+        tokenizer=runtime_tokenizer(checkpoint.tokenizer),
         input_names=checkpoint.input_names,
         max_length=max_length,
         options=task_options,

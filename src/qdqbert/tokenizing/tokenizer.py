@@ -1,22 +1,25 @@
-"""Tokenize with the library `tokenizers` alone, from the files of a folder.
+"""Tokenize with the library `tokenizers` alone.
 
-`quantize` writes `tokenizer.json`, with which this tokenizer makes the same ids as transformers'.
+The data of `quantize`, `train` and `evaluate` and the inputs of `load` are all tokenized here. The
+ids are those of tokenizer.json.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.inference.long_texts import Kept, Side, StartTokenizer
 from qdqbert.json_files import Fields, damaged, read_json
 from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer
+from qdqbert.tokenizing.long_texts import Kept, Side, StartTokenizer
 
 _CONFIG = "tokenizer_config.json"
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
@@ -29,7 +32,7 @@ Texts = Sequence[str] | Sequence[tuple[str, str]] | Sequence[Sequence[str]]
 
 
 class _Cut(NamedTuple):
-    """How inputs are cut; see `FolderTokenizer.cutting`."""
+    """How inputs are cut; see `Tokenizer.cutting`."""
 
     max_length: int | None
     strategy: Strategy
@@ -38,7 +41,7 @@ class _Cut(NamedTuple):
     words: bool = False
 
 
-class FolderTokenizer:
+class Tokenizer:
     """A tokenizer that cuts each input to a fixed length, or into windows.
 
     It can be used by several threads at once.
@@ -51,7 +54,33 @@ class FolderTokenizer:
         padding: Value that pads each kind of input, by the input's name.
     """
 
-    def __init__(self, folder: Path, *, max_length: int | None) -> None:
+    def __init__(
+        self, file: TokenizerFile, config: Mapping[str, Any], path: Path, *, max_length: int | None
+    ) -> None:
+        """Take the tokenizer of a file.
+
+        Args:
+            file: The content of tokenizer.json.
+            config: The content of tokenizer_config.json: names of special tokens, the segment of
+                padding, the side that is cut.
+            path: The tokenizer.json, for messages.
+            max_length: Longest input in tokens, special tokens included; `None` for no limit.
+        """
+        self._config = config
+        self.path = path
+        self.backend, self.largest_id = file.tokenizer, file.largest_id
+        self.max_length = max_length
+        self._variants: dict[_Cut, Tokenizer] = {}
+        self._start: StartTokenizer | None = None
+        self._truncate(_Cut(max_length, "longest_first", 0, self.truncation_side))
+        self.padding = {
+            "input_ids": self.special_id("pad_token") or 0,
+            "attention_mask": 0,
+            "token_type_ids": int(config.get("pad_token_type_id") or 0),
+        }
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, max_length: int | None) -> Self:
         """Read the files of a folder.
 
         Args:
@@ -61,18 +90,8 @@ class FolderTokenizer:
         Raises:
             CheckpointError: A file is missing or cannot be read.
         """
-        file, self._config = _read(folder)
-        self.path = folder / TOKENIZER
-        self.backend, self.largest_id = file.tokenizer, file.largest_id
-        self.max_length = max_length
-        self._variants: dict[_Cut, FolderTokenizer] = {}
-        self._start: StartTokenizer | None = None
-        self._truncate(_Cut(max_length, "longest_first", 0, self.truncation_side))
-        self.padding = {
-            "input_ids": self.special_id("pad_token") or 0,
-            "attention_mask": 0,
-            "token_type_ids": int(self._config.get("pad_token_type_id") or 0),
-        }
+        file, config = _read(folder)
+        return cls(file, config, folder / TOKENIZER, max_length=max_length)
 
     def cutting(
         self,
@@ -82,7 +101,7 @@ class FolderTokenizer:
         stride: int = 0,
         side: Side | None = None,
         words: bool = False,
-    ) -> FolderTokenizer:
+    ) -> Tokenizer:
         """Return this tokenizer with other settings. It is kept for later calls.
 
         Args:
@@ -98,7 +117,7 @@ class FolderTokenizer:
         # Threads that make it at the same time keep the first one.
         return known or self._variants.setdefault(cut, self._with(cut))
 
-    def _with(self, cut: _Cut) -> FolderTokenizer:
+    def _with(self, cut: _Cut) -> Tokenizer:
         made = copy.copy(self)
         made.backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
         made.max_length = cut.max_length
@@ -133,6 +152,14 @@ class FolderTokenizer:
         token = self.special_token(name)
         found: int | None = None if token is None else self.backend.token_to_id(token)
         return found
+
+    @property
+    def special_ids(self) -> NDArray[np.int64]:
+        """The ids of all special tokens, in order. Shape `(tokens,)`."""
+        added = self.backend.get_added_tokens_decoder()
+        named = map(self.special_id, _SPECIAL)
+        found = {index for index, token in added.items() if token.special}
+        return np.array(sorted(found.union(each for each in named if each is not None)), np.int64)
 
     def special_token(self, name: str) -> str | None:
         """Return the text of a special token, `mask_token` and so on; `None` if there is none."""
@@ -196,6 +223,10 @@ class FolderTokenizer:
                     list(texts), is_pretokenized=words, add_special_tokens=special
                 )
             return self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
+
+    def tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """Return the tokens of ids, as they are in the vocabulary; `None` for an unknown id."""
+        return [self.backend.id_to_token(index) for index in ids]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of token ids."""

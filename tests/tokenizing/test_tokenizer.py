@@ -7,7 +7,7 @@ import concurrent.futures
 import pytest
 import transformers
 
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 TEXTS = [
     "",
@@ -22,7 +22,7 @@ TEXTS = [
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_ids_are_those_of_transformers(checkpoints, family) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(checkpoints(family))
-    ours = FolderTokenizer(checkpoints(family), max_length=16)
+    ours = Tokenizer.from_folder(checkpoints(family), max_length=16)
     pairs = [(text, other) for text in TEXTS for other in TEXTS]
     for items, columns in ((TEXTS, (TEXTS,)), (pairs, tuple(map(list, zip(*pairs, strict=True))))):
         expected = theirs(*columns, truncation=True, max_length=16)
@@ -44,7 +44,7 @@ def test_ids_are_those_of_transformers(checkpoints, family) -> None:
 @pytest.mark.parametrize("strategy", ["longest_first", "only_second"])
 def test_windows_are_those_of_transformers(checkpoints, family, strategy) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(checkpoints(family))
-    ours = FolderTokenizer(checkpoints(family), max_length=64)
+    ours = Tokenizer.from_folder(checkpoints(family), max_length=64)
     columns = [["where is it"], ["in the night " * 20]]
     pairs = list(zip(*columns, strict=True)) if strategy == "only_second" else columns[1]
     expected = theirs(
@@ -63,7 +63,7 @@ def test_windows_are_those_of_transformers(checkpoints, family, strategy) -> Non
 
 
 def test_settings_are_kept_apart_in_several_threads(checkpoints) -> None:
-    ours = FolderTokenizer(checkpoints("bert"), max_length=64)
+    ours = Tokenizer.from_folder(checkpoints("bert"), max_length=64)
 
     def lengths(limit: int) -> set[int]:
         cut = ours.cutting(limit)
@@ -82,7 +82,7 @@ def test_decoded_texts_are_those_of_transformers(checkpoints, tmp_path) -> None:
     theirs.save_pretrained(tmp_path)
     for folder in (checkpoints("bert"), tmp_path):
         theirs = transformers.AutoTokenizer.from_pretrained(folder)
-        ours = FolderTokenizer(folder, max_length=None)
+        ours = Tokenizer.from_folder(folder, max_length=None)
         for text in TEXTS:
             ids = theirs(text)["input_ids"]
             for skip in (False, True):

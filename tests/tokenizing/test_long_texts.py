@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from qdqbert.inference.tokenizer import FolderTokenizer
+from qdqbert.tokenizing.tokenizer import Tokenizer
 
 PIECES = [
     *("the ", "night ", "a ", "b", "_", "aB1_ ", "\u4e2d", "\U0001f600", "e\u0301 ", "\n\n"),
@@ -45,10 +45,10 @@ def unigram(folder: Path) -> Path:
 
 
 @pytest.fixture(params=["bert", "roberta", "unigram", "plain"])
-def tokenizer(request, checkpoints, tmp_path) -> FolderTokenizer:
+def tokenizer(request, checkpoints, tmp_path) -> Tokenizer:
     if request.param in ("bert", "roberta"):
-        return FolderTokenizer(checkpoints(request.param), max_length=LIMIT)
-    made = FolderTokenizer(unigram(tmp_path), max_length=LIMIT)
+        return Tokenizer.from_folder(checkpoints(request.param), max_length=LIMIT)
+    made = Tokenizer.from_folder(unigram(tmp_path), max_length=LIMIT)
     if request.param == "plain":
         made.backend.post_processor = None
     return made
@@ -79,14 +79,14 @@ def test_kept_ids_are_those_of_the_whole_text(tokenizer, side) -> None:
     ids=["word", "lines", "accents", "words"],
 )
 def test_few_tokens_of_many_characters_are_those_of_the_whole_text(checkpoints, text) -> None:
-    cut = FolderTokenizer(checkpoints("bert"), max_length=LIMIT)
+    cut = Tokenizer.from_folder(checkpoints("bert"), max_length=LIMIT)
     (found,) = cut.encode_start([text])
     assert list(found.ids) == cut.encode_batch([text])[0].ids
     assert found.truncated
 
 
 def test_what_is_tokenized_does_not_grow_with_the_text(checkpoints, monkeypatch) -> None:
-    cut = FolderTokenizer(checkpoints("bert"), max_length=LIMIT)
+    cut = Tokenizer.from_folder(checkpoints("bert"), max_length=LIMIT)
     seen: list[int] = []
     encode = cut._start._encode
 
@@ -102,7 +102,7 @@ def test_what_is_tokenized_does_not_grow_with_the_text(checkpoints, monkeypatch)
 
 
 def test_a_long_query_is_tokenized_once_for_many_batches(checkpoints, monkeypatch) -> None:
-    cut = FolderTokenizer(checkpoints("bert"), max_length=LIMIT)
+    cut = Tokenizer.from_folder(checkpoints("bert"), max_length=LIMIT)
     query = "the night " * 1000
     (first,) = cut.encode_start([(query, "a book")])
     seen: list[str] = []

@@ -1,0 +1,1 @@
+"""Texts to token ids, with the library `tokenizers` alone."""
