@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -12,11 +11,9 @@ import transformers
 
 from qdqbert.checkpoint.task_names import AUTO_CLASSES
 from qdqbert.choices import TaskName
-from qdqbert.encoders.checkpoint import ADAPTER, BUFFER, POOLER
+from qdqbert.encoders.left_out import check_left_out, count_of, refuse_adapter, root_of
 from qdqbert.errors import CheckpointError
 
-# Ranges of quantizers, which are calibrated if config.json describes no quantizers.
-_QUANTIZER = re.compile(r"_quantizer\.\w+$")
 # Names of DeBERTa's heads in its own code.
 _OLD_HEADS = ("lm_predictions", "mask_predictions")
 
@@ -39,17 +36,19 @@ def check_weights(
     Raises:
         CheckpointError: The files and the class do not fit.
     """
-    unused = [key for key in sorted(info["unexpected_keys"]) if not BUFFER.search(key)]
-    adapter = next((key for key in unused if ADAPTER.search(key)), None)
-    if adapter is not None:
-        raise CheckpointError(
-            f"Checkpoint {name!r} has weights of an adapter, among them `{adapter}`, which its "
-            "class would leave out. Merge the adapter into the model and save that: with PEFT, "
-            "`merge_and_unload()` and `save_pretrained(new_folder)`."
-        )
+    unused = sorted(info["unexpected_keys"])
+    refuse_adapter(name, unused)
     _check_shapes(name, info)
     _check_missing(name, model, task, sorted(info["missing_keys"]), needs_head=needs_head)
-    return _check_unused(name, model, task, unused)
+    notices = check_left_out(
+        name,
+        unused,
+        task,
+        model=f"transformers' {type(model).__name__}",
+        is_inner=lambda key: _is_of_base(model, key),
+        without_head=lambda keys: _keys_without_head(model, keys),
+    )
+    return tuple(notices)
 
 
 def _check_shapes(name: str, info: dict[str, Any]) -> None:
@@ -69,7 +68,7 @@ def _check_missing(
     encoder = {key for key in missing if "pooler." not in key and _is_in_encoder(model, key)}
     if encoder:
         raise CheckpointError(
-            f"Checkpoint {name!r} is incomplete: its files lack {_weights(len(encoder))} of the "
+            f"Checkpoint {name!r} is incomplete: its files lack {count_of(encoder)} of the "
             f"encoder that its config.json describes, among them `{min(encoder)}`. Download or "
             "copy it again, or correct config.json."
         )
@@ -81,54 +80,17 @@ def _check_missing(
         )
         raise CheckpointError(
             f"Checkpoint {name!r} has no head for task `{task}`{hint}: it lacks "
-            f"{_weights(len(head))}, among them `{head[0]}`. Fine-tune it for the task first, or "
+            f"{count_of(head)}, among them `{head[0]}`. Fine-tune it for the task first, or "
             "pass another `task`: `feature-extraction` for the encoder alone.",
             argument="task",
         )
 
 
-def _check_unused(
-    name: str, model: Any, task: TaskName, unused: Collection[str]
-) -> tuple[str, ...]:
-    """Refuse weights that the checkpoint computes with, and return notices about the others."""
-    inner = [key for key in unused if _is_of_base(model, key)]
-    beyond = [key for key in inner if not (POOLER.search(key) or _QUANTIZER.search(key))]
-    if beyond:
-        raise CheckpointError(
-            f"The files of checkpoint {name!r} have {_weights(len(beyond))} in the encoder that "
-            f"its config.json does not describe, among them `{beyond[0]}`: more layers, or parts "
-            f"that transformers' {type(model).__name__} does not have. Use the config.json that "
-            "belongs to the weights."
-        )
-    outer = [key for key in unused if key not in inner and not _QUANTIZER.search(key)]
-    known = _keys_of_heads(model) if outer else set()
-    roots = {*_OLD_HEADS, *map(_root, known)} - {each for each, _ in model.named_children()}
-    unknown = [key for key in outer if key not in known and _root(key) not in roots]
-    if unknown:
-        raise CheckpointError(
-            f"Checkpoint {name!r} has {_weights(len(unknown))} that transformers' "
-            f"{type(model).__name__} does not use, among them `{unknown[0]}`: other code made it, "
-            "and may compute something else. If they do not matter, write a copy without them: "
-            f"`{AUTO_CLASSES[task]}.from_pretrained(folder).save_pretrained(new_folder)`, and the "
-            "same for `AutoTokenizer`."
-        )
-    notices = []
-    if any(_QUANTIZER.search(key) for key in unused):
-        notices.append(
-            f"{name!r} has ranges of quantizers, but its config.json describes no quantizers. "
-            "They are not used."
-        )
-    parts = dict.fromkeys(
-        "pooler" if POOLER.search(key) else _root(key)
-        for key in unused
-        if not _QUANTIZER.search(key)
-    )
-    if parts:
-        names = ", ".join(f"`{each}`" for each in parts)
-        notices.append(
-            f"Weights of {name!r} that task `{task}` does not use are left out: {names}."
-        )
-    return tuple(notices)
+def _keys_without_head(model: Any, keys: Collection[str]) -> list[str]:
+    """Return the names of weights that belong to none of transformers' heads for a config."""
+    known = _keys_of_heads(model) if keys else set()
+    roots = {*_OLD_HEADS, *map(root_of, known)} - {each for each, _ in model.named_children()}
+    return [key for key in keys if key not in known and root_of(key) not in roots]
 
 
 def _keys_of_heads(model: Any) -> set[str]:
@@ -149,18 +111,10 @@ def _is_of_base(model: Any, key: str) -> bool:
     """Return whether a name in a file belongs to the encoder, with its prefix or not."""
     prefix = model.base_model_prefix
     base = getattr(model, prefix, model)
-    return _root(key) in {prefix, *(each for each, _ in base.named_children())}
+    return root_of(key) in {prefix, *(each for each, _ in base.named_children())}
 
 
 def _is_in_encoder(model: Any, key: str) -> bool:
     """Return whether a weight belongs to the encoder, under a head or on its own."""
     has_head = hasattr(model, model.base_model_prefix)
     return not has_head or key.startswith(f"{model.base_model_prefix}.")
-
-
-def _root(key: str) -> str:
-    return key.partition(".")[0]
-
-
-def _weights(count: int) -> str:
-    return "1 weight" if count == 1 else f"{count} weights"

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
 from qdqbert.encoders.heads import states
+from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
 
-# Poolers, and buffers that follow from the config.
-_LEFT_OUT = re.compile(r"(^|\.)(pooler|contact_head)\.|(embed_positions\.weight|inv_freq)$")
-# Buffers that older versions of transformers saved. They follow from the config.
-BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq)$")
-POOLER = re.compile(r"(^|\.)pooler\.")
-# Ranges of quantizers.
-_QUANTIZER = re.compile(r"_quantizer\.(\w+|clip\.\w+)$")
-# Parts of names of tensors that PEFT and AdapterHub add to a model.
-ADAPTER = re.compile(
-    r"(^|[._])(lora_\w+|base_layer|adapters?|ia3_\w+|vera_\w+|modules_to_save|prompt_encoder)($|[._])"
-)
 # Modules of the heads of transformers' models, of older versions too.
 _HEADS = frozenset(
     {
@@ -96,7 +85,10 @@ def read_encoder(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )
     parts = family.read(weights, config, has_head=task != "feature-extraction")
-    _check_unused(parts)
+    tensors = parts.root.weights
+    path = str(tensors.path)
+    refuse_adapter(path, tensors.unused)
+    is_inner = _inner_names(parts)
     if task == "feature-extraction":
         own = family.embedding
         heads = states(pooling, normalize=normalize) if own is None else own(parts)
@@ -110,7 +102,17 @@ def read_encoder(
                 argument="task",
             )
         heads = _read_head(read, parts, task)
-    left_out = _left_out(parts, task)
+    left_out = check_left_out(
+        path,
+        tensors.unused,
+        task,
+        model=f"a model of type `{config.text('model_type')}`",
+        is_inner=is_inner,
+        without_head=lambda names: [
+            each for each in names if root_of(each.removeprefix(parts.body.path)) not in _HEADS
+        ],
+        has_quantizers="quantizers" in config,
+    )
     if notices is not None:
         notices += left_out
     return EncoderModel(
@@ -140,45 +142,6 @@ def _read_head(read: ReadHead, parts: Parts, task: TaskName) -> tuple[Head, ...]
             "`feature-extraction` for the encoder alone.",
             argument="task",
         ) from error
-
-
-def _left_out(parts: Parts, task: TaskName) -> list[str]:
-    """Return sentences on tensors of heads and poolers that a task does not use.
-
-    Raises:
-        CheckpointError: A tensor belongs to no known head.
-    """
-    weights, start = parts.root.weights, parts.body.path
-    unused = [name for name in weights.unused if not BUFFER.search(name)]
-    ranges = [name for name in unused if _QUANTIZER.search(name)]
-    names = [name for name in unused if name not in set(ranges)]
-    unknown = [
-        name
-        for name in names
-        if not _LEFT_OUT.search(name) and _root(name.removeprefix(start)) not in _HEADS
-    ]
-    if unknown:
-        count = "1 weight" if len(unknown) == 1 else f"{len(unknown)} weights"
-        raise CheckpointError(
-            f"{str(weights.path)!r} has {count} that no model of type "
-            f"`{parts.config.text('model_type')}` uses, among them `{unknown[0]}`: other code made "
-            "it, and may compute something else. If they do not matter, write a copy without them: "
-            "load the model with transformers, and call its `save_pretrained(new_folder)`."
-        )
-    notices = []
-    if ranges and "quantizers" not in parts.config:
-        notices.append(
-            f"{str(weights.path)!r} has ranges of quantizers, but its config.json describes no "
-            "quantizers. They are not used."
-        )
-    left = dict.fromkeys("pooler" if POOLER.search(name) else _root(name) for name in names)
-    if task == "feature-extraction":
-        # It belongs to the encoder, and embedders do not read it.
-        left.pop("pooler", None)
-    if left:
-        modules = ", ".join(f"`{each}`" for each in left)
-        notices.append(f"Weights that task `{task}` does not use are left out: {modules}.")
-    return notices
 
 
 def _causal(layers: Iterable[Layer]) -> tuple[Layer, ...]:
@@ -212,33 +175,13 @@ def family_of(config: Config) -> Family:
     return family
 
 
-def _check_unused(parts: Parts) -> None:
-    """Refuse tensors of the encoder that nothing reads. Heads and poolers may be left out."""
-    weights = parts.root.weights
-    adapter = next((name for name in weights.unused if ADAPTER.search(name)), None)
-    if adapter is not None:
-        raise CheckpointError(
-            f"{str(weights.path)!r} has weights of an adapter, among them `{adapter}`, which would "
-            "be left out. Merge the adapter into the model and save that: with PEFT, "
-            "`merge_and_unload()` and `save_pretrained(new_folder)`."
-        )
-    used = set(weights) - set(weights.unused)
+def _inner_names(parts: Parts) -> Callable[[str], bool]:
+    """Return whether the name of a tensor belongs to the encoder, once the encoder was read."""
+    weights, start = parts.root.weights, parts.body.path
     # The encoder has a prefix, or its parts are at the root.
-    start = parts.body.path
-    roots = {_root(name.removeprefix(start)) for name in used}
-    for name in weights.unused:
-        is_inner = name.startswith(start) and _root(name.removeprefix(start)) in roots
-        # `encoders.stored` reads ranges, if config.json describes quantizers.
-        if is_inner and not any(each.search(name) for each in (_QUANTIZER, BUFFER, _LEFT_OUT)):
-            raise CheckpointError(
-                f"{str(weights.path)!r} has the tensor `{name}` in its encoder, which a model of "
-                "its type does not have: more layers, or a part of other code. Use the config.json "
-                "that belongs to the weights."
-            )
-
-
-def _root(name: str) -> str:
-    return name.partition(".")[0]
+    used = set(weights) - set(weights.unused)
+    roots = {root_of(name.removeprefix(start)) for name in used}
+    return lambda name: name.startswith(start) and root_of(name.removeprefix(start)) in roots
 
 
 def _family_name(config: Config) -> str:
