@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         with partial.open("wb") as file:
             for part in parts:
                 file.write(part)
+            # The name must not reach the disk before the content.
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

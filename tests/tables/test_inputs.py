@@ -203,12 +203,14 @@ def test_a_file_that_vanishes_is_reported(write, tmp_path) -> None:
 def test_files_are_identified_by_size_time_start_and_end(write) -> None:
     path = write("a.txt", b"x" * 200_000)
     before = open_source(str(path)).identity()
+    (name,) = before
+    assert str(path) in name
     assert open_source(str(path)).identity() == before
     with path.open("r+b") as file:
         file.write(b"y")
     after = open_source(str(path)).identity()
-    assert after[0]["sha256"] != before[0]["sha256"]
-    assert after[0]["size"] == 200_000
+    assert after[name][2] != before[name][2]
+    assert after[name][0] == 200_000
 
 
 def test_parquet_needs_pyarrow(write, monkeypatch) -> None:

@@ -32,7 +32,7 @@ def write(
     *,
     block_rows: int = 2,
 ) -> None:
-    """Write rows in blocks, and the blocks in two files, which are joined."""
+    """Write rows in blocks, each to a file, and join them. One of them is empty."""
     format, is_compressed = format_of(str(path), None)
     layout = Layout(kept=tuple(rows[0]) if rows else (), answers=columns)
     writer = Writer(format=format, is_compressed=is_compressed, layout=layout)
@@ -44,9 +44,9 @@ def write(
         for start in range(0, len(rows), block_rows)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        parts = [Path(folder) / "0", Path(folder) / "1"]
-        parts[0].write_bytes(b"".join(blocks[:1]))
-        parts[1].write_bytes(b"".join(blocks[1:]))
+        parts = [Path(folder) / str(index) for index in range(len(blocks) + 1)]
+        for part, block in zip(parts, [*blocks, b""], strict=True):
+            part.write_bytes(block)
         writer.join([(path, parts, len(rows))])
 
 

@@ -78,9 +78,9 @@ class Source:
         """Return how messages refer to a row."""
         return f"{'Row' if self.format == 'parquet' else 'Line'} {row.number} of `{row.file}`"
 
-    def identity(self) -> list[dict[str, Any]]:
+    def identity(self) -> dict[str, Any]:
         """Return what identifies the content of each file: its size, time, start and end."""
-        return [_identity(path) for path in self.files]
+        return {f"the input file {str(path.absolute())!r}": _identity(path) for path in self.files}
 
     def rows(self) -> Iterator[Row | BadRow]:
         """Yield the rows of all files. Their positions count the sizes of earlier files.
@@ -205,18 +205,13 @@ def _check_schemas(files: tuple[Path, ...]) -> None:
             )
 
 
-def _identity(path: Path) -> dict[str, Any]:
+def _identity(path: Path) -> tuple[int, int, str]:
     with _reporting(path), path.open("rb") as file:
         status = os.fstat(file.fileno())
         digest = hashlib.sha256(file.read(_HASHED_BYTES))
         file.seek(max(0, status.st_size - _HASHED_BYTES))
         digest.update(file.read(_HASHED_BYTES))
-    return {
-        "path": str(path.absolute()),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "sha256": digest.hexdigest(),
-    }
+    return status.st_size, status.st_mtime_ns, digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -3,18 +3,16 @@
 Values that a task does not read stay in Arrow's memory. They are written with the types that they
 were read with.
 
-An unfinished file is a sequence of blocks. A block is a stream in Arrow's IPC format, after 8 bytes
-with its length. The finished file has one row group per block.
+A block of rows is a stream in Arrow's IPC format. The finished file has one row group per block.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +22,6 @@ from qdqbert.tables.rows import BadRow, Column, Kind, Row, to_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LENGTH = struct.Struct("<q")
 _READ_ROWS = 4096
 
 
@@ -116,7 +113,7 @@ def read_parquet(path: Path) -> Iterator[Row | BadRow]:
 def write_block(
     columns: Sequence[Column], rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]
 ) -> bytes:
-    """Return rows and their answers as a block of an unfinished file."""
+    """Return rows and their answers as a block."""
     pyarrow = import_pyarrow()
     table = _kept(rows)
     for column in columns:
@@ -125,8 +122,7 @@ def write_block(
     buffer = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    content = buffer.getvalue().to_pybytes()
-    return bytes(_LENGTH.pack(len(content)) + content)
+    return bytes(buffer.getvalue().to_pybytes())
 
 
 def _kept(rows: Sequence[Row]) -> Any:
@@ -184,7 +180,7 @@ def join_blocks(sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[
     """Write finished files, all with the same schema.
 
     Args:
-        sources: All files of blocks.
+        sources: All blocks, a file each; empty files are left out.
         outputs: Paths of the finished files, each with those of `sources` that it contains.
     """
     pyarrow = import_pyarrow()
@@ -199,21 +195,14 @@ def join_blocks(sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[
 
 
 def _blocks(sources: Iterable[Path], *, with_rows: bool = True) -> Iterator[Any]:
-    """Yield the blocks of unfinished files as tables, which are empty unless `with_rows`."""
+    """Yield blocks as tables, which are empty unless `with_rows`."""
     pyarrow = import_pyarrow()
     for path in sources:
-        with path.open("rb") as file:
-            while length := _next_length(file):
-                start = file.tell()
-                # The schema is at the start of a block.
-                with pyarrow.ipc.open_stream(file.read(length) if with_rows else file) as block:
-                    yield block.read_all() if with_rows else block.schema.empty_table()
-                file.seek(start + length)
-
-
-def _next_length(file: BinaryIO) -> int:
-    head = file.read(_LENGTH.size)
-    return int(_LENGTH.unpack(head)[0]) if head else 0
+        if not path.stat().st_size:
+            continue
+        # The schema is at the start of a block.
+        with path.open("rb") as file, pyarrow.ipc.open_stream(file) as block:
+            yield block.read_all() if with_rows else block.schema.empty_table()
 
 
 def _common_schema(schemas: Sequence[Any]) -> Any:

@@ -22,11 +22,10 @@ WINDOW = 4
 
 @pytest.fixture
 def small_windows(monkeypatch) -> None:
-    """Make windows of 4 rows, and a part of each window."""
+    """Make windows and files of 4 rows."""
     for engine, schedule in load._SCHEDULES.items():
         small = dataclasses.replace(schedule, window=WINDOW)
         monkeypatch.setitem(load._SCHEDULES, engine, small)
-    monkeypatch.setattr(pipeline, "PART_ROWS", WINDOW)
     monkeypatch.setattr(pipeline, "FOLDER_ROWS", WINDOW)
 
 

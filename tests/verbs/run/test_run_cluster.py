@@ -40,12 +40,10 @@ def in_process(monkeypatch) -> list[Any]:
     """Run the windows in this process instead of a cluster; return what the worker got."""
     seen = []
 
-    def blocks(options, source, columns, writer, model, start):
-        worker = WindowWorker(
-            dataclasses.replace(options, engine="onnxruntime", threads=1), columns, writer
-        )
-        last = start - 1
-        for each in slices(source, start, model.window):
+    def blocks(run, source, start):
+        options = dataclasses.replace(run.options, engine="onnxruntime", threads=1)
+        worker = WindowWorker(options, run.columns, run.writer)
+        for each in slices(source, start, run.model.window):
             for window in read_windows({"value": [pickle.dumps(each)]}):
                 seen.append(pickle.loads(window["value"][0]))
                 (value,) = worker(window)["value"]
@@ -53,8 +51,7 @@ def in_process(monkeypatch) -> list[Any]:
                 if isinstance(block, Failure):
                     raise block.error
                 assert isinstance(block, Block)
-                last += block.rows + len(block.bad)
-                yield dataclasses.replace(block, last=last)
+                yield block
 
     monkeypatch.setattr(pipeline, "cluster_blocks", blocks)
     # Ray does not have to be installed for this.
@@ -131,8 +128,8 @@ def test_a_worker_answers_windows_at_the_same_time_with_one_model(
 ) -> None:
     workers: list[WindowWorker] = []
 
-    def keep(options, source, columns, writer, model, start):
-        workers.append(WindowWorker(options, columns, writer))
+    def keep(run, source, start):
+        workers.append(WindowWorker(run.options, run.columns, run.writer))
         yield from ()
 
     monkeypatch.setattr(pipeline, "cluster_blocks", keep)

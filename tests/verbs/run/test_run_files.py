@@ -33,9 +33,7 @@ def is_close(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize(
     "name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.tsv.gz", "a.parquet", "folder/"]
 )
-def test_answers_are_those_of_the_model(classifier, reviews, tmp_path, name, monkeypatch) -> None:
-    # The first two parts become one, because time is not up.
-    monkeypatch.setattr(pipeline, "PART_ROWS", 5)
+def test_answers_are_those_of_the_model(classifier, reviews, tmp_path, name) -> None:
     report = qdqbert.run(classifier, reviews, f"{tmp_path}/{name}")
     expected = qdqbert.load(classifier, engine="onnxruntime")(texts_of(reviews))
     rows = [dict(row.values) for row in open_source(f"{tmp_path}/{name}").rows()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import io
 import os
@@ -22,7 +21,7 @@ import qdqbert
 from qdqbert.errors import DataFileError, OutputExistsError, UserInputError
 from qdqbert.progress import Silent
 from qdqbert.tables.outputs import Writer
-from qdqbert.verbs.run import parts, pipeline
+from qdqbert.verbs.run import pipeline
 
 PARTS = ".a.jsonl.parts"
 ROW = '{"id": 2, "text": "books 2"}'
@@ -107,7 +106,7 @@ def test_a_run_that_is_killed_at_any_moment_can_be_continued(
             again = qdqbert.run(classifier, reviews, f"{copy}/{target}", resume=True, **options)
             assert (again.rows, again.skipped, again.tokens) == (10, 1, report.tokens)
         else:
-            # Nothing but an empty folder was left to remove.
+            # The output is complete, and files were left to remove.
             again = qdqbert.run(classifier, reviews, f"{copy}/{target}", resume=True, **options)
             assert again.rows == 0
         found = content_of(copy)
@@ -133,44 +132,21 @@ def test_finished_parts_are_kept(
     assert report.rows_per_second == pytest.approx((11 - 4 * blocks) / report.seconds)
 
 
-def test_a_part_ends_when_its_time_is_up(classifier, reviews, tmp_path, monkeypatch) -> None:
-    ticks = iter(range(1000))
-    options = pipeline.RunOptions(model=str(classifier), input=str(reviews), output=str(tmp_path))
-    names = []
-    for seconds in (1, 1000):
-        monkeypatch.setattr(pipeline, "PART_ROWS", 1000)
-        monkeypatch.setattr(pipeline, "PART_SECONDS", seconds)
-        output = tmp_path / f"{seconds}.jsonl"
-        call = dataclasses.replace(options, output=str(output))
-        with monkeypatch.context() as patch:
-            patch.setattr(parts.PartsFolder, "publish", lambda self, report: None)
-            pipeline.run_pipeline(call, Silent(), lambda: float(next(ticks)))
-        names.append(sorted(each.name for each in parts.parts_path(output).glob("*.data")))
-    assert names == [
-        [f"rows-{first:012d}-{last:012d}.data" for first, last in ((0, 3), (4, 7), (8, 10))],
-        ["rows-000000000000-000000000010.data"],
-    ]
-
-
-def test_parts_of_a_folder_end_in_time_and_its_files_are_the_same(
+def test_an_interrupted_run_gives_the_same_files(
     classifier, reviews, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(pipeline, "FOLDER_ROWS", 8)
-    found = []
-    for seconds in (0, 1000):
-        monkeypatch.setattr(pipeline, "PART_SECONDS", seconds)
-        output = tmp_path / f"{seconds}"
-        with monkeypatch.context() as patch:
-            stop_after(patch, 1, Killed())
-            with pytest.raises(Killed):
-                qdqbert.run(classifier, reviews, f"{output}/")
-        report = qdqbert.run(classifier, reviews, f"{output}/", resume=True)
-        found.append((report.resumed_rows, content_of(output)))
-    in_time, late = found
-    # A window of 4 rows is kept, which is half of a file.
-    assert (in_time[0], late[0]) == (4, 0)
-    assert sorted(in_time[1]) == ["part-00000.parquet", "part-00001.parquet"]
-    assert in_time[1] == late[1]
+    qdqbert.run(classifier, reviews, f"{tmp_path}/expected/")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1, Killed())
+        with pytest.raises(Killed):
+            qdqbert.run(classifier, reviews, f"{tmp_path}/found/")
+    # Four rows are kept, which is half of a file.
+    report = qdqbert.run(classifier, reviews, f"{tmp_path}/found/", resume=True)
+    assert report.resumed_rows == 4
+    expected = content_of(tmp_path / "expected")
+    assert sorted(expected) == ["part-00000.parquet", "part-00001.parquet"]
+    assert content_of(tmp_path / "found") == expected
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a/"])
@@ -224,7 +200,9 @@ def test_another_run_is_not_continued(classifier, reviews, interrupted, write_ob
         qdqbert.run(classifier, reviews, interrupted, resume=True, top_k=2)
     assert caught.value.argument == "resume"
     other = write_objects(["the cat"], "other.jsonl")
-    with pytest.raises(UserInputError, match="its input had 1 other files"):
+    with pytest.raises(
+        UserInputError, match=r"`input` was .*rows.jsonl'\] and is .*other.jsonl'\]"
+    ):
         qdqbert.run(classifier, other, interrupted, resume=True)
     with reviews.open("a") as file:
         file.write(ROW)
@@ -261,10 +239,19 @@ def test_a_run_of_a_checkpoint_with_other_weights_is_not_continued(
     assert qdqbert.run(folder, reviews, output, resume=True).resumed_rows == 4
 
 
-def test_a_missing_part_is_reported(classifier, reviews, interrupted) -> None:
-    next(interrupted.with_name(PARTS).glob("*.data")).unlink()
-    with pytest.raises(UserInputError, match="rows from 0 on are missing"):
-        qdqbert.run(classifier, reviews, interrupted, resume=True)
+@pytest.mark.parametrize("suffix", ["data", "json"])
+def test_rows_from_a_missing_file_on_are_run_again(
+    classifier, reviews, tmp_path, monkeypatch, read_objects, suffix
+) -> None:
+    output = tmp_path / "a.jsonl"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, Killed())
+        with pytest.raises(Killed):
+            qdqbert.run(classifier, reviews, output)
+    (tmp_path / PARTS / f"rows-000000000000.{suffix}").unlink()
+    report = qdqbert.run(classifier, reviews, output, resume=True)
+    assert (report.resumed_rows, report.rows) == (0, 11)
+    assert [row["id"] for row in read_objects(output)] == list(range(11))
 
 
 def test_two_processes_do_not_write_the_same_parts(classifier, reviews, interrupted) -> None:
@@ -286,7 +273,7 @@ def test_an_input_that_changes_during_the_run_is_reported(
         return block(*args)
 
     monkeypatch.setattr(Writer, "block", changing)
-    with pytest.raises(UserInputError, match="changed during the run"):
+    with pytest.raises(UserInputError, match="or the model changed during the run"):
         qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
 
 
@@ -339,19 +326,17 @@ import dataclasses, os, signal, sys
 from qdqbert.cli.app import main
 from qdqbert.extras import QUANTIZE
 from qdqbert.inference import load
-from qdqbert.verbs.run import parts, pipeline
+from qdqbert.verbs.run import parts
 for engine, schedule in load._SCHEDULES.items():
     load._SCHEDULES[engine] = dataclasses.replace(schedule, window=4)
-pipeline.PART_ROWS = 4
-finish = parts.UnfinishedPart.finish
-def finish_and_die(self, last):
-    part = finish(self, last)
-    if last > 4:
+add = parts.Parts.add
+def add_and_die(self, block):
+    add(self, block)
+    if self.totals.read > 4:
         heavy = set(QUANTIZE) & set(sys.modules)
         print("loaded:", *heavy, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    return part
-parts.UnfinishedPart.finish = finish_and_die
+parts.Parts.add = add_and_die
 main(sys.argv[1:])
 """
 

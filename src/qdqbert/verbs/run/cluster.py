@@ -22,14 +22,13 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.inference.batches import chunks
 from qdqbert.inference.download import is_hub_name
-from qdqbert.inference.model import Model
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.outputs import Writer
 from qdqbert.tables.rows import BadRow, Row
-from qdqbert.verbs.run.columns import Columns, row_task
+from qdqbert.verbs.run.columns import Columns
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.windows import Block, WindowedRun
+from qdqbert.verbs.run.windows import Block, RowRun
 
 # Bytes after which Ray Data ends a block of a data set: each window is one, so that any actor can
 # take it.
@@ -127,7 +126,7 @@ class WindowWorker:
         self._options = options
         self._columns = columns
         self._writer = writer
-        self._model: Model | None = None
+        self._run: RowRun | None = None
         self._lock = threading.Lock()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
@@ -138,41 +137,36 @@ class WindowWorker:
         if isinstance(rows, Failure):
             return rows
         try:
-            with self._lock:
-                if self._model is None:
-                    self._model = load_model(self._options)
-            model = self._model
-            task = row_task(model, self._columns, self._options, reject=lambda row: None)
-            run = WindowedRun(model, task, lambda **done: None)
-            # Not the first row: few rows are run as those of any other window.
-            windows = [Block.of(each, self._writer) for each in run.windows(rows, 1)]
+            # Not the first rows: few of them are run as those of any other window.
+            (block,) = self._loaded().blocks(rows, continues=True)
         except UserInputError as error:
             return Failure(error=error)
-        return dataclasses.replace(Block.joined(windows), position=rows[-1].position)
+        return block
+
+    def _loaded(self) -> RowRun:
+        with self._lock:
+            if self._run is None:
+                self._run = RowRun(
+                    model=load_model(self._options),
+                    columns=self._columns,
+                    writer=self._writer,
+                    options=self._options,
+                )
+            return self._run
 
 
-def cluster_blocks(
-    options: RunOptions,
-    source: Source,
-    columns: Columns,
-    writer: Writer,
-    model: Model,
-    start: int,
-) -> Iterator[Block]:
-    """Yield the answered rows of an input in blocks, in order.
+def cluster_blocks(run: RowRun, source: Source, start: int) -> Iterator[Block]:
+    """Yield the answers to each window of an input, in order.
 
     Args:
-        options: Options of the call.
+        run: How rows are answered. The actors load its model, for the same engine and target.
         source: The input.
-        columns: Columns that are read and written.
-        writer: How rows are written.
-        model: The model on this machine, whose engine and target the actors use.
         start: Number of rows of the input to leave out.
 
     Raises:
         UserInputError: A file or a row of the input cannot be used, or Ray cannot run.
     """
-    last = start - 1
+    options, model = run.options, run.model
     with open_ray(address_of(options.ray)) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
         groups = divide(alive_nodes(ray), options.threads, on_gpu=on_gpu)
@@ -199,7 +193,7 @@ def cluster_blocks(
             data = data.map_batches(read_windows, batch_size=None, num_cpus=0)
             data = data.map_batches(
                 WindowWorker,
-                fn_constructor_args=(worker_options, columns, writer),
+                fn_constructor_args=(worker_options, run.columns, run.writer),
                 batch_size=None,
                 num_cpus=groups.threads,
                 num_gpus=groups.gpus or None,
@@ -215,8 +209,7 @@ def cluster_blocks(
                     block = pickle.loads(value)
                     if isinstance(block, Failure):
                         raise block.error
-                    last += block.rows + len(block.bad)
-                    yield dataclasses.replace(block, last=last)
+                    yield block
 
 
 def _packed(*values: Any) -> dict[str, list[bytes]]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import TaskEntry, answer_columns, read_item, text_columns
-from qdqbert.inference.model import Model
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
 from qdqbert.tasks.columns import Columns as Requested
 from qdqbert.tasks.columns import is_header, quoted
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.windows import RowTask, refuse
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -61,30 +59,6 @@ class Columns:
                 f"it has a field {odd!r} that the first rows do not have, and the output has fixed "
                 "columns"
             )
-
-
-def row_task(
-    model: Model,
-    columns: Columns,
-    options: RunOptions,
-    reject: Callable[[BadRow], None],
-) -> RowTask:
-    """Return what happens to a row.
-
-    Args:
-        model: The model.
-        columns: Columns that are read and written.
-        options: Options of the call.
-        reject: Called with a row that cannot be used; raises an error unless it can be skipped.
-    """
-    entry = columns.entry
-    names = [each.name for each in columns.layout.answers]
-    return RowTask(
-        read=columns.read,
-        job=entry.job(model, options),
-        answer=lambda value: dict(zip(names, entry.values(value, options), strict=True)),
-        reject=reject,
-    )
 
 
 def find_columns(
@@ -185,3 +159,10 @@ def _check_header(path: str, names: Sequence[str], options: RunOptions) -> None:
                 "this is a header, or `header=False` if it is not.",
                 argument=argument,
             )
+
+
+def refuse(place: str, reason: str) -> DataFileError:
+    """Return the error about a row that cannot be used."""
+    return DataFileError(
+        f"{place}: {reason}. Correct the row, or pass `on_error='skip'` to leave such rows out."
+    )

@@ -2,15 +2,15 @@
 
 While a run is under way there is a folder next to its output:
 
-.NAME.parts/run.json                     what identifies the run: input, model, options
-.NAME.parts/rows-FIRST-LAST.data         blocks of these rows of the input
-.NAME.parts/rows-FIRST-LAST.errors       rows that were skipped, as lines of JSON, if there are some
-.NAME.parts/rows-FIRST-LAST.json         numbers of the part; written last, so that it marks a part
-                                         as finished
-.NAME.parts/joined                       the output, before it is moved to its place
+.NAME.parts/run.json            what identifies the run: input, model, options
+.NAME.parts/rows-FIRST.data     the answers to a window of rows
+.NAME.parts/rows-FIRST.json     numbers of the window, and its skipped rows; it is written after the
+                                answers, and marks the part as finished
+.NAME.parts/joined              the output, before it is moved to its place
 
-Files are written under another name, flushed to the disk and renamed. Therefore a process can be
-killed at any moment.
+Each file is written under another name, flushed to the disk and renamed. `run.json` is removed when
+the output is in its place, and the other files after it. Therefore a process can be killed at any
+moment.
 """
 
 from __future__ import annotations
@@ -19,228 +19,98 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from qdqbert.errors import OutputExistsError, UserInputError
-
-FORMAT = "qdqbert-run/1"
+from qdqbert.files import json_bytes, write_bytes, write_parts
+from qdqbert.tables.rows import to_json
+from qdqbert.verbs.run.windows import Block, Totals
 
 _RUN = "run.json"
 _LOCK = "lock"
-_JOINED = "joined"
-_JOINED_ERRORS = "joined.errors"
-_NAME = re.compile(r"rows-(\d{12,})-(\d{12,})\.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """Numbers of a finished part.
+    """A finished part: the answers to a window of rows.
 
     Attributes:
-        first: Index of its first row in the whole input, from 0.
-        last: Index of its last row.
-        rows: Number of rows with answers.
-        skipped: Number of other rows.
-        truncated: Number of rows that were cut.
-        tokens: Number of tokens.
+        data: The file of the answers.
+        totals: Its numbers.
     """
 
-    first: int
-    last: int
-    rows: int
-    skipped: int
-    truncated: int
-    tokens: int
-
-    @property
-    def stem(self) -> str:
-        """Name of its files, without the suffix."""
-        return f"rows-{self.first:012d}-{self.last:012d}"
+    data: Path
+    totals: Totals
 
 
-class UnfinishedPart:
-    """A part that is being written.
+class Parts:
+    """The parts of a run, and the folder that has them.
 
     Attributes:
-        first: Index of its first row in the whole input.
-        rows: Number of rows with answers.
-        skipped: Number of other rows.
-        truncated: Number of rows that were cut.
-        tokens: Number of tokens.
-        size_bytes: Size of the rows and their answers.
-    """
-
-    def __init__(self, folder: Path, first: int) -> None:
-        """Open its file."""
-        self.first = first
-        self.rows = self.skipped = self.truncated = self.tokens = self.size_bytes = 0
-        self._folder = folder
-        self._errors = b""
-        self._path = folder / "unfinished"
-        self._file = self._path.open("wb")
-
-    def add(
-        self, block: bytes, errors: bytes, *, rows: int, skipped: int, truncated: int, tokens: int
-    ) -> None:
-        """Append rows.
-
-        Args:
-            block: The rows and their answers.
-            errors: The skipped rows, as lines of JSON.
-            rows: Number of rows in the block.
-            skipped: Number of skipped rows.
-            truncated: Number of rows that were cut.
-            tokens: Number of tokens.
-        """
-        self._file.write(block)
-        self.size_bytes += len(block)
-        self._errors += errors
-        self.rows += rows
-        self.skipped += skipped
-        self.truncated += truncated
-        self.tokens += tokens
-
-    def finish(self, last: int) -> Part:
-        """Put the files in their place.
-
-        Args:
-            last: Index of the last row in the whole input.
-        """
-        part = Part(
-            first=self.first,
-            last=last,
-            rows=self.rows,
-            skipped=self.skipped,
-            truncated=self.truncated,
-            tokens=self.tokens,
-        )
-        _flush(self._file)
-        self._file.close()
-        self._path.replace(self._folder / f"{part.stem}.data")
-        if self._errors:
-            _write(self._folder / f"{part.stem}.errors", self._errors)
-        _write(self._folder / f"{part.stem}.json", _json(dataclasses.asdict(part)))
-        return part
-
-    def discard(self) -> None:
-        """Remove the file, if the part is not finished."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-
-class PartsFolder:
-    """The folder of a run's parts.
-
-    Attributes:
-        path: The folder.
         output: The file or folder that the parts become.
-        parts: The finished parts, in order.
+        path: The folder.
+        finished: The finished parts, in order.
+        totals: Their numbers.
     """
 
-    def __init__(self, path: Path, output: Path) -> None:
-        """Read the finished parts of the folder.
-
-        Raises:
-            UserInputError: A part is missing.
-        """
-        self.path = path
+    def __init__(self, output: Path) -> None:
+        """Find the finished parts. Those after a missing one do not count."""
         self.output = output
-        self.parts: list[Part] = []
-        if self.report is not None:
-            # The output is complete, and a part of the folder may be removed.
-            return
-        names = sorted(each.name for each in path.iterdir() if _NAME.fullmatch(each.name))
-        for name in names:
-            part = Part(**json.loads((path / name).read_text(encoding="utf-8")))
-            if part.first != self.next_row or not (path / f"{part.stem}.data").is_file():
-                raise UserInputError(
-                    f"{str(path)!r} is incomplete: rows from {self.next_row} on are missing. Pass "
-                    "`overwrite=True` to start again.",
-                    argument="resume",
-                )
-            self.parts.append(part)
+        self.path = parts_path(output)
+        self.finished: list[Part] = []
+        self.totals = Totals()
+        while (numbers := self._file("json")).is_file() and self._file("data").is_file():
+            found = json.loads(numbers.read_text(encoding="utf-8"))
+            self._append(Totals(**found["totals"]))
 
-    @property
-    def next_row(self) -> int:
-        """Index of the first row that no part contains."""
-        return self.parts[-1].last + 1 if self.parts else 0
+    def add(self, block: Block) -> None:
+        """Keep the answers to the next window of rows."""
+        errors = [{"file": row.file, "row": row.number, "reason": row.reason} for row in block.bad]
+        numbers = {"totals": dataclasses.asdict(block.totals), "errors": errors}
+        write_bytes(self._file("data"), block.data)
+        write_bytes(self._file("json"), json_bytes(numbers))
+        self._append(block.totals)
 
-    @property
-    def report(self) -> Mapping[str, Any] | None:
-        """The report of the run, if the output is complete."""
-        found: Mapping[str, Any] | None = _read_json(self.path / _RUN).get("report")
-        return found
+    def _file(self, suffix: str) -> Path:
+        """Return a file of the first part that is not finished."""
+        return self.path / f"rows-{self.totals.read:012d}.{suffix}"
 
-    @property
-    def errors_output(self) -> Path:
-        """The file of the skipped rows."""
-        return errors_path(self.output)
-
-    @contextlib.contextmanager
-    def new_part(self) -> Iterator[UnfinishedPart]:
-        """Yield a part to fill and to finish."""
-        part = UnfinishedPart(self.path, self.next_row)
-        try:
-            yield part
-        finally:
-            part.discard()
-
-    def data(self, part: Part) -> Path:
-        """Return the file with the blocks of a part."""
-        return self.path / f"{part.stem}.data"
-
-    def size_bytes(self, part: Part | UnfinishedPart) -> int:
-        """Return the size of the rows of a part and their answers."""
-        return (
-            part.size_bytes if isinstance(part, UnfinishedPart) else self.data(part).stat().st_size
-        )
+    def _append(self, totals: Totals) -> None:
+        self.finished.append(Part(data=self._file("data"), totals=totals))
+        self.totals += totals
 
     @property
     def joined(self) -> Path:
         """Path under which the finished output is written."""
-        return self.path / _JOINED
+        return self.path / "joined"
 
-    def join_errors(self) -> None:
-        """Write the skipped rows of all parts to one file."""
-        with (self.path / _JOINED_ERRORS).open("wb") as file:
-            for part in self.parts:
-                errors = self.path / f"{part.stem}.errors"
-                if errors.is_file():
-                    file.write(errors.read_bytes())
-            _flush(file)
-
-    def publish(self, report: Mapping[str, Any]) -> None:
-        """Move the joined files to their places, and remove the folder.
-
-        A call that was killed at any moment can be repeated.
-
-        Args:
-            report: The report of the run.
-        """
-        _write(self.path / _RUN, _json({**_read_json(self.path / _RUN), "report": dict(report)}))
-        errors = self.path / _JOINED_ERRORS
-        if not report["skipped"]:
-            self.errors_output.unlink(missing_ok=True)
-        elif errors.exists():
-            errors.replace(self.errors_output)
-        if self.joined.exists():
-            _replace(self.joined, self.output)
+    def publish(self) -> None:
+        """Move the joined output to its place, and remove the folder."""
+        errors = errors_path(self.output)
+        if self.totals.skipped:
+            write_parts(errors, self._error_lines())
+        else:
+            errors.unlink(missing_ok=True)
+        if self.joined.is_dir() and self.output.is_dir():
+            for path in self.output.iterdir():
+                path.unlink()
+            self.output.rmdir()
+        self.joined.replace(self.output)
         _sync_folder(self.output.parent)
         self.remove()
 
+    def _error_lines(self) -> Iterator[bytes]:
+        for part in self.finished:
+            for row in json.loads(part.data.with_suffix(".json").read_bytes())["errors"]:
+                yield f"{to_json(row)}\n".encode()
+
     def remove(self) -> None:
-        """Remove the folder. `run.json` is removed last, because it tells what the rest is."""
-        for path in self.path.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != _RUN:
-                path.unlink()
-        (self.path / _RUN).unlink(missing_ok=True)
-        self.path.rmdir()
+        """Remove the folder. Without `run.json` the rest is no interrupted run."""
+        (self.path / _RUN).unlink()
+        shutil.rmtree(self.path)
 
 
 def parts_path(output: Path) -> Path:
@@ -269,15 +139,24 @@ def is_finished(output: Path, read: Iterable[Path]) -> bool:
     return min(each.stat().st_mtime_ns for each in written) >= newest
 
 
+def remove_rest(output: Path) -> None:
+    """Remove what a run has left that was killed after its output was complete."""
+    path = parts_path(output)
+    if path.is_dir():
+        with _locked(path, output):
+            shutil.rmtree(path)
+
+
 @contextlib.contextmanager
 def open_parts(
     output: Path, identity: Mapping[str, Any], *, resume: bool, overwrite: bool
-) -> Iterator[PartsFolder]:
-    """Yield the folder of an output's parts, new or of an interrupted run.
+) -> Iterator[Parts]:
+    """Yield the parts of an output: none, or those of an interrupted run.
 
     Args:
         output: The file or folder that the parts become.
-        identity: What identifies the run, as values of JSON.
+        identity: What has to be equal for a run to be continued, as values of JSON by the names
+            that messages use: those of options are in backquotes.
         resume: Whether to continue an interrupted run, if there is one.
         overwrite: Whether to discard an interrupted run, and to replace the output.
 
@@ -289,7 +168,7 @@ def open_parts(
     is_known = (path / _RUN).is_file()
     if is_known and not (resume or overwrite):
         ways = "Pass `overwrite=True` to discard it."
-        if identity["input"]:
+        if identity["`input`"]:
             ways = "Pass `resume=True` to continue it, or `overwrite=True` to discard it."
         raise OutputExistsError(
             f"`output={str(output)!r}`: {str(path)!r} contains finished parts of an interrupted "
@@ -301,11 +180,11 @@ def open_parts(
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path, output):
         if is_known and resume:
-            _check_identity(path, _read_json(path / _RUN)["identity"], identity)
+            _check_identity(path, json.loads((path / _RUN).read_bytes()), identity)
         else:
             _clear(path)
-            _write(path / _RUN, _json({"format": FORMAT, "identity": dict(identity)}))
-        yield PartsFolder(path, output)
+            write_bytes(path / _RUN, json_bytes(identity))
+        yield Parts(output)
 
 
 def _check_output(output: Path, *, overwrite: bool) -> None:
@@ -339,31 +218,20 @@ def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str
     Raises:
         UserInputError: Something differs.
     """
-    current = json.loads(json.dumps(identity))
-    differing = [name for name in current if stored.get(name) != current[name]]
-    if not differing:
-        return
-    details = [_difference(name, stored.get(name), current[name]) for name in differing]
-    raise UserInputError(
-        f"`resume=True`: the interrupted run in {str(path)!r} was another one: "
-        f"{'; '.join(details)}. Repeat the earlier call, or pass `overwrite=True` instead to start "
-        "again.",
-        argument="resume",
-    )
-
-
-def _difference(name: str, stored: Any, current: Any) -> str:
-    if name == "options":
-        changed = [each for each in current if (stored or {}).get(each) != current[each]]
-        pairs = (f"`{each}` was {stored.get(each)!r} and is {current[each]!r}" for each in changed)
-        return ", ".join(pairs)
-    if name == "input" and stored and current:
-        paths = [each["path"] for each in stored]
-        if paths != [each["path"] for each in current]:
-            return f"its input had {len(stored)} other files, the first one {paths[0]!r}"
-        changed = [new["path"] for old, new in zip(stored, current, strict=True) if old != new]
-        return f"the input file {changed[0]!r} has changed"
-    return f"the {name} has changed"
+    details = []
+    for name, current in identity.items():
+        if name not in stored:
+            details.append(f"{name} is new")
+        elif stored[name] != current:
+            values = f"was {stored[name]!r:.300} and is {current!r:.300}"
+            details.append(f"{name} {values if name.startswith('`') else 'has changed'}")
+    if details:
+        raise UserInputError(
+            f"`resume=True`: the interrupted run in {str(path)!r} was another one: "
+            f"{'; '.join(details)}. Repeat the earlier call, or pass `overwrite=True` instead to "
+            "start again.",
+            argument="resume",
+        )
 
 
 @contextlib.contextmanager
@@ -391,46 +259,13 @@ def _locked(path: Path, output: Path) -> Iterator[None]:
 
 
 def _clear(path: Path) -> None:
+    # First, so that nobody continues with some of the parts.
+    (path / _RUN).unlink(missing_ok=True)
     for each in path.iterdir():
-        if each.name == _LOCK:
-            continue
         if each.is_dir():
             shutil.rmtree(each)
-        else:
+        elif each.name != _LOCK:
             each.unlink()
-
-
-def _replace(new: Path, output: Path) -> None:
-    """Move a file or a folder of files to its place."""
-    if new.is_dir() and output.is_dir():
-        for path in output.iterdir():
-            path.unlink()
-        output.rmdir()
-    new.replace(output)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically, and make sure that it is on the disk."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        _flush(file)
-    partial.replace(path)
-    _sync_folder(path.parent)
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:
