@@ -56,8 +56,8 @@ LABELS = ("dull", "fine")
 # three take long. The other pages run all kinds of calls.
 SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
 SLOW |= {"serve", "export", "migrate", "onnx"}
-# Options of other programs: torchrun, docker, servers, trtexec and the scripts in `benchmarks/`.
-FOREIGN = {"--nproc-per-node", "--test", "--publish", "--tag", "--volume", "--rm"}
+# Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.
+FOREIGN = {"--nproc-per-node", "--test", "--index-url", "--publish", "--tag", "--volume", "--rm"}
 FOREIGN |= {"--model-repository", "--onnx", "--shapes", "--fp16", "--int8"}
 
 
