@@ -71,6 +71,10 @@ def test_pairs_can_be_tuples(both) -> None:
         ([3], {}, "Each input has to be a text or a pair of texts"),
         ([("a", "b", "c")], {}, "Each input has to be a text or a pair of texts"),
         ("a", {"function_to_apply": "relu"}, "`function_to_apply='relu'` is unknown"),
+        ("a", {"truncation": False}, "`truncation=False` cannot be used: .* always cut"),
+        ("a", {"max_length": 3}, "`max_length` must be above 3, .* at most 64, .* got 3"),
+        ("a", {"max_length": 65}, "`max_length` must be above 3, .* at most 64, .* got 65"),
+        ("a", {"batch_size": 0}, "`batch_size=0` must be a whole number from 1"),
     ],
 )
 def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
@@ -81,6 +85,13 @@ def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
 def test_long_texts_are_reported(both, caplog) -> None:
     both[0](["the cat", "the dog " * 100])
     assert "1 of 2 inputs were longer than 64 tokens and were cut." in caplog.text
+
+
+def test_inputs_are_cut_as_by_the_pipeline(both, caplog) -> None:
+    limits = {"truncation": True, "max_length": 8, "batch_size": 2}
+    with qdqbert.load(both[0].directory) as model:
+        assert model(TEXTS, **limits) == rounded(both[1](TEXTS, **limits))
+    assert "2 of 3 inputs were longer than 8 tokens and were cut." in caplog.text
 
 
 def test_classes_whose_scores_round_to_one_are_in_the_order_of_their_logits(tiny_artifact) -> None:

@@ -13,7 +13,7 @@ from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import described, is_text, listed
+from qdqbert.inference.inputs import check_batch_size, described, is_text, listed
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Encoded
 
@@ -98,6 +98,9 @@ class TextClassifier(Model):
         top_k: int | None = 1,
         function_to_apply: Function | None = None,
         threshold: float | None = None,
+        truncation: bool | str = True,
+        max_length: int | None = None,
+        batch_size: int | None = None,
     ) -> Any:
         """Classify texts, as transformers' pipeline "text-classification" does.
 
@@ -110,6 +113,10 @@ class TextClassifier(Model):
                 multi-label models and models with one output; "none" for regression.
             threshold: If given, all classes whose score is above it are returned, best first,
                 instead of `top_k` classes. `evaluate` uses 0.5 for multi-label models.
+            truncation: True or "longest_first": longer inputs are always cut.
+            max_length: Longest input in tokens, special tokens included. The model's by default,
+                which is also the limit.
+            batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
             With `top_k=1`, one `{"label": ..., "score": ...}` for each text. Otherwise a list of
@@ -131,8 +138,15 @@ class TextClassifier(Model):
                 argument="inputs",
             )
         items = [inputs] if is_one else listed(inputs, "inputs", "a text or a list of texts")
-        job = self.job(top_k=top_k, function_to_apply=function_to_apply, threshold=threshold)
-        answers = self._all(job, items)
+        check_batch_size(batch_size)
+        job = self.job(
+            top_k=top_k,
+            function_to_apply=function_to_apply,
+            threshold=threshold,
+            truncation=truncation,
+            max_length=max_length,
+        )
+        answers = self._all(job, items, max_length=max_length)
         if top_k == 1 and threshold is None:
             return [each[0] for each in answers]
         return answers[0] if is_one else answers
@@ -143,13 +157,29 @@ class TextClassifier(Model):
         top_k: int | None = 1,
         function_to_apply: Function | None = None,
         threshold: float | None = None,
+        truncation: bool | str = True,
+        max_length: int | None = None,
     ) -> Classify:
         """Return the job of a call with these options, for `stream`.
 
         Its answers are lists of `{"label": ..., "score": ...}`, also for `top_k=1`.
         """
+        if truncation not in (True, "longest_first"):
+            raise UserInputError(
+                f"`truncation={truncation!r}` cannot be used: inputs that are longer than "
+                "`max_length` are always cut, the longer text of a pair first. Leave it out.",
+                argument="truncation",
+            )
+        tokenizer = self._loaded.tokenizer
+        special = tokenizer.backend.num_special_tokens_to_add(is_pair=True)
+        if max_length is not None and not special < max_length <= self.max_length:
+            raise UserInputError(
+                f"`max_length` must be above {special}, the number of special tokens, and at most "
+                f"{self.max_length}, the longest input of {self.name!r}, got {max_length}.",
+                argument="max_length",
+            )
         return Label(
-            tokenizer=self._loaded.tokenizer,
+            tokenizer=tokenizer if max_length is None else tokenizer.cutting(max_length),
             input_names=self._loaded.artifact.input_names,
             function=check_function(function_to_apply, "function_to_apply") or self._function,
             id2label=self._loaded.id2label,

@@ -15,7 +15,7 @@ from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import check_text, listed_texts
+from qdqbert.inference.inputs import check_batch_size, check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, TextEncoder, rows_of
 from qdqbert.inference.scheduler import Encoded, Job
 from qdqbert.progress import progress_of
@@ -252,11 +252,7 @@ class Embedder(Model):
             >>> vectors.shape
             (2, 384)
         """
-        if batch_size is not None and not (type(batch_size) is int and batch_size > 0):
-            raise UserInputError(
-                f"`batch_size={batch_size!r}` must be a whole number from 1. It can be left out.",
-                argument="batch_size",
-            )
+        check_batch_size(batch_size)
         is_one = isinstance(sentences, str)
         job = self.job(
             prompt_name=prompt_name,

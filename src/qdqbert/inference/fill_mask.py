@@ -14,7 +14,7 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
-from qdqbert.inference.inputs import check_text, listed_texts
+from qdqbert.inference.inputs import check_batch_size, check_text, listed_texts
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Encoded
 
@@ -113,6 +113,7 @@ class MaskFiller(Model):
         *,
         top_k: int = 5,
         targets: str | Sequence[str] | None = None,
+        batch_size: int | None = None,
     ) -> Any:
         """Fill masks, as transformers' pipeline "fill-mask" does.
 
@@ -121,6 +122,7 @@ class MaskFiller(Model):
             top_k: Number of tokens for each mask, best first.
             targets: Words to choose from, or a single word. The first token of a word that is not
                 in the vocabulary is used, which is logged. All tokens by default.
+            batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
             For each text a list of `{"score": ..., "token": ..., "token_str": ..., "sequence":
@@ -136,6 +138,7 @@ class MaskFiller(Model):
             [{'score': 0.31, 'token': 4937, 'token_str': 'cat',
               'sequence': 'the cat sat on the mat.'}]
         """
+        check_batch_size(batch_size)
         texts = listed_texts(inputs, "inputs")
         answers = self._all(self.job(top_k=top_k, targets=targets), texts)
         return answers[0] if len(answers) == 1 else answers

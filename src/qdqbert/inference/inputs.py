@@ -88,6 +88,22 @@ def is_text(value: Any) -> bool:
     return True
 
 
+def check_batch_size(value: int | None) -> None:
+    """Check the argument `batch_size` of calls, which decides nothing.
+
+    Batches are made of inputs of similar length, as the engine runs them fastest. Code for
+    transformers and sentence-transformers passes it.
+
+    Raises:
+        UserInputError: It is not a whole number from 1.
+    """
+    if value is not None and not (type(value) is int and value > 0):
+        raise UserInputError(
+            f"`batch_size={value!r}` must be a whole number from 1. It can be left out.",
+            argument="batch_size",
+        )
+
+
 def described(value: Any) -> str:
     """Return a value and its type, for messages."""
     if isinstance(value, str) and not is_text(value):

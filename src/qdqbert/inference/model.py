@@ -287,9 +287,21 @@ class Model:
         return self._loaded.scheduler.streams
 
     def _all(
-        self, job: Job[_I, _A], items: Sequence[_I], *, progress: Progress | None = None
+        self,
+        job: Job[_I, _A],
+        items: Sequence[_I],
+        *,
+        max_length: int | None = None,
+        progress: Progress | None = None,
     ) -> list[_A]:
-        """Return the answers to all items. The first ones that are truncated are logged."""
+        """Return the answers to all items. The first ones that are truncated are logged.
+
+        Args:
+            job: The job.
+            items: Its inputs.
+            max_length: Limit of the job in tokens; `None` for the model's.
+            progress: Shows how many are done.
+        """
         truncated = finished = 0
         shown = (progress or Silent()).throughput("Running the model", len(items))
 
@@ -304,7 +316,7 @@ class Model:
             found = self._loaded.scheduler.run(job, items, count)
             answers = list(_raising(found, has_positions=len(items) > 1))
         if truncated:
-            self._count_truncated(truncated, len(items))
+            self._count_truncated(truncated, len(items), max_length or self.max_length)
         return answers
 
     @property
@@ -312,21 +324,19 @@ class Model:
         """Number of inputs of calls that were cut so far. Those of `stream` do not count."""
         return self._truncated
 
-    def _count_truncated(self, truncated: int, items: int) -> None:
+    def _count_truncated(self, truncated: int, items: int, max_length: int) -> None:
         with self._changed:
             is_first = not self._truncated
             self._truncated += truncated
         if is_first:
             _LOGGER.warning(
                 "%s This is logged once; `truncated_inputs` of the model has the number so far.",
-                self.describe_truncation(truncated, items),
+                self.describe_truncation(truncated, items, max_length),
             )
 
-    def describe_truncation(self, truncated: int, items: int) -> str:
+    def describe_truncation(self, truncated: int, items: int, max_length: int) -> str:
         """Return a sentence about truncated inputs."""
-        return (
-            f"{truncated} of {items} inputs were longer than {self.max_length} tokens and were cut."
-        )
+        return f"{truncated} of {items} inputs were longer than {max_length} tokens and were cut."
 
 
 def _raising(found: Generator[_A | UserInputError], *, has_positions: bool = True) -> Generator[_A]:

@@ -16,7 +16,7 @@ from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import described, is_text, listed, listed_texts
+from qdqbert.inference.inputs import check_batch_size, described, is_text, listed, listed_texts
 from qdqbert.inference.model import Model, rows_of
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.tasks.lines import counted
@@ -101,6 +101,7 @@ class QuestionAnswerer(Model):
         max_seq_len: int | None = None,
         max_question_len: int = 64,
         handle_impossible_answer: bool | None = None,
+        batch_size: int | None = None,
     ) -> Any:
         """Answer questions, as transformers 4's pipeline "question-answering" does.
 
@@ -120,6 +121,7 @@ class QuestionAnswerer(Model):
             max_question_len: Longest question in tokens. The rest of it is cut off.
             handle_impossible_answer: Whether "no answer" is a possible answer. By default, if the
                 model was quantized with examples that have no answer.
+            batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
             `{"score": ..., "start": ..., "end": ..., "answer": ...}` for each question. `start` and
@@ -136,6 +138,7 @@ class QuestionAnswerer(Model):
             >>> model(question="Who sat on the mat?", context="A cat sat on the mat.")
             {'score': 0.91, 'start': 0, 'end': 5, 'answer': 'A cat'}
         """
+        check_batch_size(batch_size)
         items, is_one = _items(inputs, question, context)
         job = self.job(
             top_k=top_k,
@@ -203,8 +206,9 @@ class QuestionAnswerer(Model):
             top_k=top_k,
         )
 
-    def describe_truncation(self, truncated: int, items: int) -> str:
+    def describe_truncation(self, truncated: int, items: int, max_length: int) -> str:
         """Return a sentence about truncated questions."""
+        del max_length
         return f"{truncated} of {items} questions were longer than `max_question_len` and were cut."
 
 

@@ -21,9 +21,10 @@ from qdqbert.inference.classification import (
     is_pair,
     text_or_pair,
 )
-from qdqbert.inference.inputs import check_text, listed, listed_texts
+from qdqbert.inference.inputs import check_batch_size, check_text, listed, listed_texts
 from qdqbert.inference.model import Loaded
 from qdqbert.inference.scheduler import Encoded
+from qdqbert.progress import progress_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,8 @@ class Reranker(TextClassifier):
         prompt_name: str | None = None,
         prompt: str | None = None,
         activation: Function | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
     ) -> Any:
         """Score pairs, as `CrossEncoder.predict` of sentence-transformers does.
 
@@ -76,6 +79,8 @@ class Reranker(TextClassifier):
             prompt: Text that is put before the first texts, instead of a named prompt.
             activation: What turns logits into scores. The one that the model's files name by
                 default; else "sigmoid" for a model with one output, and "none" for others.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+            show_progress_bar: Whether to show a bar on stderr.
 
         Returns:
             float32 `(pairs,)` for a model with one output, `(pairs, classes)` for others. For one
@@ -85,11 +90,12 @@ class Reranker(TextClassifier):
             UserInputError: `sentences` is not a pair or a list of pairs, or `prompt_name` is
                 unknown.
         """
+        check_batch_size(batch_size)
         is_one = is_pair(sentences)
         wanted = "a pair of texts or a list of them"
         pairs = [sentences] if is_one else listed(sentences, "sentences", wanted)
         job = self.scoring_job(prompt_name=prompt_name, prompt=prompt, activation=activation)
-        rows = self._all(job, pairs)
+        rows = self._all(job, pairs, progress=progress_of(bool(show_progress_bar)))
         scores = np.stack(rows) if rows else np.zeros((0, self.num_labels), np.float32)
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
         return scores[0] if is_one else scores
@@ -104,6 +110,8 @@ class Reranker(TextClassifier):
         prompt_name: str | None = None,
         prompt: str | None = None,
         activation: Function | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
     ) -> list[dict[str, Any]]:
         """Sort documents by how well they answer a query, as `CrossEncoder.rank` does.
 
@@ -115,6 +123,8 @@ class Reranker(TextClassifier):
             prompt_name: Name of the prompt that is put before the query; see `predict`.
             prompt: Text that is put before the query, instead of a named prompt.
             activation: What turns logits into scores; see `predict`.
+            batch_size: Has no effect; see `predict`.
+            show_progress_bar: Whether to show a bar on stderr.
 
         Returns:
             For each document, best first, its index as `corpus_id`, its `score` and, if
@@ -139,7 +149,14 @@ class Reranker(TextClassifier):
         with naming("query"):
             check_text(query)
         pairs = [(query, each) for each in texts]
-        logits = self.predict(pairs, prompt_name=prompt_name, prompt=prompt, activation="none")
+        logits = self.predict(
+            pairs,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            activation="none",
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+        )
         function = check_function(activation, "activation") or self.activation
         scores = apply(function, logits[:, None])[:, 0]
         order = np.argsort(-logits, kind="stable")[:top_k]

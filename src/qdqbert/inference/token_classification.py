@@ -21,7 +21,7 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
-from qdqbert.inference.inputs import described, is_text, listed
+from qdqbert.inference.inputs import check_batch_size, described, is_text, listed
 from qdqbert.inference.model import Model, rows_of
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -246,6 +246,7 @@ class TokenClassifier(Model):
         ignore_labels: Sequence[str] = ("O",),
         stride: int | None = None,
         is_split_into_words: bool = False,
+        batch_size: int | None = None,
     ) -> Any:
         """Tag tokens, as transformers' pipeline "token-classification" does.
 
@@ -265,6 +266,7 @@ class TokenClassifier(Model):
                 window in which it is farther from the ends.
             is_split_into_words: Whether inputs are lists of words. Positions then refer to the
                 words joined by spaces.
+            batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
             For each text a list of `{"entity": ..., "score": ..., "index": ..., "word": ...,
@@ -281,6 +283,7 @@ class TokenClassifier(Model):
             [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada', 'start': 0, 'end': 3},
              {'entity_group': 'LOC', 'score': 0.98, 'word': 'London', 'start': 13, 'end': 19}]
         """
+        check_batch_size(batch_size)
         is_one = isinstance(inputs, str)
         wanted = "a list of words" if is_split_into_words else "a text"
         items = [inputs] if is_one else listed(inputs, "inputs", f"{wanted} or a list of them")

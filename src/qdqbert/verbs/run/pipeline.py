@@ -239,7 +239,7 @@ def _report(
             hint = " The first row is the header; pass `header=False` if it has a text."
         notices.append(f"The input has no rows.{hint}")
     if totals.truncated:
-        notices.append(model.describe_truncation(totals.truncated, totals.rows))
+        notices.append(model.describe_truncation(totals.truncated, totals.rows, model.max_length))
     if totals.skipped:
         where = "" if options.output == STDOUT else f": see {errors_path(Path(options.output))}"
         notices.append(f"{totals.skipped} rows were skipped{where}.")
