@@ -1,4 +1,4 @@
-"""The folder that `quantize` writes: one graph for each target, and all that is needed to use it.
+"""The folder that `quantize` writes: one graph for each target, with tokenizer and settings.
 
 DIR/model.onnx                  the graph; with several targets DIR/<target>/model.onnx
 DIR/native/model.safetensors    packed weights of the target `native`
@@ -387,11 +387,11 @@ def _swap(new: Path, directory: Path) -> None:
 
 
 def weights_of(model: Path) -> Path:
-    """Return the file that holds the weights of a graph of more than 1.5 GB."""
+    """Return the weights file of a graph of more than 1.5 GB."""
     return model.with_name(f"{model.name}.data")
 
 
 def size_bytes(model: Path) -> int:
-    """Return the size of a graph and of the file that holds its weights, if there is one."""
+    """Return the size of a graph, its weights file included."""
     weights = weights_of(model)
     return model.stat().st_size + (weights.stat().st_size if weights.exists() else 0)

@@ -1,4 +1,4 @@
-"""The cache of this package: kernels, packed models and digests, which are made again if lost.
+"""The cache of this package: kernels, packed models and digests. All can be made again.
 
 It is the folder `QDQBERT_CACHE`, or `qdqbert` in the user's cache.
 """
@@ -49,7 +49,7 @@ def models_folder() -> Path:
 
 
 def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, which is filled if it is not there.
+    """Return a folder of the cache. Fill it first, if it does not exist.
 
     Several processes can do this at once: a folder appears when it is complete. If the cache
     cannot be written, the folder is a temporary one of this process, in memory where there is one.
@@ -157,7 +157,7 @@ def _temporary(fill: Callable[[Path], None]) -> Path:
 
 
 def _trim(newest: Path) -> None:
-    """Remove the folders that were not used for longest, if all are too large together."""
+    """Remove the least recently used folders, if all are too large together."""
     folders = sorted(_complete(), key=_last_used, reverse=True)
     total = 0
     for folder in folders:

@@ -97,7 +97,7 @@ def feature_of(
 
 
 def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:
-    """Yield the items in lists that are small enough to be tokenized at once."""
+    """Yield lists of items that are tokenized together."""
     for start in range(0, len(items), _CHUNK_SIZE):
         yield list(items[start : start + _CHUNK_SIZE])
 
@@ -127,7 +127,7 @@ def first_rows(batch: Batch, *, tokens: int) -> Batch:
 
 
 def make_batch(encoded: Encoded, indices: Sequence[int]) -> Batch:
-    """Pad the texts with these positions to the longest of them."""
+    """Make a batch of the texts with these positions, padded to the longest of them."""
     chosen = [encoded.inputs[index] for index in indices]
     inputs = {
         name: stack_padded([each[name] for each in chosen], filler)

@@ -41,7 +41,7 @@ _ROOT = Path("/")
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return how many physical cores this process may use.
+    """Return the number of physical cores that this process may use.
 
     The smaller of the cores in the process's affinity mask, where two hardware threads of one core
     count once, and of the CPU time that its cgroup (version 1 or 2) allows, rounded up.

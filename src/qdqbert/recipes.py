@@ -220,13 +220,13 @@ class QuantizerOptions:
 
     Patterns are regular expressions, searched in the names of quantizers and of the linear layers
     that these belong to. Disabling patterns apply first, then `quant_enable_layer_module`: together
-    with `quant_disable`, it selects everything that is quantized.
+    with `quant_disable`, only its modules are quantized.
 
     Attributes:
         wprec: Bits of weights, 2 to 8.
         aprec: Bits of activations, 2 to 8.
         quant_per_tensor: Use one scale per weight instead of one per output channel.
-        quant_disable: Keep everything in float.
+        quant_disable: Keep all tensors in float.
         quant_disable_keyword: Patterns of quantizers that stay in float.
         quant_disable_layer_module: Pattern of modules that stay in float in every layer. It is
             matched after `layer.N.`.

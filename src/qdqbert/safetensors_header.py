@@ -1,4 +1,4 @@
-"""Read the header of a safetensors file, which says where the tensors are."""
+"""Read the header of a safetensors file, which has the offsets of the tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST_HEADER = 100_000_000
 def read_header(
     data: NDArray[np.uint8], damaged: Callable[[str], CheckpointError]
 ) -> tuple[dict[str, Any], int]:
-    """Return the header of a file, and where the tensors start.
+    """Return the header of a file, and the offset of the first tensor.
 
     Args:
         data: The bytes of the file.

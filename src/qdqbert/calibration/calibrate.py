@@ -68,7 +68,7 @@ def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
 
 
 def count_passes(run: Run, plan: CalibrationPlan) -> int:
-    """Return how often `run_passes` runs a model, or parts of it, over all batches."""
+    """Return the number of passes of `run_passes` over all batches, by the model or its parts."""
     parts = run.parts(plan) if isinstance(run, StagedRun) else [plan.names]
     return sum(len(plan.passes(names)) for names in parts)
 

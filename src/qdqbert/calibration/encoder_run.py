@@ -58,7 +58,7 @@ class EncoderRun:
         )
 
     def parts(self, plan: CalibrationPlan) -> list[Collection[str]]:
-        """Return the names of the sites of each layer; of the whole model if it is not divided.
+        """Return the names of the sites of each layer, or of the whole model if it is not divided.
 
         Layers behind the last one that has a pass are left out.
         """
@@ -70,7 +70,7 @@ class EncoderRun:
         return [*parts]
 
     def stages(self, plan: CalibrationPlan) -> Iterator[Stage]:
-        """Yield the layers; or the whole model if it is not divided.
+        """Yield the layers, or the whole model if it is not divided.
 
         Raises:
             CalibrationError: There is no batch.

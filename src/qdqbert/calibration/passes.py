@@ -137,7 +137,7 @@ class CalibrationPlan:
         return [name for name in names if weight_site_of(name) in rounded and name in self.weights]
 
     def _rounded_at_once(self, names: Collection[str]) -> list[list[str]]:
-        """Divide the inputs of rounded weights into those whose moments are kept at a time."""
+        """Divide the inputs of rounded weights into groups that fit into memory."""
         parts: list[list[str]] = []
         left = 0
         for name in self._rounded:
@@ -273,7 +273,7 @@ def _roundings(
     inputs: Sequence[str],
     moments: Tensor,
 ) -> dict[_Rounded, Tensor]:
-    """Return how the weights are rounded that read one input, by the sites at which they do."""
+    """Return the roundings of the weights that read one input, by site."""
     weights = {weight_site_of(name): plan.weights[name] for name in inputs}
     keys = sorted(((name, spec) for name, spec in wanted if name in weights), key=str)
     if not keys:

@@ -12,12 +12,12 @@ from qdqbert.numerics.histogram import Histogram
 
 
 def is_shared() -> bool:
-    """Return whether there are other processes, as `torchrun` or `accelerate launch` start them."""
+    """Return whether `torchrun` or `accelerate launch` started several processes."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histogram]:
-    """Return the statistics of all processes, exactly as if one process had seen everything.
+    """Return the merged statistics of all processes, exactly as one process would have them.
 
     Args:
         mine: Statistics of this process. Every process has the same sites.

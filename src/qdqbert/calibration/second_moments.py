@@ -29,7 +29,7 @@ class SecondMomentObserver:
     """
 
     def __init__(self, ranges: Mapping[str, Range]) -> None:
-        """Observe the sites that `ranges` has the range of."""
+        """Observe the sites in `ranges`."""
         self._parameters = {name: parameters_of(each, AFFINE) for name, each in ranges.items()}
         self._totals: dict[str, _Products] = {}
         self._leader: dict[str, str] = {}
@@ -142,7 +142,7 @@ class _Products:
         self._recent += other._recent
 
     def totals(self, shift: float) -> tuple[Tensor, Tensor]:
-        """Return the sums as if a whole number had been added to all numbers."""
+        """Return the sums for numbers that are all shifted by a whole number."""
         sums, count = self._sums.cpu(), float(self._sums[-1])
         products = self._recent.to("cpu", torch.float64)
         if self._earlier is not None:
@@ -158,7 +158,7 @@ class _Products:
         return products, sums
 
     def _settle_for(self, squares: Tensor) -> None:
-        """Make room for sums of products whose squares have these sums, `(channels,)`."""
+        """Make room for the next products, given the sums of their squares, `(channels,)`."""
         if float((self._recent.diagonal() + squares).amax()) >= _FLOAT32_LIMIT:
             self._add_earlier(self._recent)
             self._recent = torch.zeros_like(self._recent)

@@ -130,7 +130,7 @@ def _absorb_(into: Histogram, seen: Histogram) -> Histogram:
 
 
 def merge_statistics(a: Statistics, b: Statistics) -> dict[str, Histogram]:
-    """Return the statistics of both, exactly as if one observer had seen everything."""
+    """Return the merged statistics of two observers, exactly as one observer would have them."""
     nothing = histogram.empty()
     return {
         name: histogram.merge(a.get(name, nothing), b.get(name, nothing)) for name in {**a, **b}
@@ -154,7 +154,7 @@ def calibrator_of(quantizer_options: QuantizerOptions) -> Calibrator:
 def choose_ranges(
     statistics: Statistics, calibrator: Calibrator, *, bits: int = 8
 ) -> dict[str, Range]:
-    """Return the range of each site, for codes of that many bits.
+    """Return the range of each site, for codes of a number of bits.
 
     Raises:
         CalibrationError: A site saw no value. The message names it.

@@ -1,4 +1,4 @@
-"""Cross-encoders of sentence-transformers: their files, and how logits become scores.
+"""Cross-encoders of sentence-transformers: their files, and their activation function.
 
 Version 5.4 and later write modules.json and config_sentence_transformers.json, which names the
 activation function. Versions 4 and 5 named it in config.json, in `sentence_transformers`, and

@@ -159,7 +159,7 @@ class Family:
     mask: MaskKind = "additive"
 
     def longest_input(self, config: Any) -> int | None:
-        """Return the number of tokens that the table of positions is for; `None` if unlimited.
+        """Return the longest input that the table of positions allows; `None` if unlimited.
 
         Args:
             config: Config of a checkpoint of the family.

@@ -22,7 +22,7 @@ _MERGE = (
 
 
 def check_name(name: str) -> None:
-    """Refuse a model that is nowhere, a file, and a folder without safetensors weights.
+    """Refuse a name that is no model, a file, and a folder without safetensors weights.
 
     Raises:
         CheckpointError: `name` is one of these.
@@ -111,7 +111,7 @@ def _only_an_adapter(name: str) -> CheckpointError:
 
 
 def _conversion(folder: Path) -> str:
-    """Return the code that writes a folder with safetensors, and keeps the head and tokenizer."""
+    """Return Python code that converts a folder to safetensors, for an error message."""
     read = folder_reader(folder)
     if read(MODULES) is not None:
         kind = "CrossEncoder" if is_cross_encoder(read) else "SentenceTransformer"

@@ -79,7 +79,7 @@ def download(name: str, files: Sequence[str], *, commit: str | None = None) -> P
 
 
 def _reason_for_absence(url: str) -> str | None:
-    """Return why the hub does not provide a model; `None` if it does."""
+    """Return the reason why the hub does not provide a model; `None` if it does."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE=1 forbids downloads from the hub"
     try:

@@ -38,7 +38,7 @@ _CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-    """A checkpoint with everything that is needed to feed it, apart from its weights.
+    """A checkpoint without its weights: config, tokenizer and settings.
 
     Attributes:
         name: Folder or hub id, as the user gave it.
@@ -69,7 +69,7 @@ class Description:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint(Description):
-    """A float model in PyTorch with everything that is needed to feed it.
+    """A float model in PyTorch, with its config, tokenizer and settings.
 
     Attributes:
         model: The model of transformers, in evaluation mode, float32, on the CPU.
@@ -212,7 +212,7 @@ def read_config(name: str) -> Any:
 
 
 def infer_task(name: str) -> TaskName | None:
-    """Return the task that a checkpoint is for; `None` for a plain encoder.
+    """Return the task of a checkpoint; `None` for a plain encoder.
 
     Raises:
         CheckpointError: The checkpoint does not exist, or its config cannot be read.
@@ -323,7 +323,7 @@ def _check_config(config: Any, task: TaskName, family: Family) -> None:
 
 
 def _check_other_heads(name: str, config: Any, task: TaskName) -> None:
-    """Refuse a head of another task whose weights have equal names, and would be loaded."""
+    """Refuse another task's head with equal names of weights, which would be loaded by mistake."""
     classifiers = [each for each in tasks_of(config) if each in _CLASSIFIERS]
     if task in _CLASSIFIERS and classifiers and task not in classifiers:
         raise UserInputError(

@@ -198,7 +198,7 @@ def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
 
 
 def _length_of(settings: Mapping[str, Any]) -> int | None:
-    """Return the longest input among arguments of the tokenizer; refuse those that change texts."""
+    """Return the longest input in the tokenizer's arguments; refuse arguments that change texts."""
     given = settings.get("processing_kwargs") or {}
     arguments = {**(given.get("common") or {}), **(given.get("text") or {})}
     length: int | None = arguments.pop("max_length", None)
@@ -214,7 +214,7 @@ def _length_of(settings: Mapping[str, Any]) -> int | None:
 def choose_prompt(
     prompts: Mapping[str, str], default_name: str | None, *, name: str | None, text: str | None
 ) -> str:
-    """Return the text that is put before a text; empty for none.
+    """Return the prompt before a text; empty for none.
 
     Args:
         prompts: Prompts of the model by name.

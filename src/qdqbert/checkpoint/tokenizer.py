@@ -95,7 +95,7 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
 
 
 def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Return the tokenizer that runs a model, from transformers' one, whose ids it gives.
+    """Return the runtime's tokenizer, with the same ids as a tokenizer of transformers.
 
     transformers converts most tokenizers that have only a vocabulary. Others run Python code.
 
@@ -174,7 +174,7 @@ def _added(tokenizer: Any) -> list[AddedToken]:
 
 
 def _parts(backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Return all that the ids of a tokenizer, and the texts of ids, depend on, by name."""
+    """Return the parts of a tokenizer that its ids and decoded texts depend on, by name."""
     steps = {
         "normalizer": backend.normalizer,
         "pre-tokenizer": backend.pre_tokenizer,

@@ -21,7 +21,7 @@ _OLD_HEADS = ("lm_predictions", "mask_predictions")
 def check_weights(
     name: str, model: Any, task: TaskName, info: dict[str, Any], *, needs_head: bool
 ) -> tuple[str, ...]:
-    """Refuse weights that are missing, have other shapes, or would be left out and matter.
+    """Refuse missing weights, wrong shapes, and unused weights that matter.
 
     Args:
         name: Folder or hub id of the checkpoint, for messages.

@@ -33,7 +33,7 @@ class ToolkitFactory:
     def choose_calibrators(
         self, quantizers: Iterable[Quantizer], calibrator: CalibratorName
     ) -> None:
-        """Give quantizers a histogram, unless the largest magnitude is all that is needed."""
+        """Give quantizers a histogram, unless they need the largest magnitude only."""
         for quantizer in quantizers:
             assert isinstance(quantizer, TensorQuantizer)
             is_weight = quantizer.site is not None and quantizer.site.kind == "weight"

@@ -119,7 +119,7 @@ def _adjacent_sums(weight: Floats) -> Floats:
 
 
 def _along(values: Floats, axis: int | None) -> Floats:
-    """Return values of channels so that they broadcast along an axis of a matrix."""
+    """Reshape values of channels to broadcast along an axis of a matrix."""
     return values if axis is None else np.expand_dims(values, 1 - axis)
 
 

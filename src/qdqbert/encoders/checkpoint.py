@@ -176,7 +176,7 @@ def family_of(config: Config) -> Family:
 
 
 def _inner_names(parts: Parts) -> Callable[[str], bool]:
-    """Return whether the name of a tensor belongs to the encoder, once the encoder was read."""
+    """Return a test for names of the encoder's tensors. Call it once the encoder was read."""
     weights, start = parts.root.weights, parts.body.path
     # The encoder has a prefix, or its parts are at the root.
     used = set(weights) - set(weights.unused)

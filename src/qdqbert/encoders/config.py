@@ -1,4 +1,4 @@
-"""The fields of `config.json` that readers use, checked when they are read."""
+"""`config.json`, whose fields are checked when they are read."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Config:
         return found
 
     def activation(self, name: str, default: str = _MISSING) -> Activation:
-        """Return an activation function by transformers' name of it.
+        """Return an activation function by transformers' name.
 
         Raises:
             CheckpointError: The field is missing, or the engine does not have the function.
@@ -103,7 +103,7 @@ class Config:
         return _ACTIVATIONS[found]
 
     def refuse(self, name: str, reason: str) -> CheckpointError:
-        """Return an error that says that a field's value is not supported."""
+        """Return the error for an unsupported value of a field."""
         return CheckpointError(f"`{name}={self.values.get(name)!r:.80}` in {self.path}: {reason}")
 
     def _field(self, name: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A family of models as data: how its encoder and its heads are read."""
+"""A family of models as data: readers of its encoder and of its heads."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Parts:
 
 
 def with_words(parts: Parts, words: Table) -> Parts:
-    """Return parts with another table of words, for decoders that have it as it is stored."""
+    """Return parts with another table of words, for decoders that share the stored table."""
     embeddings = dataclasses.replace(parts.encoder.embeddings, words=words)
     encoder = dataclasses.replace(parts.encoder, embeddings=embeddings)
     return dataclasses.replace(parts, encoder=encoder)
 
 
 def longest_text(embeddings: Embeddings) -> int:
-    """Return how many tokens have a position in the table.
+    """Return the number of tokens that have a position in the table.
 
     A row belongs to padding if the family counts other tokens only.
     """
@@ -81,7 +81,7 @@ ReadHead = Callable[[Parts], tuple[Head, ...]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """How models of a family are read.
+    """A family of models.
 
     Attributes:
         model_type: transformers' name of the family, as in `config.json`.
@@ -108,7 +108,7 @@ class Family:
     conversion: Conversion | None = None
 
     def other_code(self, auto_map: Any) -> str | None:
-        """Return the class in a config's `auto_map` that computes something else, if any."""
+        """Return the class in a config's `auto_map` that is not this family's, if any."""
         named = auto_map.items() if isinstance(auto_map, Mapping) else ()
         models = (str(path) for auto, path in named if auto.startswith("AutoModel"))
         return next((path for path in models if path.rpartition(".")[2] not in self.code), None)

@@ -86,7 +86,7 @@ class Sizes:
 
 
 def centered(linear: Linear) -> Linear:
-    """Return a linear layer whose outputs for a row are moved to the mean 0."""
+    """Return a linear layer that also centers its outputs: the mean of each row is 0."""
     weight, bias = np.asarray(linear.weight, np.float32), linear.bias
     return dataclasses.replace(
         linear,
@@ -104,7 +104,7 @@ def read_layer(
     norms_first: bool = False,
     change: Callable[[Attention], Attention] = lambda attention: attention,
 ) -> Layer:
-    """Read a layer whose linear layers all have tensors of their own.
+    """Read a layer with separate linear layers for query, key and value.
 
     Args:
         reader: Reader of the layer.

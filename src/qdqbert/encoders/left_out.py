@@ -48,7 +48,7 @@ def check_left_out(
         task: The task of the model.
         model: Name of the model, for messages.
         is_inner: Whether a tensor belongs to the encoder.
-        without_head: Returns those of the other tensors that belong to no known head.
+        without_head: Filters the names of other tensors: returns the ones of no known head.
         has_quantizers: Whether ranges of quantizers are read elsewhere.
 
     Raises:
@@ -91,10 +91,10 @@ def check_left_out(
 
 
 def root_of(name: str) -> str:
-    """Return the first part of a tensor's name."""
+    """Return the first part of a tensor's name, before the first dot."""
     return name.partition(".")[0]
 
 
 def count_of(names: Collection[str]) -> str:
-    """Return the number of some weights, with its noun."""
+    """Return the number of names in words: "1 weight" or "2 weights"."""
     return "1 weight" if len(names) == 1 else f"{len(names)} weights"

@@ -19,7 +19,7 @@ Pooling = Literal["none", "first", "mean", "max", "mean_sqrt_len_tokens"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codes:
-    """How the input of a linear layer becomes unsigned 8-bit codes.
+    """Quantization of a linear layer's input to unsigned 8-bit codes.
 
     The code of channel `j` is `clip(rint(x[j] * multiplier[j]) + zero_point, 0, 255)`, and stands
     for `(code - zero_point) * scale`. With `pre_quant_scale` p, the multiplier is `p / scale` and

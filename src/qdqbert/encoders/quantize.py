@@ -1,4 +1,4 @@
-"""Quantize an `EncoderModel` with numpy alone: as specs and a calibration say, or without data."""
+"""Quantize an `EncoderModel` with numpy alone: by specs and a calibration, or without data."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Choices:
 
 
 def dynamic_specs(model: EncoderModel) -> Specs:
-    """Return specs of int8 linear layers whose inputs are quantized while the model runs."""
+    """Return specs for dynamic quantization of linear layers."""
     return {
         site.name: WEIGHT if is_weight(site.name) else _DYNAMIC
         for site in sites_of(model)
@@ -93,7 +93,7 @@ def round_encoder(
     limits_pairs: bool = False,
     threads: int = 1,
 ) -> EncoderModel:
-    """Return a model in INT8 without any data, whose table of words has codes, too.
+    """Quantize a model and its table of words to INT8, without any data.
 
     Weights are rounded to the nearest codes.
 
@@ -222,7 +222,7 @@ class _Quantizer:
         )
 
     def _round_trip(self, site: str, factor: float = 1.0) -> RoundTrip | None:
-        """Return the fake quantization at a site, whose input is multiplied by a factor there."""
+        """Return the fake quantization at a site, with a factor of its input."""
         spec = self._specs.get(site)
         if spec is None:
             return None
@@ -249,7 +249,7 @@ class _Quantizer:
         return [made[id(linear)] for linear in linears]
 
     def _module(self, parts: Sequence[Linear]) -> list[Linear]:
-        """Return the layers of a module in INT8, which share one weight quantizer."""
+        """Return the linear layers of a module in INT8, with one weight quantizer for all."""
         site = f"{parts[0].module}._input_quantizer"
         weight_site = f"{parts[0].module}._weight_quantizer"
         spec, weight_spec = self._specs[site], self._specs[weight_site]
@@ -311,7 +311,7 @@ def _check_bits(site: str, spec: TensorSpec) -> None:
 
 
 def _with_words(head: Head, words: Table, rounded: Table) -> Head:
-    """Return a head whose decoder has the table of words in two parts of 8 bits; see `joined`."""
+    """Return a head whose decoder has the table of words with 16-bit codes; see `joined`."""
     if rounded.scale is None:
         return head
     codes, scale = rounded.rows.astype(np.int8, copy=False), rounded.scale

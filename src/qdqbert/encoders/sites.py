@@ -75,7 +75,7 @@ def modules_of(linears: Iterable[Linear]) -> Iterator[tuple[Linear, ...]]:
 
 
 def module_parameters(parts: Sequence[Linear]) -> tuple[Floats, Floats]:
-    """Return weight `(out, in)` and bias of the module that linear layers in float are parts of."""
+    """Return weight `(out, in)` and bias of the module of some linear layers in float."""
     if len(parts) == 1:
         return np.asarray(parts[0].weight, np.float32), parts[0].bias
     weights = [np.asarray(part.weight, np.float32) for part in parts]

@@ -113,7 +113,7 @@ def names_of(stored: Mapping[str, Any]) -> set[str]:
 def read_stored(
     weights: Weights, config: Config, model: EncoderModel, prefix: str
 ) -> tuple[Specs, Choices]:
-    """Return how the quantizers of a checkpoint quantize a model.
+    """Read the quantizers of a checkpoint: their specs, ranges and scales.
 
     Args:
         weights: Tensors of the checkpoint.

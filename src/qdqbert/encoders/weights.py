@@ -35,7 +35,7 @@ _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """How tensors of an older layout are named today.
+    """Renames tensors of an older layout to today's names.
 
     Attributes:
         renames: Regular expressions and their replacements, in order.
@@ -47,7 +47,7 @@ class Conversion:
     splits: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def targets(self, name: str) -> list[str]:
-        """Return the names of the tensors that a tensor consists of."""
+        """Return today's names of the parts of a tensor."""
         module, _, parameter = name.rpartition(".")
         for end, parts in self.splits.items():
             if module.endswith(end):
@@ -62,7 +62,7 @@ class Conversion:
 
 
 class MissingTensorError(CheckpointError):
-    """A checkpoint lacks a tensor that its config.json asks for.
+    """A checkpoint lacks a tensor that its config.json requires.
 
     Attributes:
         tensor: Name of the tensor.
@@ -102,7 +102,7 @@ class Weights:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Floats], path: Path) -> Self:
-        """Return tensors that are in memory.
+        """Return arrays in memory as `Weights`.
 
         Args:
             arrays: The tensors by name.
@@ -178,7 +178,7 @@ class Weights:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a checkpoint's tensors, which are not read.
+    """Return the paths of a checkpoint's tensor files, without reading them.
 
     Raises:
         CheckpointError: There is neither one file nor an index of several.
@@ -227,7 +227,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
 
 
 def _divided(array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
-    """Return equal parts of an array along its first axis; less if it cannot be divided."""
+    """Return equal parts of an array along its first axis; fewer if it cannot be divided."""
     return list(array.reshape(parts, -1, *array.shape[1:]))
 
 

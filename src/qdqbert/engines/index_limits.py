@@ -1,4 +1,4 @@
-"""Ids that a graph's inputs may have: those that are rows of its embedding tables.
+"""Limits of a graph's ids: the numbers of rows of its embedding tables.
 
 OpenVINO answers an id beyond a table with some number. ONNX Runtime counts a negative id from the
 end of the table. The tables are found in the file itself, since settings next to it can be wrong.
@@ -30,7 +30,7 @@ _Field = tuple[int, Any]
 
 
 def check_ids(inputs: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
-    """Refuse ids that are no rows of a table.
+    """Refuse ids beyond the last row of a table.
 
     Args:
         inputs: Inputs of the graph.

@@ -54,7 +54,7 @@ RUNS_NO_ONNX: frozenset[str] = frozenset({"native"})
 
 
 def float_engine(engine: str) -> str:
-    """Return the engine that runs the float model which INT8 on an engine is compared with."""
+    """Return the engine for the float baseline of an engine."""
     return "onnxruntime" if engine in RUNS_NO_ONNX else engine
 
 

@@ -1,4 +1,4 @@
-"""How long texts are, in tokens."""
+"""Lengths of texts, in tokens."""
 
 from __future__ import annotations
 

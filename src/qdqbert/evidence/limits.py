@@ -112,7 +112,7 @@ def check_limits(
 
 
 def _drop(difference: MetricDifference) -> tuple[float, Interval]:
-    """Return how much worse a metric is than the reference's."""
+    """Return the loss of a metric against the reference's, and its interval."""
     value, interval = difference.value, difference.interval
     if difference.is_error:
         return value, interval

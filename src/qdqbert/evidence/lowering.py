@@ -139,7 +139,7 @@ def make_references(
 
     Args:
         sited: The model with quantizers.
-        body: The same model, as it is exported.
+        body: The same model, in the form that is exported.
         sited_graph: Its exported graph.
         layers: Paths of its encoder layers.
         batches: Batches of real text.
@@ -208,7 +208,7 @@ def _run(
 def layer_fidelity(
     references: Sequence[Reference], floats: Sequence[Reference]
 ) -> tuple[LayerFidelity, ...]:
-    """Return how close a quantized model is to float after each layer.
+    """Return the SQNR of a quantized model to float after each layer.
 
     Args:
         references: Results of the fake-quantized model.

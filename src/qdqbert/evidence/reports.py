@@ -294,7 +294,7 @@ class AnalyzeReport:
         target: Target whose quantizers were analyzed.
         recipe: Recipe that placed them.
         metric: Name of the main metric; `None` without labels.
-        examples: Number of examples that everything was measured on.
+        examples: Number of measured examples.
         whole: The cost of quantizing everything.
         units: The units, the most costly one first.
         notices: Messages for the user.

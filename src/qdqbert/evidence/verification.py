@@ -1,4 +1,4 @@
-"""Rows whose results in float are stored, so that fidelity can be measured again elsewhere.
+"""Stored rows with float results, to measure fidelity again on another machine.
 
 A row is one input and the outputs of the float model for it. Rows run alone and without padding.
 Reading and running them needs numpy and an engine only.

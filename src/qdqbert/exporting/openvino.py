@@ -94,7 +94,7 @@ def _check_reranker(source: Source, folder: Path) -> Sequence[Agreement]:
 
 
 def _score(logits: Result) -> Result:
-    """Return the score that `TextRerankPipeline` makes of logits `(classes,)`."""
+    """Return `TextRerankPipeline`'s score for logits `(classes,)`."""
     if len(logits) == 1:
         return apply("sigmoid", logits)
     return apply("softmax", logits)[1:2]

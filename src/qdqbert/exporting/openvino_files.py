@@ -114,7 +114,7 @@ def write_tokenizer(source: Source, folder: Path) -> None:
 
 
 def write_settings(source: Source, folder: Path) -> None:
-    """Write config.json, the tokenizer's own files, and how a server pools an embedder."""
+    """Write config.json, the tokenizer's own files, and a server's settings for pooling."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         path = source.artifact.directory / name
         if path.is_file():
@@ -131,7 +131,7 @@ def write_settings(source: Source, folder: Path) -> None:
 
 
 def pooling_of(source: Source) -> dict[str, Any]:
-    """Return the arguments of `TextEmbeddingPipeline` that pool as the folder does.
+    """Return the arguments of `TextEmbeddingPipeline` for the folder's pooling.
 
     Returns:
         `pooling_type`, "MEAN" or "CLS", and `normalize`.
@@ -155,7 +155,7 @@ def pooling_of(source: Source) -> dict[str, Any]:
 
 
 def instructions_of(source: Source) -> dict[str, str]:
-    """Return the arguments of `TextEmbeddingPipeline` that put prompts before texts.
+    """Return the arguments of `TextEmbeddingPipeline` for the folder's prompts.
 
     Returns:
         `query_instruction` and `embed_instruction`, those that are needed: the prompts of

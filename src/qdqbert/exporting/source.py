@@ -111,7 +111,7 @@ class Source:
 
     @property
     def _pair_notices(self) -> list[str]:
-        """Say so if a classifier may take the other kind of input."""
+        """Notices about a classifier that may take the other kind of input."""
         if self.artifact.task != "text-classification" or self.pairs:
             return []
         is_known = "takes_pairs" in self.artifact.quantization

@@ -138,7 +138,7 @@ def insert_qdq(
 
 
 def _add_site_per_reader(graph: ir.Graph) -> None:
-    """Copy the site of each activation, so that every reader has a site of its own.
+    """Copy the site of each activation: one for each reader.
 
     The copies have the same site, and names of their own.
     """
@@ -172,7 +172,7 @@ def _label(node: ir.Node) -> str:
 
 
 def _remove_site(graph: ir.Graph, node: ir.Node) -> None:
-    """Let the readers of a site read its input directly."""
+    """Remove a site: its readers read its input."""
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
     if result.is_graph_output():

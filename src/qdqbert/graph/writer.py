@@ -3,8 +3,8 @@
 The operators are those that ONNX Runtime and OpenVINO fuse: LayerNormalization and Gelu whole,
 MatMul with a constant right side and an Add for a linear layer.
 
-With sites, each is an Identity node of its own. The weight of a linear layer is then stored as
-`(out, in)`, and reaches its MatMul through its site and a Transpose.
+With sites, each is an Identity node. The weight of a linear layer is then stored as `(out, in)`,
+and reaches its MatMul through its site and a Transpose.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def write_graph(model: EncoderModel, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeGraph:
-    """A graph whose large constants are apart.
+    """A graph, and its large constants apart from it.
 
     Attributes:
         proto: The graph. The values of large constants are not in it.

@@ -28,13 +28,13 @@ class QuantizerFactory(Protocol):
         ...
 
     def enable(self, quantizers: Iterable[Quantizer]) -> None:
-        """Let new quantizers quantize that no recipe configures."""
+        """Enable new quantizers that no recipe configures."""
         ...
 
     def choose_calibrators(
         self, quantizers: Iterable[Quantizer], calibrator: CalibratorName
     ) -> None:
-        """Give quantizers that collect statistics themselves the calibrator that is wanted."""
+        """Set the calibrator of quantizers that collect statistics themselves."""
         ...
 
     def finish_loading(self, quantizers: Iterable[Quantizer]) -> None:

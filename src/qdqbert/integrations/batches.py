@@ -21,7 +21,7 @@ Answers = Sequence[tuple[Column, list[Any]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchKind:
-    """How batches of a kind are read and extended.
+    """Functions that read and extend batches of one library.
 
     Attributes:
         names: Returns the names of the columns.
@@ -101,7 +101,7 @@ _KINDS: Mapping[str, BatchKind] = {
 
 
 def kind_of(batch: Any) -> BatchKind:
-    """Return how a batch is read and extended.
+    """Return the kind of a batch.
 
     Raises:
         UserInputError: It is neither a dictionary of arrays, a DataFrame nor a Table.

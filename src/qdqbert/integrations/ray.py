@@ -149,7 +149,7 @@ class Predictor:
 
     @staticmethod
     def _items(entry: TaskEntry, kind: BatchKind, batch: Any, texts: Sequence[str]) -> list[Any]:
-        """Return the input of the job for each row, or why there is none."""
+        """Return the input of the job for each row, or the reason why there is none."""
         # Tasks whose columns have fixed names read all columns.
         read = texts or kind.names(batch)
         items: list[Any] = []

@@ -32,7 +32,7 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorGroups:
-    """How the CPUs or GPUs of a cluster are divided.
+    """The division of a cluster's CPUs or GPUs among actors.
 
     Attributes:
         actors: Number of actors.

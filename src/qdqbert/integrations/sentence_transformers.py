@@ -62,7 +62,7 @@ class _EngineModule(InputModule):
         self.engine_model = inference.load(path, **options) if model is None else model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to open the folder again."""
+        """Pickle the folder's path and options, without the loaded model."""
         return type(self), self._opened
 
     @property
@@ -101,7 +101,7 @@ class QuantizedEncoder(_EngineModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the texts and the prompt as they are. The engine's tokenizer reads them."""
+        """Return the texts and the prompt unchanged. The engine's tokenizer reads them."""
         del kwargs
         return {"texts": list(inputs), "prompt": prompt or ""}
 
@@ -118,7 +118,7 @@ class QuantizedCrossEncoder(_EngineModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the pairs and the prompt as they are. The engine's tokenizer reads them."""
+        """Return the pairs and the prompt unchanged. The engine's tokenizer reads them."""
         del kwargs
         return {"pairs": [tuple(each) for each in inputs], "prompt": prompt or ""}
 

@@ -65,7 +65,7 @@ def calibrate(
         wprec: Bits of weights, 2 to 8.
         aprec: Bits of activations, 2 to 8.
         quant_per_tensor: Use one scale per weight instead of one per output channel.
-        quant_disable: Keep everything in float.
+        quant_disable: Keep all tensors in float.
         quant_disable_keyword: Patterns of quantizers that stay in float.
         quant_disable_layer_module: Pattern of modules that stay in float in every layer.
         quant_enable_layer_module: Pattern of modules that are quantized in every layer, although

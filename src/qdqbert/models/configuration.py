@@ -86,7 +86,7 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_(config: Any) -> None:
-    """Give a config the keys of the current format, whichever class it has.
+    """Give a config of any class the keys of the current format.
 
     Raises:
         CheckpointError: It was written by a newer version.

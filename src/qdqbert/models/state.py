@@ -161,7 +161,7 @@ def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"])
 
 
 def fix_ranges_(sited: SitedModel) -> None:
-    """Stop learning and moving ranges. They stay as they are now."""
+    """Stop learning and moving ranges. They keep their present values."""
     for quantizer in sited.quantizers.values():
         quantizer.fix_range()
 

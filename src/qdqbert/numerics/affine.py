@@ -358,7 +358,7 @@ def _usable(scale: Tensor) -> Tensor:
 def _along(
     parameters: QuantizationParameters, x: Tensor, axis: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return parameters of shape `(channels,)` so that they broadcast along `axis` of `x`."""
+    """Reshape parameters `(channels,)` to broadcast along `axis` of `x`."""
     if axis is None:
         return parameters.scale, parameters.zero_point
     shape = [1] * x.ndim

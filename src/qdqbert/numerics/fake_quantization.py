@@ -1,4 +1,4 @@
-"""Fake quantization by an `amax`, as quantizers in a PyTorch model do it.
+"""Fake quantization by an `amax`, for the quantizers of a PyTorch model.
 
 Rounding is `numerics.affine.round_trip`, as everywhere in this package. A range of 0 makes all
 values 0, and codes become reals by a division, as in pytorch-quantization.

@@ -138,7 +138,7 @@ def summarize(x: Tensor, bins: int = BINS) -> Histogram:
 
 
 def merge(a: Histogram, b: Histogram) -> Histogram:
-    """Return the histogram of the values of both. Exact, commutative and associative."""
+    """Merge two histograms. Exact, commutative and associative."""
     exponent = max(a.exponent, b.exponent)
     return Histogram(
         exponent=exponent,

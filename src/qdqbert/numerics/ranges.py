@@ -148,7 +148,7 @@ def mse_amax(histogram: Histogram, candidates: Tensor, *, qmax: int | None) -> f
 
 
 def _mse_affine(histogram: Histogram, *, steps: int) -> tuple[float, float]:
-    """Search the ends of affine codes in turn, the other one fixed, until neither changes."""
+    """Search the ends of affine codes in turn, with the other end fixed, until neither changes."""
     values, counts = _points(histogram)
     low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
     for _ in range(4):
@@ -194,7 +194,7 @@ def _squared_error(
 
 
 def _squared_error_e4m3(values: Tensor, counts: Tensor, amax: Tensor) -> Tensor:
-    """Return the same for 8-bit floating point with largest value 448. `amax`: `(candidates,)`."""
+    """Return the squared error of E4M3, whose largest value is 448. `amax`: `(candidates,)`."""
     scale = 448 / amax.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     rounded = (values * scale).clamp(-448, 448).float().to(torch.float8_e4m3fn).double() / scale
     return ((rounded - values) ** 2 * counts).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Use threads of torch, or threads of Python, where one is better than the other."""
+"""Run code on one thread of torch, or on several threads of Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Run torch on one thread for as long as the context lasts."""
+    """Run torch on one thread within the context."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

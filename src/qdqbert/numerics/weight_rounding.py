@@ -58,7 +58,7 @@ class UnroundedWeight:
 
 
 def choose_rounding(weights: Sequence[UnroundedWeight], moments: Tensor) -> list[Tensor]:
-    """Return which weights are rounded up, for linear layers that read the same input.
+    """Choose the weights to round up, for linear layers with the same input.
 
     The error `d H d^T` of a row is never larger than with the nearest codes.
 

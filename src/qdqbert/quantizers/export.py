@@ -41,14 +41,14 @@ def is_tracing() -> bool:
 
 @contextlib.contextmanager
 def on_real_tensors() -> Iterator[None]:
-    """Compute real values while a call is being exported."""
+    """Compute with real values inside an export."""
     with _disable_current_modes(), torch.no_grad(), quiet_tracer():
         yield
 
 
 @contextlib.contextmanager
 def quiet_tracer() -> Iterator[None]:
-    """Silence TorchScript's tracer where values are meant to become constants."""
+    """Silence TorchScript's tracer where values shall become constants."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TracerWarning)
         yield

@@ -202,7 +202,7 @@ class Quantizer(nn.Module):
         self.clip = Clip(low, high, learn_min=True, learn_max=True).to(ends.device)
 
     def fix_range(self) -> None:
-        """Stop learning and moving. The range stays as it is now."""
+        """Stop learning and moving the range. It keeps its present values."""
         self.moving = None
         if self.clip is None:
             return
@@ -331,7 +331,7 @@ class Quantizer(nn.Module):
     # Stored state
 
     def state(self) -> dict[str, Any]:
-        """Return all that a checkpoint stores besides tensors, as plain values by name."""
+        """Return the settings that a checkpoint stores besides tensors, as plain values by name."""
         spec = self._spec
         return {
             "num_bits": spec.bits,
@@ -345,7 +345,7 @@ class Quantizer(nn.Module):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Become as a stored state describes. Ranges are loaded later.
+        """Take the settings of a stored state. Ranges are loaded later.
 
         Raises:
             CheckpointError: The state is a toolkit quantizer's, without an equivalent here.
@@ -368,7 +368,7 @@ class Quantizer(nn.Module):
             self.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True)
 
     def expect(self, buffer: str, shape: tuple[int, ...]) -> None:
-        """Reserve a buffer of that shape, which a checkpoint is about to fill."""
+        """Register a buffer of a shape, which a checkpoint will fill."""
         self.register_buffer(buffer, torch.empty(shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:

@@ -452,7 +452,7 @@ def _in_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _put(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Add a module at a path, with the modules around it."""
+    """Add a module at a path, and create missing parents."""
     *around, name = path.split(".")
     for part in around:
         if part not in dict(root.named_children()):

@@ -212,7 +212,7 @@ def _acting(sited: SitedModel, actions: Mapping[str, Action]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shifting_biases(model: nn.Module, shifts: Mapping[str, Tensor]) -> Iterator[None]:
-    """Add a shift to the bias of linear layers, by path, for as long as the context lasts."""
+    """Add shifts to the biases of linear layers, by path, within the context."""
     linears: dict[str, Any] = {path: model.get_submodule(path) for path in shifts}
     before = {path: linear.bias for path, linear in linears.items()}
     for path, linear in linears.items():

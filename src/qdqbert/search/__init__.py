@@ -1,1 +1,1 @@
-"""Which sites cost accuracy, and which of them to leave in float."""
+"""Search for the sites that cost accuracy, to leave them in float."""

@@ -30,7 +30,7 @@ def float_order(units: Sequence[Unit], noise: Noise) -> Iterator[Unit]:
 def fewest_units(
     order: Iterator[Unit], is_met: Callable[[Sequence[Unit]], bool]
 ) -> tuple[Unit, ...] | None:
-    """Return the shortest start of an order that meets a condition; `None` if all of it does not.
+    """Return the shortest prefix of an order that meets a condition; `None` if none does.
 
     The length is doubled until the condition is met, and bisected then, since checking it takes
     long.

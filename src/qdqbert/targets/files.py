@@ -21,7 +21,7 @@ from qdqbert.targets.target import Plan, Target
 
 
 def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path: Path) -> None:
-    """Write a float model as packed weights of the native engine, quantized as a plan says.
+    """Write packed weights of the native engine, from a float model and a plan.
 
     Args:
         model: The model.

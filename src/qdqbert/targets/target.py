@@ -223,7 +223,7 @@ def check_recipe(target: Target, recipe: Recipe) -> None:
 def _check_specs(
     target: Target, sites: Sequence[Site], specs: Mapping[str, TensorSpec | None]
 ) -> None:
-    """Refuse specs that a target cannot run, which patterns or a checkpoint's quantizers can make.
+    """Refuse specs that a target cannot run, from patterns or from a checkpoint's quantizers.
 
     Raises:
         UserInputError: The target cannot run them. The message names a site.

@@ -97,7 +97,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of steps after which a checkpoint was written."""
+    """Return the step of a checkpoint, by the name of its folder."""
     return int(checkpoint.name.split("-")[1])
 
 

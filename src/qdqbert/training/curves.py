@@ -27,7 +27,7 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int,
 
 
 def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot the loss and each metric in a panel of its own.
+    """Plot the loss and each metric, one panel each.
 
     Args:
         history: `TrainerState.log_history`.

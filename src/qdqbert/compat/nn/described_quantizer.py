@@ -1,4 +1,4 @@
-"""How a toolkit quantizer is described: by a descriptor's terms and by switches."""
+"""The settings of a toolkit quantizer: the terms of a descriptor, and switches."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class DescribedQuantizer(Quantizer):
             return
         self._set("_amax", value)
 
-    # What the pipeline asks of a quantizer
+    # The interface of `Quantizer`
 
     @property
     def spec(self) -> TensorSpec | None:
@@ -198,15 +198,15 @@ class DescribedQuantizer(Quantizer):
         if isinstance(self._calibrator, Calibrator):
             self._calibrator.describe(self._num_bits, self._axis, self._unsigned)
 
-    # What is stored
+    # Stored state
 
     def state(self) -> dict[str, Any]:
-        """Return all that a checkpoint stores besides tensors, as plain values by name."""
+        """Return the settings that a checkpoint stores besides tensors, as plain values by name."""
         stored = {name: getattr(self, name if name == "moving" else f"_{name}") for name in _FLAGS}
         return {**stored, "learn_amax": self.is_learned}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Become as a stored state describes. Ranges are loaded later."""
+        """Take the settings of a stored state. Ranges are loaded later."""
         for name in _FLAGS:
             if name in state:
                 value = state[name]

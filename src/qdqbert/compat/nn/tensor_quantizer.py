@@ -236,11 +236,11 @@ class TensorQuantizer(DescribedQuantizer):
             high.fill_(amax)
 
     def fix_range(self) -> None:
-        """Stop learning and moving. The range stays as it is now."""
+        """Stop learning and moving the range. It keeps its present values."""
         super().fix_range()
         self._if_clip = False
 
-    # What it computes
+    # Arithmetic
 
     def follow(self, weight: nn.Parameter | None) -> None:
         """Set the weight that is quantized, so that an export can read its values.

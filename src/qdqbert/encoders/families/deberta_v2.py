@@ -101,7 +101,7 @@ def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
 
 
 def product_kinds(reader: Reader) -> tuple[str, ...]:
-    """Return which products with relative positions there are: "c2p" and "p2c"."""
+    """Return the kinds of products with relative positions: "c2p", "p2c" or both."""
     found = reader.config.values.get("pos_att_type") or ()
     # Older files have "p2c|c2p".
     listed = found.split("|") if isinstance(found, str) else found

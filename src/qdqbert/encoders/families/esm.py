@@ -81,7 +81,7 @@ def _words(reader: Reader, hidden: int) -> Table:
 
 
 def fill(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `EsmForMaskedLM`, whose decoder has the table of words as it is stored."""
+    """Return the head of `EsmForMaskedLM`, whose decoder has the stored table of words."""
     return fill_mask(with_words(parts, _words(parts.body, parts.hidden)))
 
 

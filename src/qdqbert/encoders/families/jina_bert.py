@@ -36,7 +36,7 @@ _LAYER = dataclasses.replace(BERT_LAYER, gate="intermediate.gate")
 
 
 def read_jina_bert(reader: Reader) -> Encoder:
-    """Read a model whose scores get lower with the distance of two tokens."""
+    """Read a model with ALiBi: scores fall with the distance of two tokens."""
     config = reader.config
     sizes = Sizes.of(reader)
     kind = config.text("feed_forward_type", "original")

@@ -118,7 +118,7 @@ def _layer(
 
 
 def _split(linear: Linear, parts: int) -> list[Linear]:
-    """Return linear layers whose outputs a linear layer computes one after the other."""
+    """Split a linear layer into several, by its outputs."""
     size = len(linear.bias) // parts
     places = [slice(start, start + size) for start in range(0, parts * size, size)]
     return [

@@ -63,7 +63,7 @@ def _position_bias(reader: Reader, heads: int, limit: int) -> Floats:
 
 
 def buckets_of(distances: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
-    """Return the bucket of each distance `key - query`, as T5 has them.
+    """Return T5's bucket of each distance `key - query`.
 
     Source: `relative_position_bucket` of transformers' MPNet.
     """

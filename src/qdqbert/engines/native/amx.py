@@ -13,7 +13,7 @@ _TILE_DATA = 18
 
 @functools.cache
 def allowed() -> bool:
-    """Return whether this process may use AMX; ask for it first."""
+    """Ask for AMX, and return whether this process may use it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     library = ctypes.CDLL(None)

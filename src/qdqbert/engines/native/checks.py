@@ -168,7 +168,7 @@ def _convolution(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]
 def _relative(
     settings: Fields, packed: Packed, limit: int
 ) -> Generator[Expected, None, dict[str, int]]:
-    """Check tables of relative positions, and return the rows of each table of a layer by name.
+    """Check tables of relative positions, and return their numbers of rows by name.
 
     The numbers of rows are addresses for kernels.
     """
@@ -230,7 +230,7 @@ def _linears(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
 
 
 def _layer_norms(layer: Fields, name: str, hidden: int, *, norms_first: bool) -> Iterator[Expected]:
-    """Check the LayerNorms of a layer, which are all after residual adds or all before parts."""
+    """Check the LayerNorms of a layer: all after residual adds, or all before the parts."""
     wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
     for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
         is_optional = norms_first and part == "attention_input_norm"
@@ -311,7 +311,7 @@ def _optional_norm(settings: Fields, part: str, name: str, width: int) -> Iterat
 
 
 def _tail(settings: Fields) -> Iterator[Expected]:
-    """Check the part that is no head, if there is one."""
+    """Check the tail, if there is one."""
     if settings.get("tail") is not None:
         tail = settings.child("tail")
         tail.names("inputs")
@@ -320,7 +320,7 @@ def _tail(settings: Fields) -> Iterator[Expected]:
 
 
 def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
-    """Check the heads: each step takes as many channels as the step before it gives."""
+    """Check the heads: the channels of each step have to fit the step before it."""
     names: list[Any] = []
     is_int8 = settings.child("embeddings").truth("int8")
     for index, head in enumerate(settings.children("heads_of_model")):

@@ -14,14 +14,14 @@ _BLOCK = 128
 
 
 class Convolution:
-    """The convolution of a model, which gives a row the same result whatever the other rows are.
+    """The convolution of a model. The result of a row does not depend on the other rows.
 
     Attributes:
         parts: Records of the embeddings, of the first layer, and of the other layers.
     """
 
     def __init__(self, program: Program) -> None:
-        """Bind the arrays of a model that has a convolution."""
+        """Bind the arrays of the convolution."""
         settings = program.settings["convolution"]
         count = len(program.settings["layers"])
         self.parts = (

@@ -15,7 +15,7 @@ Rows = NDArray[np.float32]
 
 
 class Heads:
-    """The heads of a model. They give each row the same result, whatever other rows there are."""
+    """The heads of a model. The result of a row does not depend on the other rows."""
 
     def __init__(self, program: Program) -> None:
         """Bind the arrays of the heads."""

@@ -29,7 +29,7 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array as it is if it starts at a cache line, and a copy that does otherwise."""
+    """Return an array that starts at a cache line, copied if needed."""
     if array.flags.c_contiguous and array.ctypes.data % LINE == 0:
         return array
     found = zeros(array.shape, array.dtype)

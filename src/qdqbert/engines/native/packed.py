@@ -140,7 +140,7 @@ class _Packer:
         return {"bytes": len(graph), "inputs": list(tail.inputs), "outputs": list(tail.outputs)}
 
     def _convolution(self) -> dict[str, Any] | None:
-        """Add the convolution, with channels of the states as they are padded."""
+        """Add the convolution, with the padded channels of the states."""
         if (found := self._model.convolution) is None:
             return None
         by_token = found.linear.weight.reshape(self._hidden, -1, self._hidden)
@@ -282,7 +282,7 @@ class _Packer:
         return np.stack([pack_floats(each, self._size) for each in wide])
 
     def _rotation(self, rotary: Rotary | None) -> int | None:
-        """Return the number of a rotation, whose table is added if it is new."""
+        """Return the index of a rotation. Add its table if it is new."""
         if rotary is None:
             return None
         for index, known in enumerate(self._rotations):
@@ -417,7 +417,7 @@ class _Packer:
 
 
 def _fits_16_bits(weight: NDArray[np.int8]) -> bool:
-    """Return whether sums of two adjacent products have 16 bits for any codes, as AVX2 needs."""
+    """Return whether sums of two adjacent products fit into 16 bits, as AVX2 needs."""
     first, second = (weight[:, start::2].astype(np.int16) for start in (0, 1))
     most = int((np.maximum(first, 0) + np.maximum(second, 0)).max(initial=0))
     least = int((np.minimum(first, 0) + np.minimum(second, 0)).min(initial=0))

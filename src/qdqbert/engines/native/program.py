@@ -236,7 +236,7 @@ class Program:
         }
 
     def _round_trip(self, name: str, settings: Mapping[str, Any] | None, channels: int) -> Array:
-        """Return a record of fake quantization, which keeps values if there are no settings."""
+        """Return a record of fake quantization; without settings, it keeps values."""
         if settings is None:
             nothing = self._keep(zeros(channels, np.float32))
             arrays, codes = {"multiplier": nothing, "step": nothing}, (0, 0, 0)
@@ -327,7 +327,7 @@ def _features(settings: Mapping[str, Any]) -> Features:
 
 
 def _rounds(settings: Mapping[str, Any], parts: Sequence[str]) -> bool:
-    """Return whether a layer fake-quantizes one of some parts."""
+    """Return whether a layer fake-quantizes any of some tensors."""
     return any(layer[f"{part}_rounding"] for layer in settings["layers"] for part in parts)
 
 
@@ -402,7 +402,7 @@ class Scratch:
         )
 
     def take(self, shares: Shares, thread: int) -> None:
-        """Let the next forward pass compute the share of a thread."""
+        """Set a thread's share of the next forward pass."""
         rows, items, heads = shares.rows[thread], shares.items[thread], self._own_heads
         self.record[:6] = (rows.start, rows.stop, items.start, items.stop, heads.start, heads.stop)
         # The record has its address.
@@ -421,7 +421,7 @@ class Job:
     """
 
     def __init__(self, program: Program, sleep: int) -> None:
-        """Allocate nothing yet.
+        """Start without buffers.
 
         Args:
             program: The model.
@@ -435,7 +435,7 @@ class Job:
         self.record = np.zeros(JOB.size // 8, np.int64)
 
     def take(self, texts: Texts, threads: int) -> None:
-        """Let the next forward pass run some texts.
+        """Set the texts of the next forward pass.
 
         Args:
             texts: The texts.

@@ -20,7 +20,7 @@ class Record:
         self.size = 8 * len(fields)
 
     def offset(self, name: str) -> int:
-        """Return where a field starts, in bytes."""
+        """Return the offset of a field, in bytes."""
         return 8 * list(self.fields).index(name)
 
     def read(self, f: Function, record: Value, name: str) -> Value:

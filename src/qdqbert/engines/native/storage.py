@@ -1,4 +1,4 @@
-"""Write and read the file of a packed model: safetensors, whose arrays are used where they lie.
+"""Write and read the file of a packed model: safetensors, which is mapped into memory.
 
 Every array starts at a multiple of 64 bytes, because the size of each one is such a multiple and
 the header is padded. The settings are JSON in the header's metadata.
@@ -32,7 +32,7 @@ _MOST_AXES = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A model as named arrays and settings, as it is stored.
+    """A stored model: named arrays and settings.
 
     Attributes:
         arrays: Arrays by name.

@@ -123,7 +123,7 @@ def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
 
 
 def _probabilities(view: GraphView, context: ir.Node) -> ir.Node:
-    """Return the Softmax that a context's matmul reads."""
+    """Return the Softmax in front of a context's matmul."""
     first = context.inputs[0]
     assert first is not None
     end = view.source(first, "the probabilities")
@@ -192,7 +192,7 @@ def _read_projection(
 
 
 def take_outputs(linear: Linear, columns: NDArray[np.int64]) -> Linear:
-    """Return the outputs of a linear layer with these numbers."""
+    """Return a linear layer with only some of the outputs, in this order."""
     if np.array_equal(columns, np.arange(len(linear.weight))):
         return linear
     return dataclasses.replace(linear, weight=linear.weight[columns], bias=linear.bias[columns])

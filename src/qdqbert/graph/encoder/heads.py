@@ -26,7 +26,7 @@ Step = Linear | Norm | RowFunction
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OutputNodes:
-    """How an output is computed from the last hidden states.
+    """The nodes between the last hidden states and an output.
 
     Attributes:
         states: The last hidden states.

@@ -123,7 +123,7 @@ def read_layers(
 
 
 def with_positions(view: GraphView, layers: Sequence[LayerNodes], limit: int) -> tuple[Layer, ...]:
-    """Return layers with all that depends on the positions of tokens, and with names.
+    """Return layers with their rotations and position biases, and with names.
 
     Args:
         view: The graph.
@@ -164,7 +164,7 @@ def _terms_before(norm: ir.Node | None) -> tuple[ir.Value, ...] | None:
 
 
 def _state_of(view: GraphView, term: ir.Value) -> ir.Value:
-    """Return the part that a term of a residual add is computed from, or the term itself."""
+    """Return the part in front of a term of a residual add, or the term itself."""
     sources = view.sources(term, mark=False)
     return sources[0] if len(sources) == 1 else term
 
@@ -308,7 +308,7 @@ def _read_residual(view: GraphView, states: ir.Value) -> _ResidualNodes:
 
 
 def _named(layer: Layer, path: str) -> Layer:
-    """Return a layer whose linear layers have names in a module."""
+    """Name the linear layers of a layer by its module."""
 
     def named(linear: Linear) -> Linear:
         return dataclasses.replace(linear, module=f"{path}.{linear.module}")

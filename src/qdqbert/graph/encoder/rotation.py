@@ -81,7 +81,7 @@ def rotate(x: Array, rotary: Rotary) -> Array:
 
 
 def _rotated(view: GraphView, heads: HeadNodes, x: Array, probe: Probe) -> Array:
-    """Return the heads `(batch, heads, tokens, width)` that are computed from outputs."""
+    """Compute the heads `(batch, heads, tokens, width)`, given the linear layer's outputs."""
     return np.moveaxis(view.evaluate(heads.value, {heads.end: x}, probe), heads.tokens_axis, 2)
 
 

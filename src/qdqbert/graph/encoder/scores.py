@@ -170,7 +170,7 @@ def _distances(tokens: int) -> NDArray[np.int32]:
 
 
 def _within(tokens: int, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
-    """Return which keys each query of a text without padding reads, `(queries, keys)`."""
+    """Return whether each query of a text without padding reads each key, `(queries, keys)`."""
     allowed = np.ones((tokens, tokens), bool)
     if is_causal:
         allowed &= _distances(tokens) <= 0
@@ -188,7 +188,7 @@ def _check_padded(
     is_causal: bool,
     limit: int,
 ) -> None:
-    """Check that the same is added in a batch of short and padded texts."""
+    """Check that the bias and the mask are the same in a batch of short and padded texts."""
     softmax = nodes.softmax
     texts, tokens = view.probe.ids.shape
     if tokens > limit:
@@ -217,7 +217,7 @@ def _nodes_before(view: GraphView, softmax: ir.Node) -> ScoreNodes:
 
 
 def _allowed_keys(probe: Probe, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
-    """Return which keys each query of a text reads, `(texts, 1, queries, keys)`."""
+    """Return whether each query of a text reads each key, `(texts, 1, queries, keys)`."""
     tokens = probe.ids.shape[1]
     allowed = probe.is_text[:, None, None, :] & probe.is_text[:, None, :, None]
     return allowed & _within(tokens, is_causal, window)

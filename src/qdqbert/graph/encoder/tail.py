@@ -51,7 +51,7 @@ def read_tail(
 
 
 def _rename_states(part: ir.Graph, states: ir.Value, shape: tuple[int, ...]) -> None:
-    """Give the states their name and the shape `(batch, seq, hidden)`.
+    """Name the states `TAIL_STATES`, and set their shape `(batch, seq, hidden)`.
 
     Args:
         part: The graph.

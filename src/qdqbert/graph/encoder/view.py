@@ -86,7 +86,7 @@ class GraphView:
         return make_probe(self.graph.inputs, texts=texts, tokens=tokens, padded=padded, ids=ids)
 
     def long_probe(self, tokens: int) -> Probe:
-        """Return one text of that many tokens, the same for each call.
+        """Return one text with a number of tokens, the same in each call.
 
         Values that depend on nothing else are computed once.
         """
@@ -99,7 +99,7 @@ class GraphView:
         self._read.update(nodes)
 
     def before(self, value: ir.Value, ends: Collection[ir.Value] = ()) -> set[ir.Value]:
-        """Return a value and all that it is computed from, up to some values and with them."""
+        """Return a value and all values before it, back to some values, which are included."""
         waiting, seen = [value], {value}
         while waiting:
             current = waiting.pop()
@@ -165,7 +165,7 @@ class GraphView:
         return tuple(sources)
 
     def source(self, value: ir.Value, what: str) -> ir.Value:
-        """Return the output of the one part that a value is computed from.
+        """Return the output of the only part in front of a value.
 
         Args:
             value: The value.
@@ -185,7 +185,7 @@ class GraphView:
         return found[0]
 
     def state(self, value: ir.Value, what: str) -> ir.Value:
-        """Return the output of a part that a value is equal to, apart from its shape and padding.
+        """Return the output of a part that equals a value, apart from its shape and padding.
 
         Args:
             value: The value.
@@ -307,7 +307,7 @@ class GraphView:
 
 
 def numbered(shape: tuple[int, ...]) -> Array:
-    """Return an array of that shape whose elements are 0, 1, 2 and so on, in float32."""
+    """Return a float32 array of a shape, with elements 0, 1, 2 and so on."""
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""Compute small parts of a graph in numpy, to recognize the function that they implement."""
+"""Compute small parts of a graph in numpy, to recognize their function."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class _Rewriter:
         return _depends(self.sizes, f"node {node.name!r} ({node.op_type}) depends on it")
 
     def _compute_data(self, node: ir.Node) -> None:
-        """Compute small integer outputs for both sizes, as far as their inputs are known."""
+        """Compute small integer outputs for both sizes, where the inputs are known."""
         output, source = node.outputs[0], node.inputs[0] if node.inputs else None
         if node.op_type == "Shape" and source is not None:
             start = node.attributes.get_int("start", 0)
@@ -469,7 +469,7 @@ def _align(
 def _assign(
     dims: Dims, product: int, sizes: tuple[tuple[int, int], tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
-    """Return the powers with which sizes multiply to a product for the other sizes."""
+    """Return the powers of batch and sequence in each size that give a product for other sizes."""
     (batch, other_batch), (sequence, other_sequence) = sizes
     options: list[list[tuple[int, int, int, int]]] = []
     for dim in dims:

@@ -68,7 +68,7 @@ def fixed_sizes(model: ir.Model) -> FixedSizes:
 
 
 def tolerance_of(model: ir.Model) -> float:
-    """Return how much outputs of a file may differ from those in float32, relative to the largest.
+    """Return the tolerance of a file's outputs against float32, relative to the largest value.
 
     Args:
         model: The graph as it is in the file.

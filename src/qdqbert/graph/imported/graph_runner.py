@@ -124,7 +124,7 @@ def open_graph_file(
     output_names: Mapping[str, str] | None = None,
     skip_unknown_names: bool = False,
 ) -> GraphRunner:
-    """Load an .onnx file as it is, float or quantized, under transformers' names.
+    """Load an unchanged .onnx file, float or quantized, under transformers' names.
 
     Inputs of a graph with fixed shapes are padded.
 
@@ -172,7 +172,7 @@ def open_graph_file(
 
 
 def _not_run(path: Path, engine: EngineName, error: Exception) -> UserInputError:
-    """Return the error that an engine does not load the user's file."""
+    """Return the error for a user's file that an engine does not load."""
     return UserInputError(
         f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass another `engine`.",
         argument="engine",

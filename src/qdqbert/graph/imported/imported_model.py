@@ -49,7 +49,7 @@ class ReadModel:
 
 
 class ImportedModel:
-    """An existing ONNX model that can be run, and read as data.
+    """An existing ONNX model, to run it and to read it as data.
 
     Attributes:
         runner: The float model on ONNX Runtime.
@@ -85,7 +85,7 @@ class ImportedModel:
         self.runner, self.input_names, self.output_names = runner, input_names, output_names
 
     def read(self, *, longest: int) -> ReadModel:
-        """Read the graph as data, and let go of it. Call it once.
+        """Read the graph as data, and release it. Call it once.
 
         Args:
             longest: Longest text in tokens, for graphs without a table of positions.

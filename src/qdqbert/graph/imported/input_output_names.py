@@ -127,7 +127,7 @@ def _check_given(
 
 
 def _rename_inner_values(model: ir.Model, taken: set[str]) -> None:
-    """Rename values that nodes compute and whose names inputs or outputs are about to get."""
+    """Rename inner values whose names inputs or outputs will get."""
     for node in model.graph:
         for value in node.outputs:
             if value.name in taken:
@@ -197,7 +197,7 @@ def name_outputs(
 
 
 def _separate(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """Return an output that nothing else reads, so that rewrites of inner values do not meet it."""
+    """Return an output without other readers, so that rewrites of inner values do not change it."""
     if value.producer() is not None and not list(value.uses()):
         return value
     node = ir.node("Identity", [value], name=f"{value.name}.identity")

@@ -181,7 +181,7 @@ def _fuse_gelu(
 
 
 def _before(core: ir.Node) -> list[ir.Value]:
-    """Return the values that a function around `core` may start from, nearest first."""
+    """Return the possible inputs of a function around `core`, nearest first."""
     found: list[ir.Value] = []
     waiting = [core.inputs[0]]
     while waiting and len(found) < 12:

@@ -90,7 +90,7 @@ def read_graph(path: Path) -> ir.Model:
 
 
 def load_graph(path: Path) -> ir.Model:
-    """Read a graph as it is: any opset, any operators, float or quantized.
+    """Read a graph without changes: any opset, any operators, float or quantized.
 
     Weights in external files are mapped into memory, not copied.
 

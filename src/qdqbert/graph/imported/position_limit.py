@@ -1,4 +1,4 @@
-"""Find the longest input that a graph has positions for."""
+"""Find the longest input of a graph, given its tables of positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def longest_input(model: ir.Model, *, choices: bool = False) -> int | None:
-    """Return the largest number of tokens that all tables of positions have rows for.
+    """Return the longest input in tokens that all tables of positions allow.
 
     The numbers of the positions are computed as the graph does, because they depend on the family:
     RoBERTa's begin after the id of its padding token.
@@ -49,7 +49,7 @@ def longest_input(model: ir.Model, *, choices: bool = False) -> int | None:
 
 
 def _limit_of(model: ir.Model, node: ir.Node, rank: int) -> int | None:
-    """Return the number of tokens that a node that looks up rows has rows for."""
+    """Return the longest input in tokens that the table of a lookup node allows."""
     if node.op_type not in _ROWS_AND_TABLE or node.attributes.get_int("axis", 0) != 0:
         return None
     index, table = (_input(node, place) for place in _ROWS_AND_TABLE[node.op_type])

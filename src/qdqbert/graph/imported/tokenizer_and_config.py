@@ -198,7 +198,7 @@ def _read_layout(tokenizer: str | None, path: Path) -> SentenceHead | CrossEncod
 
 
 def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[str, ...]:
-    """Say how the token states of an embedder become one vector, if that may be wrong."""
+    """Return notices about the pooling of an embedder, if it may be wrong."""
     if EMBEDDING in runner.output_names:
         return ()
     use = f"graph {path.name!r} returns token states only, and their mean is used."
@@ -284,7 +284,7 @@ def _check_language_model(
 
 
 def _load(given: str | None, path: Path) -> tuple[LoadedTokenizer, Any, bool]:
-    """Return tokenizer, config and whether the config names classes; no config is `None`."""
+    """Return the tokenizer, the config or `None`, and whether the config names classes."""
     name = given or str(path.parent)
     subject = f"`tokenizer={given!r}`" if given else f"The tokenizer next to graph {path.name!r}"
     hint = "" if given else "Put it there, or pass `tokenizer`. "

@@ -106,7 +106,7 @@ def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def _float_ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """Return the nodes, and those that they are computed from through float32 values."""
+    """Return the nodes, and all nodes before them along float32 values."""
     found: set[ir.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -190,7 +190,7 @@ def _convert_node(node: ir.Node) -> None:
 
 
 def _cast_readers(graph: ir.Graph, value: ir.Value, kept: set[ir.Node], *, is_half: bool) -> None:
-    """Cast a value for readers of the other type, and the outputs of the graph to float32."""
+    """Cast a value for readers of the other float type, and outputs of the graph to float32."""
     uses = [use for use in value.uses() if (use.node in kept) == is_half]
     is_output = is_half and value.is_graph_output()
     if not uses and not is_output:

@@ -156,7 +156,7 @@ class LayerReader:
         )
 
     def written(self, value: ir.Value, site: str) -> Pair:
-        """Return the only pair that quantizes a value."""
+        """Return the only Q/DQ pair of a value."""
         nodes = [node for node in value.consumers() if node.op_type == "QuantizeLinear"]
         if not nodes:
             # A Clip in front of a pair limits its codes to fewer than 8 bits.

@@ -116,6 +116,6 @@ def _cut(graph: ir.Graph, reals: ir.Node, sequence: ir.Value) -> None:
 
 
 def _named(node: ir.Node) -> ir.Value:
-    """Return the output of a new node, after naming it."""
+    """Name the output of a new node, and return it."""
     node.outputs[0].name = f"{node.name}.value"
     return node.outputs[0]

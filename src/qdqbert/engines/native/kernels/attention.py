@@ -34,7 +34,7 @@ _ROWS_OF_SOFTMAX = (4, 2, 1)
 
 
 def rows_together(isa: InstructionSet) -> int:
-    """Return how many queries are computed together, a multiple of the rows of all tiles."""
+    """Return the number of queries per block, a multiple of the rows of all tiles."""
     return 32 if isa.amx else 24
 
 

@@ -23,7 +23,7 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
 def quantize_input(
     f: Function, features: Features, norm: Value, codes: Value, *rows: Value
 ) -> None:
-    """Write the codes of states that a part of a layer reads, in a function with `f.thread`.
+    """Write the codes of a part's input states, in a function with `f.thread`.
 
     Args:
         f: The function.

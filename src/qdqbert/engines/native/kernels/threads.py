@@ -1,4 +1,4 @@
-"""How threads meet: a barrier, and a mailbox through which one thread gives another work.
+"""Synchronization of threads: a barrier, and a mailbox for jobs.
 
 A worker waits for its mailbox in a loop that uses the core for some microseconds, and then returns
 to Python, which lets it sleep. No wake-up is lost: a worker says that it sleeps before it looks at
