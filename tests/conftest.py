@@ -421,7 +421,7 @@ def quantized(
 ) -> Callable[[str], Quantized]:
     """Quantize checkpoints by name, each when it is first requested. Do not change the folders.
 
-    `sentence` is quantized for all CPU targets in INT8, `classifier` for the default target.
+    `sentence` is quantized for all CPU targets in INT8, all others for the target `portable`.
     """
     root = tmp_path_factory.mktemp("quantized")
     data = root / "texts.txt"
@@ -440,7 +440,7 @@ def quantized(
                 if target.engines and not target.is_proxy and target.quantizes != "nothing"
             )
             if name == "sentence"
-            else (),
+            else ("portable",),
             benchmark=False,
         )
         return Quantized(

@@ -498,6 +498,7 @@ def test_equal_calls_write_equal_graphs_and_ranges(quantized, tmp_path) -> None:
         tmp_path / "again",
         calibration_data=str(made.data),
         calibration_samples=24,
+        targets=["portable"],
         benchmark=False,
     )
     for name in ("model.onnx", "ranges.safetensors", "config.json", "tokenizer.json"):

@@ -167,12 +167,11 @@ def test_a_percentile_out_of_range_is_refused(quantize) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["quantize", "model"], "`--output` is missing"),
         (["evaluate", "model"], "`--data` is missing. Labeled examples: a .csv,"),
         (["evaluate"], "`MODEL` is missing. Folder that `quantize` wrote"),
         (["benchmark"], "`MODELS` is missing"),
     ],
-    ids=["output", "data", "model", "models"],
+    ids=["data", "model", "models"],
 )
 def test_what_is_missing_is_named(arguments, message) -> None:
     assert message in fails(arguments)
@@ -510,7 +509,7 @@ def test_a_signal_stops_a_command_and_its_partial_folder_is_removed(
         assert list(out.parent.glob(".out.*"))
         signal.raise_signal(number)
 
-    monkeypatch.setattr("qdqbert.verbs.quantize.prepare.open_source", interrupt)
+    monkeypatch.setattr("qdqbert.verbs.quantize.folder.open_source", interrupt)
     # A shell that starts the tests in the background turns SIGINT off.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

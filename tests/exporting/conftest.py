@@ -109,6 +109,7 @@ def of_pairs(checkpoints, tmp_path_factory) -> Callable[[str], Path]:
             root / name,
             calibration_data=data,
             calibration_samples=20,
+            targets=["portable"],
             benchmark=False,
         )
         return root / name

@@ -96,7 +96,12 @@ def test_a_layer_of_the_graph_has_12_pairs_and_6_weights(checkpoints, save_tiny,
         **SIZES,
     )
     report = qdqbert.quantize(
-        folder, tmp_path / "int8", recipe="qordered", benchmark=False, calibration_samples=32
+        folder,
+        tmp_path / "int8",
+        targets=["portable"],
+        recipe="qordered",
+        benchmark=False,
+        calibration_samples=32,
     )
     assert report.targets[0].lowering.is_exact
     graph = onnx.load(tmp_path / "int8" / "model.onnx").graph
@@ -122,7 +127,9 @@ def test_a_trained_one_is_quantized_as_it_was_trained(make_model, tmp_path, chec
     model.save_pretrained(tmp_path / "prepared")
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints("bert"))
     tokenizer.save_pretrained(tmp_path / "prepared")
-    report = qdqbert.quantize(tmp_path / "prepared", tmp_path / "int8", benchmark=False)
+    report = qdqbert.quantize(
+        tmp_path / "prepared", tmp_path / "int8", targets=["portable"], benchmark=False
+    )
     assert report.targets[0].recipe == "stored"
     assert report.targets[0].lowering.is_exact
     graph = onnx.load(tmp_path / "int8" / "model.onnx").graph

@@ -15,8 +15,5 @@ COMMAND = Command(
     positional=("model",),
     render=quantize_table,
     rewrite=with_ray_address,
-    example=(
-        "qdqbert quantize ./my-classifier -o ./my-classifier-int8 --calibration-data train.csv "
-        "--target onnxruntime --target openvino"
-    ),
+    example=("qdqbert quantize ./my-classifier --calibration-data train.csv --eval-data dev.csv"),
 )

@@ -131,6 +131,18 @@ def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tm
     assert units["onnxruntime"]
 
 
+def test_a_default_target_that_misses_a_limit_is_left_out(quantized, tmp_path) -> None:
+    report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=100, targets=())
+    assert report.meets_limits
+    assert "native" not in {each.target for each in report.targets}
+    assert any(
+        each.startswith("Target native is left out: min_sqnr 100: missed, ")
+        for each in report.notices
+    )
+    assert not (tmp_path / "int8" / "native").exists()
+    assert open_artifact(tmp_path / "int8").engines[0] == "onnxruntime"
+
+
 def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> None:
     made = quantized("classifier")
     report = quantize(made, tmp_path / "int8", eval_data=labeled, max_drop=100)

@@ -34,7 +34,6 @@ def test_each_name_makes_its_calibrator(options, expected) -> None:
 @pytest.mark.parametrize(
     ("options", "message", "argument"),
     [
-        ({"model": "m"}, "`output` is missing", "output"),
         ({"calibrator": "best"}, "`calibrator='best'` is unknown.* max, percentile", "calibrator"),
         ({"embeddings": "int4"}, "`embeddings='int4'` is unknown", "embeddings"),
         ({"recipe": "x"}, "`recipe='x'` is unknown", "recipe"),

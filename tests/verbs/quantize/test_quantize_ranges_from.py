@@ -44,7 +44,7 @@ def find_ranges(model: Path, texts: Path, **options: Any) -> Calibration:
     """Return the ranges that `make` would use."""
     chosen = QuantizeOptions(model=model, output="unused", targets="onnxruntime", **options)
     source = open_source(chosen, Path("unused"), Silent())
-    targets = choose_targets(chosen)
+    targets = choose_targets(chosen, "feature-extraction")
     groups = site_groups(chosen, targets)
     plans = make_plans(source, source.sites(groups), targets, chosen)
     encoded = encode(

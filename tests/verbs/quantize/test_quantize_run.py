@@ -22,7 +22,8 @@ from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.reporting.page import quantize_page
 from qdqbert.targets.target import recipe_for
 from qdqbert.tokenizing.tokenizer import Tokenizer
-from qdqbert.verbs.quantize import measure
+from qdqbert.verbs.quantize import measure, prepare
+from qdqbert.verbs.quantize.folder import output_of
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import choose_targets
@@ -254,7 +255,8 @@ def test_weights_use_all_8_bits_only_for_cpus_that_can_add_them(for_vnni, quanti
 def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
     options = {"targets": ["portable", "tensorrt"]}
     for_any, for_vnni = (
-        choose_targets(QuantizeOptions(**options, weights_for=cpus)) for cpus in ("any", "vnni")
+        choose_targets(QuantizeOptions(**options, weights_for=cpus), "fill-mask")
+        for cpus in ("any", "vnni")
     )
     assert for_any[1] == for_vnni[1]
     assert for_any[0] != for_vnni[0]
@@ -267,8 +269,88 @@ def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
 )
 def test_openvino_quantizes_queries_and_keys_for_vnni(weights_for, recipe, expected) -> None:
     chosen = QuantizeOptions(targets="openvino", weights_for=weights_for, recipe=recipe)
-    (target,) = choose_targets(chosen)
+    (target,) = choose_targets(chosen, "fill-mask")
     assert recipe_for(target, chosen.recipe, "float").name == expected
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        (["onnxruntime", "native"], ["onnxruntime", "native"]),
+        (["onnxruntime", "openvino", "native"], ["onnxruntime", "openvino", "native"]),
+    ],
+)
+def test_there_is_a_target_for_each_installed_engine_by_default(
+    installed, expected, monkeypatch
+) -> None:
+    monkeypatch.setattr(prepare, "is_installed", lambda engine: engine in installed)
+    found = choose_targets(QuantizeOptions(model="m"), "text-classification")
+    assert [each.name for each in found] == expected
+
+
+def test_a_text_generator_is_quantized_for_any_runtime_by_default() -> None:
+    (target,) = choose_targets(QuantizeOptions(model="m"), "text-generation")
+    assert target.name == "portable"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("models/my-classifier", "my-classifier-int8"),
+        ("organization/model.v2", "model.v2-int8"),
+        ("models/encoder.onnx", "encoder-int8"),
+        (None, "qdqbert-all-MiniLM-L6-v2"),
+    ],
+    ids=["folder", "hub", "onnx", "demo"],
+)
+def test_the_output_is_named_after_the_model_by_default(model, expected) -> None:
+    assert output_of(QuantizeOptions(model=model)) == Path(expected)
+
+
+def test_the_current_folder_gives_its_name_to_the_output(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert output_of(QuantizeOptions(model=".")) == Path(f"{tmp_path.name}-int8")
+
+
+def test_a_default_target_that_does_not_run_the_recipe_is_left_out(
+    checkpoints, quantized, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prepare, "is_installed", lambda engine: engine != "openvino")
+    report = qdqbert.quantize(
+        checkpoints("classifier"),
+        recipe="ffn",
+        calibration_data=quantized("classifier").data,
+        calibration_samples=16,
+        benchmark=False,
+    )
+    assert [each.target for each in report.targets] == ["onnxruntime"]
+    (notice,) = [each for each in report.notices if "is left out" in each]
+    assert notice.startswith("Target native is left out. Target 'native' cannot run recipe 'ffn'")
+    assert report.directory == f"{checkpoints('classifier').name}-int8"
+    assert (tmp_path / report.directory / "model.onnx").is_file()
+
+
+def test_a_recipe_that_no_default_target_runs_is_refused(
+    checkpoints, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(prepare, "is_installed", lambda engine: engine == "native")
+    with pytest.raises(UserInputError, match="Target 'native' cannot run recipe 'ffn'"):
+        qdqbert.quantize(checkpoints("classifier"), tmp_path / "out", recipe="ffn")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_is_refused_for_a_text_generator_before_its_weights_are_read(
+    save_tiny, tmp_path
+) -> None:
+    checkpoint = save_tiny(
+        tmp_path / "float", "bert", transformers.AutoModelForCausalLM, is_decoder=True
+    )
+    (checkpoint / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(UserInputError, match="times a model as `load` runs it") as caught:
+        qdqbert.quantize(checkpoint, tmp_path / "out", targets=["auto"])
+    assert caught.value.argument == "targets"
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_graph_for_tensorrt_is_checked_and_not_timed(checkpoints, tmp_path) -> None:

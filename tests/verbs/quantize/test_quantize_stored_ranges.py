@@ -79,6 +79,7 @@ def train_a_little(model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
 
 
 def quantize(folder: Path, output: Path, data: Path, **options: Any) -> QuantizeReport:
+    options = {"targets": ["portable"], **options}
     return qdqbert.quantize(
         str(folder),
         output,

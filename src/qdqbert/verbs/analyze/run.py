@@ -14,7 +14,7 @@ from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.analyze.plot import check_plot, plot_costs
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.mixed_precision import Trials
-from qdqbert.verbs.quantize.prepare import choose_targets, prepare
+from qdqbert.verbs.quantize.prepare import choose_targets, open_source, prepare
 
 
 def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
@@ -27,13 +27,13 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     if options.plot is not None:
         check_plot(Path(options.plot))
     quantize_options = options.to_quantize()
-    targets = choose_targets(quantize_options)
     with tempfile.TemporaryDirectory() as scratch:
+        source = open_source(quantize_options, Path(scratch), progress)
         ready = prepare(
+            source,
             quantize_options,
-            targets,
+            choose_targets(quantize_options, source.task),
             None,
-            Path(scratch),
             progress,
             max_heldout=options.max_examples,
         )

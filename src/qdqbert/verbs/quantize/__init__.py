@@ -90,12 +90,13 @@ def quantize(
 
     Args:
         model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
-            all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime, OpenVINO and the
-            native engine.
-        output: Folder to write. Required if `model` is given.
-        targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
-            "auto" measures all of this machine's engines on the calibration data, and writes the
-            fastest graph that is close enough to float. One of "portable", "onnxruntime",
+            all-MiniLM-L6-v2 (extra `demo`).
+        output: Folder to write: by default, the name of the model and `-int8`, in the current
+            folder.
+        targets: Runtimes to write a graph for, all from one calibration. By default those of the
+            engines that are installed here: "native", "onnxruntime" and "openvino". "auto" measures
+            all of these engines on the calibration data, and writes the fastest graph that is close
+            enough to float. One of "portable", "onnxruntime",
             "onnxruntime-dynamic", "openvino", "native", "native-dynamic", "tensorrt", "qordered",
             "float", "auto".
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or

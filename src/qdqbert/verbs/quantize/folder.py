@@ -40,13 +40,19 @@ from qdqbert.reporting.model_card import Origin, model_card
 from qdqbert.reporting.page import quantize_page
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
-from qdqbert.targets.target import Plan, Target
+from qdqbert.targets.target import Plan
 from qdqbert.verbs.quantize.graphs import WrittenGraph, with_measurable_graph, write_graphs
 from qdqbert.verbs.quantize.manifest import quantization_json
-from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure
+from qdqbert.verbs.quantize.measure import Evidence, Measurements, measure, without_missed
 from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import Inputs, Ready, prepare
+from qdqbert.verbs.quantize.prepare import (
+    Inputs,
+    Ready,
+    choose_targets,
+    open_source,
+    prepare,
+)
 from qdqbert.verbs.quantize.ranges import RangeSource
 from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.verification import make_rows
@@ -57,13 +63,19 @@ _FEWEST_CALIBRATED = 16
 
 
 def output_of(options: QuantizeOptions) -> Path:
-    """Return the output folder of a call."""
-    return Path(options.output or f"qdqbert-{DEMO_NAME}")
+    """Return the output folder of a call: by default the name of the model, and `-int8`."""
+    if options.output is not None:
+        return Path(options.output)
+    if options.model is None:
+        return Path(f"qdqbert-{DEMO_NAME}")
+    path = Path(options.model)
+    # "." has no name.
+    path = path.resolve() if path.is_dir() else path
+    return Path(f"{path.stem if options.is_onnx else path.name}-int8")
 
 
 def fill_folder(
     options: QuantizeOptions,
-    targets: Sequence[Target],
     earlier: Artifact | None,
     folder: Path,
     scratch: Path,
@@ -73,13 +85,14 @@ def fill_folder(
 
     Args:
         options: Options of the call.
-        targets: Targets of the call.
         earlier: Folder whose ranges are used, if there is one.
         folder: Folder to fill.
         scratch: Folder for temporary files.
         progress: Receives the stages.
     """
-    ready = prepare(options, targets, earlier, scratch, progress)
+    source = open_source(options, scratch, progress)
+    targets = choose_targets(options, source.task)
+    ready = prepare(source, options, targets, earlier, progress, leaves_out=not options.targets)
     sited, calibration = ready.sited, ready.calibration
     plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
     overflows = find_overflows(ready, plans, options, progress)
@@ -94,7 +107,10 @@ def fill_folder(
     release_memory()
     measurable = [with_measurable_graph(each, graph, calibration, scratch) for each in written]
     measured = measure(measurable, evidence, benchmark=options.benchmark, progress=progress)
-    report = make_report(options, ready, evidence, measured)
+    if not options.targets:
+        written, measured = without_missed(written, measured, ready.ranges.kind)
+    left_out = [f"Target {name} is left out. {why}" for name, why in ready.refused.items()]
+    report = make_report(options, ready, evidence, measured, left_out)
     manifest = make_manifest(options, ready, written, ready.ranges.parameters_sha256(graph))
     write_folder(folder, ready.source, calibration, manifest)
     write_report(folder, report, origin_of(ready, options), evidence.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoders.heads import choices_of
 from qdqbert.encoding import Batch, first_rows
-from qdqbert.engines.runner import float_engine, is_installed, open_runner
+from qdqbert.engines.runner import float_engine, install_command, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.limits import check_limits
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
@@ -133,25 +134,63 @@ def measure(
         benchmark: Whether to measure latency.
         progress: Receives the stages.
     """
-    notices = [notice for each in written for notice in _engine_notices(each.plan.target)]
     jobs = [(each, engine) for each in written for engine in _installed_engines(each.plan.target)]
     timed = [job for job in jobs if not job[0].plan.target.is_proxy]
     timings = _time(timed, evidence, progress) if benchmark and timed else []
     known: list[_InPyTorch] = []
     baseline, reports = evidence.baseline, []
-    warnings: list[str] = []
     for each, engine in jobs:
         title = f"Checking {each.plan.target.name} on {engine}"
         with progress.stage(title, len(baseline.encoded.batches)) as advance:
             in_pytorch = _in_pytorch(each.plan, evidence, known)
-            report = _check(each, engine, evidence, in_pytorch, timings, advance)
-        warnings += fidelity_warnings(report, evidence.ranges)
-        notices += _notices(report)
-        reports.append(report)
+            reports.append(_check(each, engine, evidence, in_pytorch, timings, advance))
+    return _with_messages(written, reports, evidence.ranges)
+
+
+def _with_messages(
+    written: Sequence[WrittenGraph], reports: Sequence[TargetReport], ranges: RangeKind
+) -> Measurements:
+    """Return reports with the messages about them."""
+    notices = [notice for each in written for notice in _engine_notices(each.plan.target)]
+    notices += [notice for each in reports for notice in _notices(each)]
     return Measurements(
         reports=tuple(reports),
-        warnings=tuple(warnings),
+        warnings=tuple(warning for each in reports for warning in fidelity_warnings(each, ranges)),
         notices=tuple(notices),
+    )
+
+
+def without_missed(
+    written: Sequence[WrittenGraph], measured: Measurements, ranges: RangeKind
+) -> tuple[list[WrittenGraph], Measurements]:
+    """Leave out graphs that do not meet the limits, and remove their files, if another one does.
+
+    Some targets run all linear layers in int8, and can only miss a limit.
+
+    Args:
+        written: The graphs.
+        measured: What was measured.
+        ranges: Where the ranges come from.
+    """
+    missed = {each.target: found for each in measured.reports if (found := unmet_limits(each))}
+    kept = [each for each in written if each.plan.target.name not in missed]
+    if not missed or not kept:
+        return list(written), measured
+    for each in written:
+        if each.plan.target.name in missed:
+            shutil.rmtree(each.path.parent)
+    reports = [each for each in measured.reports if each.target not in missed]
+    left = _with_messages(kept, reports, ranges)
+    notices = (f"Target {name} is left out: {found}." for name, found in missed.items())
+    return kept, dataclasses.replace(left, notices=(*left.notices, *notices))
+
+
+def unmet_limits(report: TargetReport) -> str:
+    """Return which limits a graph does not meet, with what was measured; empty if it meets all."""
+    return ", ".join(
+        f"{each.option} {each.limit:g}: {each.verdict}, {each.value:.4g}"
+        for each in report.limits
+        if each.verdict != "met"
     )
 
 
@@ -219,7 +258,7 @@ def _engine_notices(target: Target) -> list[str]:
         )
     return notices + [
         f"Engine {engine} is not installed, so nothing was measured on it. Install it with: "
-        f"pip install 'qdqbert[{engine}]'"
+        f"{install_command(engine)}"
         for engine in target.engines
         if not is_installed(engine)
     ]

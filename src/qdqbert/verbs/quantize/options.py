@@ -85,12 +85,13 @@ class QuantizeOptions(
 
     Attributes:
         model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
-            all-MiniLM-L6-v2 (extra `demo`), quantized for ONNX Runtime, OpenVINO and the native
-            engine.
-        output: Folder to write. Required if `model` is given.
-        targets: Runtimes to write a graph for, all from one calibration; "portable" by default.
-            "auto" measures all of this machine's engines on the calibration data, and writes the
-            fastest graph that is close enough to float.
+            all-MiniLM-L6-v2 (extra `demo`).
+        output: Folder to write: by default, the name of the model and `-int8`, in the current
+            folder.
+        targets: Runtimes to write a graph for, all from one calibration. By default those of the
+            engines that are installed here: "native", "onnxruntime" and "openvino". "auto" measures
+            all of these engines on the calibration data, and writes the fastest graph that is close
+            enough to float.
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe.
         calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
@@ -137,10 +138,6 @@ class QuantizeOptions(
         """
         normalize_options(self)
         check_options(self)
-        if self.model is not None and self.output is None:
-            raise UserInputError(
-                "`output` is missing. Name the folder to write.", argument="output"
-            )
         if not self.is_onnx:
             check_onnx_options(self, self.model)
         elif self.pooling is not None:

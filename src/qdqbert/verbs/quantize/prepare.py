@@ -15,7 +15,8 @@ from qdqbert.calibration.calibration import Calibration
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import describe_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.choices import WeightsFor
+from qdqbert.choices import ENGINE_NAMES, TargetName, WeightsFor
+from qdqbert.engines.runner import is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.machine import release_memory
 from qdqbert.progress import Progress
@@ -93,47 +94,48 @@ class Ready:
 
 
 def prepare(
+    source: ModelSource,
     options: QuantizeOptions,
     targets: Sequence[Target],
     earlier: Artifact | None,
-    scratch: Path,
     progress: Progress,
     *,
     max_heldout: int | None = None,
     leaves_out: bool = False,
 ) -> Ready:
-    """Load and calibrate a model, and run it in float.
+    """Calibrate a model, and run it in float.
 
     Args:
+        source: The float model.
         options: Options of the call.
         targets: Targets of the call.
         earlier: Folder whose ranges are used, if there is one.
-        scratch: Folder for temporary files.
         progress: Receives the stages.
         max_heldout: Number of held-out examples at most; all if `None`.
-        leaves_out: Leave out targets that do not run the model, instead of raising.
+        leaves_out: Leave out targets that do not run the model, as long as one does.
 
     Raises:
         UserInputError: An argument or a file cannot be used, or a target does not run the model.
         CalibrationError: A site saw no usable value.
     """
-    source = open_source(options, scratch, progress)
     ranges = choose_range_source(source, options, earlier)
     task = task_for(source.task, source.config)
     examples = choose_examples(task, options, id2label=source.config.id2label, known=ranges.known)
     if max_heldout is not None:
         examples = dataclasses.replace(examples, heldout=examples.heldout[:max_heldout])
     groups = site_groups(options, targets)
-    refused: dict[str, str] = {}
+    refused: dict[str, UserInputError] = {}
     plans = make_plans(
         source, source.sites(groups), targets, options, refused if leaves_out else None
     )
+    _check_any(plans, refused)
     inputs = encode_inputs(source, examples, options)
     with progress.stage("Running the float model", len(inputs.heldout.batches)) as advance:
         predictions = predict(task, source.runner(), inputs.heldout, advance)
     release_memory()
     sited = source.with_sites(groups)
     plans = check_models(sited, plans, refused if leaves_out else None)
+    _check_any(plans, refused)
     batches = inputs.calibration.batches
     calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
     notices = (*ranges.notices, *rounding_notices(ranges, plans, calibration))
@@ -144,7 +146,7 @@ def prepare(
         ranges=dataclasses.replace(ranges, notices=notices),
         examples=examples,
         plans=plans,
-        refused=refused,
+        refused={name: str(error) for name, error in refused.items()},
         inputs=inputs,
         baseline=baseline,
         sited=sited,
@@ -152,11 +154,23 @@ def prepare(
     )
 
 
-def choose_targets(options: QuantizeOptions) -> list[Target]:
-    """Return the targets of a call, as they are for the CPUs that weights are encoded for."""
-    default = ("onnxruntime", "openvino", "native") if options.model is None else ("portable",)
-    targets = [target_named(name) for name in dict.fromkeys(options.targets or default)]
-    return [for_cpus(target, options.weights_for) for target in targets]
+def choose_targets(options: QuantizeOptions, task: str) -> list[Target]:
+    """Return the targets of a call, as they are for the CPUs that weights are encoded for.
+
+    Args:
+        options: Options of the call.
+        task: Task of the model, for the targets of a call that names none.
+    """
+    names = dict.fromkeys(options.targets or _default_targets(task))
+    return [for_cpus(target_named(name), options.weights_for) for name in names]
+
+
+def _default_targets(task: str) -> list[TargetName]:
+    """Return a target for each engine that is installed, so that `load` can take the fastest."""
+    if task == "text-generation":
+        # `load` does not run it, so that any runtime may.
+        return ["portable"]
+    return [name for name in ENGINE_NAMES if is_installed(name)]
 
 
 def for_cpus(target: Target, weights_for: WeightsFor) -> Target:
@@ -183,6 +197,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
                 output_names=options.output_names or {},
                 scratch=scratch,
             )
+        _check_timed(options, source.task)
     else:
         with progress.stage("Loading the checkpoint"), naming("model"):
             name = str(demo_checkpoint()) if options.model is None else options.model
@@ -192,12 +207,23 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
 
 def _open_checkpoint(name: str, options: QuantizeOptions) -> ModelSource:
     found = describe_checkpoint(name, task=options.task, pooling=options.pooling)
+    _check_timed(options, str(found.task))
     if getattr(found.config, "quantizers", None) is None:
         return read_float(found)
     # The classes that trained its quantizers read them, and load transformers' models.
     from qdqbert.verbs.quantize.source.stored import read_stored
 
     return read_stored(found)
+
+
+def _check_timed(options: QuantizeOptions, task: str) -> None:
+    """Refuse the target `auto` for a task that `load` does not run."""
+    if options.is_auto and task == "text-generation":
+        raise UserInputError(
+            "`targets=['auto']` times a model as `load` runs it, and `load` does not run task "
+            f"{task!r}. Pass other `targets`, such as 'portable'.",
+            argument="targets",
+        )
 
 
 def encode_inputs(
@@ -273,7 +299,7 @@ def make_plans(
     sites: Sequence[Site],
     targets: Sequence[Target],
     options: QuantizeOptions,
-    refused: dict[str, str] | None = None,
+    refused: dict[str, UserInputError] | None = None,
 ) -> list[Plan]:
     """Resolve the recipe of each target on the sites of the model.
 
@@ -282,7 +308,7 @@ def make_plans(
         sites: Its sites.
         targets: Targets of the call.
         options: Options of the call.
-        refused: Receives the reasons of targets that are left out, by name. If it is `None`, none
+        refused: Receives the errors of targets that are left out, by name. If it is `None`, none
             is left out.
 
     Raises:
@@ -310,7 +336,7 @@ def make_plans(
 
 
 def check_models(
-    sited: SitedSource, plans: Sequence[Plan], refused: dict[str, str] | None = None
+    sited: SitedSource, plans: Sequence[Plan], refused: dict[str, UserInputError] | None = None
 ) -> list[Plan]:
     """Return the plans of the targets that run the model.
 
@@ -331,14 +357,20 @@ def check_models(
 
 
 @contextlib.contextmanager
-def _leaving_out(target: Target, refused: dict[str, str] | None) -> Iterator[None]:
+def _leaving_out(target: Target, refused: dict[str, UserInputError] | None) -> Iterator[None]:
     """Store the error that a target cannot be used, instead of raising it."""
     try:
         yield
     except UserInputError as error:
         if refused is None:
             raise
-        refused[target.name] = str(error)
+        refused[target.name] = error
+
+
+def _check_any(plans: Sequence[Plan], refused: Mapping[str, UserInputError]) -> None:
+    """Raise the first error if every target is left out."""
+    if not plans:
+        raise next(iter(refused.values()))
 
 
 def check_finite(source: ModelSource, predictions: Predictions) -> None:

@@ -17,7 +17,6 @@ from qdqbert.reporting.page import quantize_page
 from qdqbert.verbs.quantize.auto.run import fill_with_fastest
 from qdqbert.verbs.quantize.folder import fill_folder, output_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import choose_targets
 from qdqbert.verbs.quantize.ranges import open_earlier
 
 
@@ -61,7 +60,7 @@ def _fill(
 ) -> QuantizeReport:
     if options.is_auto:
         return fill_with_fastest(options, earlier, folder, scratch, progress)
-    return fill_folder(options, choose_targets(options), earlier, folder, scratch, progress)
+    return fill_folder(options, earlier, folder, scratch, progress)
 
 
 class _LimitsMissedError(Exception):

@@ -11,6 +11,7 @@ from typing import Any
 
 from qdqbert.artifact import QUANTIZATION, Artifact
 from qdqbert.choices import EngineName
+from qdqbert.engines.runner import install_command
 from qdqbert.evidence.reports import CandidateReport, QuantizeReport, TargetReport
 from qdqbert.files import write_json
 from qdqbert.machine import cpu_features
@@ -39,10 +40,16 @@ from qdqbert.verbs.quantize.folder import (
     write_report,
 )
 from qdqbert.verbs.quantize.graphs import WrittenGraph, write_graphs
-from qdqbert.verbs.quantize.measure import Evidence, Measurements, fidelity_warnings, measure
+from qdqbert.verbs.quantize.measure import (
+    Evidence,
+    Measurements,
+    fidelity_warnings,
+    measure,
+    unmet_limits,
+)
 from qdqbert.verbs.quantize.mixed_precision import meet_limits
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import Ready, prepare
+from qdqbert.verbs.quantize.prepare import Ready, open_source, prepare
 from qdqbert.verbs.quantize.ranges import RangeKind
 
 
@@ -111,8 +118,9 @@ def fill_with_fastest(
         scratch: Folder for temporary files, on the same disk.
         progress: Receives the stages.
     """
+    source = open_source(options, scratch, progress)
     targets = candidate_targets(options)
-    ready = prepare(options, targets, earlier, scratch, progress, leaves_out=True)
+    ready = prepare(source, options, targets, earlier, progress, leaves_out=True)
     plans, units = meet_limits(
         distinct(ready.plans), ready.sited, ready.calibration, ready.baseline, options, progress
     )
@@ -199,11 +207,7 @@ def rejection(report: TargetReport, limits: LimitOptions, ranges: RangeKind) -> 
         ranges: Where its ranges come from.
     """
     if limits.limits:
-        return ", ".join(
-            f"{each.option} {each.limit:g}: {each.verdict}, {each.value:.4g}"
-            for each in report.limits
-            if each.verdict != "met"
-        )
+        return unmet_limits(report)
     if not fidelity_warnings(report, ranges):
         return ""
     fidelity = report.fidelity
@@ -334,7 +338,7 @@ def _measure(candidate: Candidate, evidence: Evidence, progress: Progress) -> Me
 def _notices(ready: Ready) -> list[str]:
     notices = [
         f"Engine {engine} is not installed, so it is no candidate. Install it with: "
-        f"pip install 'qdqbert[{engine}]'"
+        f"{install_command(engine)}"
         for engine in missing_engines()
     ]
     notices += [
