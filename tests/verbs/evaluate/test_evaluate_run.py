@@ -182,9 +182,11 @@ def test_the_native_engine_has_the_metrics_of_onnx_runtime(quantized, write_file
         assert ours.value == pytest.approx(theirs.value, abs=5)
 
 
-def test_a_quantized_folder_runs_on_onnx_runtime_by_default(quantized, write_file) -> None:
-    report = qdqbert.evaluate(quantized("sentence").directory, write_file("sts.csv", PAIRS))
-    assert report.engine == "onnxruntime"
+def test_a_quantized_folder_runs_on_the_engine_of_load_by_default(quantized, write_file) -> None:
+    folder = quantized("sentence").directory
+    report = qdqbert.evaluate(folder, write_file("sts.csv", PAIRS))
+    with qdqbert.load(folder) as model:
+        assert (report.engine, report.target) == (model.engine, model.target)
 
 
 def test_the_number_of_examples_can_be_limited(checkpoints, write_file) -> None:

@@ -62,9 +62,9 @@ def evaluate(
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
             "question-answering", "reranking", "text-classification", "text-generation",
             "token-classification".
-        engine: Library that runs a quantized folder or an .onnx file. By default ONNX Runtime, if
-            it runs the model. Checkpoints run in PyTorch by default; the native engine runs them in
-            INT8, as `load` does. One of "onnxruntime", "openvino", "native".
+        engine: Library that runs the model. By default the one that `load` takes for a quantized
+            folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint, which the native
+            engine runs in INT8, as `load` does. One of "onnxruntime", "openvino", "native".
         provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
             "tensorrt", "openvino".
         target: Graph to evaluate, if a folder has several for one engine. By default the one that

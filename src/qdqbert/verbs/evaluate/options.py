@@ -32,9 +32,9 @@ class EvaluateOptions(LimitOptions, ColumnOptions, TaskOptions, OnnxOptions):
         reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx
             file runs on ONNX Runtime.
         task: Name of the task in transformers. Inferred from the model by default.
-        engine: Library that runs a quantized folder or an .onnx file. By default ONNX Runtime, if
-            it runs the model. Checkpoints run in PyTorch by default; the native engine runs them
-            in INT8, as `load` does.
+        engine: Library that runs the model. By default the one that `load` takes for a quantized
+            folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint, which the native
+            engine runs in INT8, as `load` does.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
             was made for the engine.

@@ -16,6 +16,7 @@ from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
+from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
@@ -300,7 +301,10 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
 
 
 def _default_engine(artifact: Artifact, request: Request) -> EngineName:
+    """Return the engine that `load` would run, so that a metric is of what runs."""
     engines = artifact.engines
+    if request.target is None and request.provider is None and engines:
+        return choose_engine(artifact)[0]
     if request.target is not None and request.target in artifact.targets:
         engines = artifact.targets[request.target]["engines"]
     if request.provider is not None or not engines:
