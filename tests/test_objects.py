@@ -3,11 +3,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from qdqbert.objects import Rows, as_rows
+from qdqbert.errors import UserInputError
+from qdqbert.objects import Rows, SavedModel, as_rows, saved
+
+# Data.
 
 
 def kind_of(value: object) -> str | None:
@@ -63,3 +67,85 @@ def test_looking_at_an_object_imports_neither_pandas_nor_datasets() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# Models.
+
+
+class Part:
+    """A model or a tokenizer that writes a file of its own."""
+
+    def __init__(self, file: str, **attributes: object) -> None:
+        self.file = file
+        vars(self).update(attributes)
+
+    def save_pretrained(self, folder: str) -> None:
+        Path(folder).mkdir(exist_ok=True)
+        (Path(folder) / self.file).touch()
+
+
+class Sentence(Part):
+    """A model that saves its tokenizer and a card, as those of sentence-transformers do."""
+
+    tokenizer = Part("tokenizer.json")
+
+    def save_pretrained(self, folder: str, create_model_card: bool = True) -> None:
+        super().save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        if create_model_card:
+            raise AssertionError("the card was not asked for")
+
+
+def model(name: str = "") -> Part:
+    return Part("model.safetensors", config=SimpleNamespace(_name_or_path=name))
+
+
+BOTH = {"model.safetensors", "tokenizer.json"}
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ((model("owner/name"), Part("tokenizer.json")), "owner/name"),
+        ((model(), Part("tokenizer.json")), "Part"),
+        ((model("my-model/.."), Part("tokenizer.json")), "my-model/.."),
+        (Part("x", model=model("/a/b c"), tokenizer=Part("tokenizer.json")), "/a/b c"),
+        (Sentence("model.safetensors", model=None), "Sentence"),
+        (Sentence("model.safetensors", transformers_model=model("owner/name")), "owner/name"),
+    ],
+    ids=[
+        "pair",
+        "pair-without-name",
+        "pair-of-here",
+        "pipeline",
+        "cross-encoder",
+        "sentence-transformer",
+    ],
+)
+def test_a_model_is_in_a_folder_as_long_as_it_is_needed(value, name) -> None:
+    with saved(value, "model") as found:
+        assert isinstance(found, SavedModel)
+        assert {each.name for each in Path(found).iterdir()} == BOTH
+        assert (str(found), repr(found)) == (f"{name} (in memory)", f"'{name} (in memory)'")
+        assert Path(found).name == Path(name).resolve().name
+    assert not Path(found).parent.exists()
+
+
+@pytest.mark.parametrize(
+    "value", ["a", Path("a"), None, 3, ("a", "b"), (), (Part("x"), "b")], ids=repr
+)
+def test_what_does_not_save_itself_is_left_alone(value) -> None:
+    with saved(value, "model") as found:
+        assert found is value
+
+
+@pytest.mark.parametrize(
+    "value", [model(), Part("x", model=model(), tokenizer=None)], ids=["model", "pipeline"]
+)
+def test_a_model_without_a_tokenizer_is_refused(value) -> None:
+    with pytest.raises(UserInputError) as caught, saved(value, "path"):
+        pass
+    assert str(caught.value) == (
+        "`path` is a Part without its tokenizer. Pass both: `path=(model, tokenizer)`."
+    )
+    assert caught.value.argument == "path"

@@ -98,6 +98,7 @@ def test_parameters_are_annotated_with_the_types_of_the_options(function, option
         # Functions accept wider types: paths for strings, sequences for tuples.
         narrow = parameter.annotation.replace("str | Path", "str")
         narrow = re.sub(r"^Data\b", "str | Rows", narrow)
+        narrow = re.sub(r"^ModelLike\b", "str | SavedModel", narrow)
         narrow = narrow.replace("Sequence[", "tuple[").replace("]", ", ...]")
         wide = sources[name].replace(", ...]", "]").replace("]", ", ...]")
         assert narrow == wide, name
@@ -162,7 +163,7 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
         ("calibration_samples", 1.5, "a whole number, got 1.5 (float)"),
         ("calibration_samples", True, "a whole number, got True (bool)"),
         ("percentile", "99", "a number, got '99' (str)"),
-        ("model", 3, "a string or a path, got 3 (int)"),
+        ("model", 3, "a path, or a model with its tokenizer, got 3 (int)"),
         ("eval_data", b"a.csv", "a path, or a list, DataFrame or data set, got b'a.csv' (bytes)"),
         ("overwrite", "yes", "True or False, got 'yes' (str)"),
         ("quant_disable_keyword", 1.5, "a string or a path, got 1.5 (float)"),
@@ -178,7 +179,7 @@ def test_a_value_of_another_type_is_reported(name, value, words) -> None:
 
 def test_a_model_in_memory_is_refused_with_how_to_save_it() -> None:
     with pytest.raises(UserInputError) as caught:
-        QuantizeOptions(model=Saved(), output="o")
+        EvaluateOptions(model=Saved(), data="d")
     assert str(caught.value).startswith(
         "`model` must be a string or a path, got Saved. Save it, and its tokenizer, into one folder"
     )

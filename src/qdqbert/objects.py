@@ -1,13 +1,20 @@
-"""Data in memory as values of options: lists, DataFrames and data sets.
+"""Data and models in memory as values of options.
 
-They are recognized by their methods, so that neither pandas nor datasets is imported.
+They are recognized by their methods, so that neither pandas, datasets nor transformers is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set, Sized
+import contextlib
+import dataclasses
+import inspect
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from qdqbert.errors import UserInputError
 
 
 class Records(Sized, Iterable[Any], Protocol):
@@ -57,3 +64,97 @@ def rows_hint(value: Any) -> str:
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return " Pass a list of its rows."
     return ""
+
+
+class Savable(Protocol):
+    """A model, a pipeline or a tokenizer: what saves itself into a folder."""
+
+    def save_pretrained(self, folder: str, /) -> Any:
+        """Write it to a folder."""
+        ...
+
+
+ModelLike = str | Path | Savable | tuple[Savable, Savable]
+"""A model as the public functions take it: a path or a name on the hub, `(model, tokenizer)` of
+transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedModel(os.PathLike[str]):
+    """The folder of a model that was in memory. As a string it is the name of the model.
+
+    Attributes:
+        folder: The folder, for `open` and `Path`.
+        name: The name, for reports and commands.
+    """
+
+    folder: str
+    name: str
+
+    def __fspath__(self) -> str:
+        """Return the folder."""
+        return self.folder
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+    def __repr__(self) -> str:
+        """Return the name in quotes."""
+        return repr(self.name)
+
+
+@contextlib.contextmanager
+def saved(value: Any, argument: str) -> Iterator[Any]:
+    """Save a model that is in memory into a temporary folder, which is removed at the end.
+
+    Args:
+        value: The model, or its path.
+        argument: Name of the parameter, for errors.
+
+    Yields:
+        A `SavedModel`; the value itself if it is not a model in memory.
+
+    Raises:
+        UserInputError: The model has no tokenizer.
+    """
+    parts = value if isinstance(value, tuple) else _parts(value, argument)
+    if not parts or not all(hasattr(each, "save_pretrained") for each in parts):
+        yield value
+        return
+    name = _name_of(parts[0])
+    with tempfile.TemporaryDirectory(prefix="qdqbert-", ignore_cleanup_errors=True) as root:
+        # Messages about the files and the default output have the last part of the name.
+        folder = str(Path(root) / Path(name).resolve().name)
+        for each in parts:
+            each.save_pretrained(folder, **_save_options(each))
+        yield SavedModel(folder=folder, name=f"{name} (in memory)")
+
+
+def _parts(value: Any, argument: str) -> tuple[Any, ...]:
+    """Return what has to be saved of a model; nothing of a path."""
+    if not hasattr(value, "save_pretrained"):
+        return ()
+    tokenizer = getattr(value, "tokenizer", None)
+    if tokenizer is None:
+        raise UserInputError(
+            f"`{argument}` is a {type(value).__name__} without its tokenizer. Pass both: "
+            f"`{argument}=(model, tokenizer)`.",
+            argument=argument,
+        )
+    # A pipeline consists of both. The models of sentence-transformers save more than these.
+    is_pipeline = hasattr(value, "model") and not _save_options(value)
+    return (value.model, tokenizer) if is_pipeline else (value,)
+
+
+def _save_options(value: Any) -> dict[str, Any]:
+    """Return arguments for saving: a model card may ask the hub, and is not needed."""
+    name = "create_model_card"
+    return {name: False} if name in inspect.signature(value.save_pretrained).parameters else {}
+
+
+def _name_of(model: Any) -> str:
+    """Return where a model was loaded from; its class if it is not known."""
+    inner = getattr(model, "transformers_model", None) or model
+    name = getattr(getattr(inner, "config", None), "_name_or_path", None)
+    return str(name or type(model).__name__)

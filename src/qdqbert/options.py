@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import inspect
 import operator
+import os
 import shlex
 import types
 import typing
@@ -24,7 +25,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows, as_rows, rows_hint
+from qdqbert.objects import Rows, SavedModel, as_rows, rows_hint
 
 Number = int | float
 
@@ -346,7 +347,7 @@ def command_line(command: str, options: Any) -> str:
     """
     words = ["qdqbert", command]
     if options.model is not None:
-        words.append(options.model)
+        words.append(str(options.model))
     for each in declared_options(options.__class__):
         value = getattr(options, each.name)
         if each.name != "model" and value is not None and value != each.default:
@@ -377,6 +378,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
     bool | str: ((bool, str), "True, False or a string"),
+    str | SavedModel: ((str, SavedModel), "a path, or a model with its tokenizer"),
     str | Rows: ((str, Rows), "a path, or a list, DataFrame or data set"),
     Mapping: ((Mapping,), "a dictionary of names"),
 }
@@ -465,12 +467,12 @@ def _attribute_docs(group: type) -> Mapping[str, str]:
     return docs
 
 
-def is_onnx_file(model: str | Path) -> bool:
+def is_onnx_file(model: str | os.PathLike[str]) -> bool:
     """Return whether a model is an .onnx file rather than a checkpoint or a folder."""
     return str(model).lower().endswith(".onnx") and not Path(model).is_dir()
 
 
-def check_onnx_options(options: OnnxOptions, model: str | None) -> None:
+def check_onnx_options(options: OnnxOptions, model: str | SavedModel | None) -> None:
     """Refuse options for .onnx files in a call without one.
 
     Args:

@@ -65,6 +65,43 @@ def test_a_classifier_is_close_to_transformers(checkpoints) -> None:
     assert sqnr_db(expected, found) > LEAST_DB
 
 
+def in_memory(name: str, folder) -> object:
+    """Load a checkpoint as users hold it."""
+    library, path = sentence_transformers, str(folder)
+    if name == "sentence":
+        return library.SentenceTransformer(path, device="cpu")
+    if name == "reranker":
+        return library.CrossEncoder(path, device="cpu")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    if name == "pipeline":
+        return transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("name", ["sentence", "reranker", "pipeline", "classifier"])
+def test_a_model_in_memory_answers_as_its_folder_does(checkpoints, name) -> None:
+    folder = checkpoints("classifier" if name == "pipeline" else name)
+
+    def answers(source: object) -> object:
+        with qdqbert.load(source) as model:
+            if name == "sentence":
+                return model.encode(TEXTS).tolist()
+            if name == "reranker":
+                return model.predict([(text, "a city") for text in TEXTS]).tolist()
+            return model(TEXTS, top_k=None)
+
+    assert answers(in_memory(name, folder)) == answers(folder)
+
+
+def test_a_model_that_cannot_be_loaded_from_memory_is_refused(make_model) -> None:
+    with pytest.raises(UserInputError, match="`path` is a BertModel without its tokenizer"):
+        qdqbert.load(make_model("bert"))
+    with pytest.raises(UserInputError, match=r"`path` must be a folder, .*, got int") as caught:
+        qdqbert.load(3)
+    assert caught.value.argument == "path"
+
+
 @pytest.mark.parametrize(
     "family", ["camembert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ _CONFIG = "config.json"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
-def is_hub_name(path: str | Path) -> bool:
+def is_hub_name(path: str | os.PathLike[str]) -> bool:
     """Return whether a path can only be the name of a model of the hub: OWNER/NAME, or NAME.
 
     It has the form of one, and nothing of this name is here.

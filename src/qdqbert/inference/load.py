@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from qdqbert.inference.model import Loaded, Model
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Schedule, Scheduler
 from qdqbert.machine import usable_cores
+from qdqbert.objects import ModelLike, saved
 from qdqbert.tokenizer_files import TOKENIZER
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -60,7 +62,7 @@ _MODELS: dict[str, tuple[str, str]] = {
 
 
 def load(
-    path: str | Path,
+    path: ModelLike,
     *,
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
@@ -82,7 +84,9 @@ def load(
 
     Args:
         path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
-            needed files are downloaded, to the hub's cache.
+            needed files are downloaded, to the hub's cache. Or a float model in memory:
+            `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
+            `CrossEncoder`.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -128,17 +132,27 @@ def load(
                 argument="precision",
             )
         target = "float"
-    artifact = open_folder(path, precision="float" if target == "float" else "int8", check=check)
+    with saved(path, "path") as source:
+        if not isinstance(source, str | os.PathLike):
+            raise UserInputError(
+                "`path` must be a folder, a name on the hub, or a model with its tokenizer, got "
+                f"{type(source).__name__}.",
+                argument="path",
+            )
+        called = str(source)
+        artifact = open_folder(
+            source, precision="float" if target == "float" else "int8", check=check
+        )
     if artifact.task not in _MODELS:
         raise UserInputError(
-            f"{str(path)!r} is a model for {artifact.task!r}, which `load` does not run. It runs: "
+            f"{called!r} is a model for {artifact.task!r}, which `load` does not run. It runs: "
             f"{', '.join(_MODELS)}."
         )
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():
-        download_graph(str(path), artifact, artifact.model_for(chosen, name))
-    _LOGGER.info("Running %s (%s) on %s: %s.", str(path), name, chosen, reason)
+        download_graph(called, artifact, artifact.model_for(chosen, name))
+    _LOGGER.info("Running %s (%s) on %s: %s.", called, name, chosen, reason)
     if chosen == "native" and kernel is None:
         warn_of_slow_kernel(artifact)
     _check_files(artifact, artifact.model_for(chosen, name))
@@ -156,7 +170,7 @@ def load(
     tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
     loaded = Loaded(
-        name=str(path),
+        name=called,
         artifact=artifact,
         engine=chosen,
         target=name,
@@ -171,7 +185,9 @@ def load(
     return _model_class(loaded)(loaded)
 
 
-def open_folder(path: str | Path, *, precision: Precision = "int8", check: bool) -> Artifact:
+def open_folder(
+    path: str | os.PathLike[str], *, precision: Precision = "int8", check: bool
+) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
     Args:

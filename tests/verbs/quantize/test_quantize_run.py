@@ -33,6 +33,11 @@ DENSE = "dense._weight_quantizer"
 FLOAT_MS = {"onnxruntime": 2.0, "openvino": 4.0}
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 @pytest.mark.slow
 @pytest.mark.demo
 def test_the_demo_is_accurate_small_and_exact_on_each_engine(
@@ -417,6 +422,33 @@ def test_texts_in_memory_give_the_ranges_of_the_same_texts_in_a_file(
         assert calibration.pop("data") == ("<list of 20 rows>" if name == "list" else str(data))
     assert stored["list"] == stored["file"]
     assert "--calibration-data '<list of 20 rows>'" in reports["list"].command
+
+
+def test_a_model_in_memory_gives_the_graph_of_its_folder(checkpoints, tmp_path) -> None:
+    folder = checkpoints("classifier")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    given = {"folder": folder, "memory": (model, tokenizer)}
+    name = f"{folder} (in memory)"
+    for each, source in given.items():
+        report = qdqbert.quantize(
+            source, tmp_path / each, calibration_samples=8, targets=["native"], benchmark=False
+        )
+    first, second = (read_files(tmp_path / each) for each in given)
+    assert first.keys() == second.keys()
+    graphs = {file for file in first if file.startswith("native/")}
+    assert {file for file in first if first[file] == second[file]} >= {*graphs, "tokenizer.json"}
+    assert report.checkpoint == name
+    assert report.command.startswith(f"qdqbert quantize '{name}'")
+    assert json.loads(second["quantization.json"])["checkpoint"]["name"] == name
+
+
+def test_a_model_without_its_tokenizer_is_refused(make_model, tmp_path) -> None:
+    model = make_model("bert")
+    with pytest.raises(UserInputError, match=r"`model=\(model, tokenizer\)`") as caught:
+        qdqbert.quantize(model, tmp_path / "out")
+    assert caught.value.argument == "model"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_typo_in_a_parameter_is_refused(checkpoints, tmp_path) -> None:

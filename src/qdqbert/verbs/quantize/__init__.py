@@ -17,7 +17,7 @@ from qdqbert.choices import (
     WeightsFor,
 )
 from qdqbert.extras import require_quantize
-from qdqbert.objects import Data
+from qdqbert.objects import Data, ModelLike, saved
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.settings import check_data
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def quantize(
-    model: str | Path | None = None,
+    model: ModelLike | None = None,
     output: str | Path | None = None,
     *,
     targets: Sequence[TargetChoice] = (),
@@ -89,8 +89,9 @@ def quantize(
     it, no folder is written, and the report says why.
 
     Args:
-        model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
-            all-MiniLM-L6-v2 (extra `demo`).
+        model: Checkpoint: a local folder or a hub id; or an .onnx file. In Python also `(model,
+            tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`. By
+            default the packaged all-MiniLM-L6-v2 (extra `demo`).
         output: Folder to write: by default, the name of the model and `-int8`, in the current
             folder.
         targets: Runtimes to write a graph for, all from one calibration. By default those of the
@@ -203,8 +204,9 @@ def quantize(
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`quantize`")
-    options = QuantizeOptions(**arguments)
-    check_data(options)
-    from qdqbert.verbs.quantize.run import run
+    with saved(model, "model") as arguments["model"]:
+        options = QuantizeOptions(**arguments)
+        check_data(options)
+        from qdqbert.verbs.quantize.run import run
 
-    return run(options, shown)
+        return run(options, shown)

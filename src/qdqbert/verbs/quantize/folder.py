@@ -195,7 +195,7 @@ def make_report(
     first += [*_built_in_notice(options, ranges), *saturation_notices(overflows)]
     return QuantizeReport(
         directory=str(output_of(options)),
-        checkpoint=options.model or DEMO_NAME,
+        checkpoint=str(options.model or DEMO_NAME),
         task=source.task,
         calibration_texts=count,
         calibration_lengths=calibration_lengths(ranges, inputs),

@@ -60,7 +60,7 @@ def quantization_json(
         "command": command_line("quantize", options),
         "seed": options.seed,
         "checkpoint": {
-            "name": options.model or DEMO_NAME,
+            "name": str(options.model or DEMO_NAME),
             "task": source.task,
             "model_type": source.model_type,
             "parameters_sha256": parameters_sha256,

@@ -15,7 +15,7 @@ from qdqbert.choices import (
     WeightsFor,
 )
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows
+from qdqbert.objects import Rows, SavedModel
 from qdqbert.options import (
     CalibratorOptions,
     ColumnOptions,
@@ -84,8 +84,9 @@ class QuantizeOptions(
     """Common options.
 
     Attributes:
-        model: Checkpoint: a local folder or a hub id; or an .onnx file. By default the packaged
-            all-MiniLM-L6-v2 (extra `demo`).
+        model: Checkpoint: a local folder or a hub id; or an .onnx file. In Python also `(model,
+            tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`. By
+            default the packaged all-MiniLM-L6-v2 (extra `demo`).
         output: Folder to write: by default, the name of the model and `-int8`, in the current
             folder.
         targets: Runtimes to write a graph for, all from one calibration. By default those of the
@@ -115,7 +116,7 @@ class QuantizeOptions(
             `calibration_data` or `eval_data`, whose tokens can be turned back into their texts.
     """
 
-    model: str | None = None
+    model: str | SavedModel | None = None
     output: str | None = option(None, short="o")
     targets: tuple[TargetChoice, ...] = option((), flag="target")
     recipe: RecipeName | None = None

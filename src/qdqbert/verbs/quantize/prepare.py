@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
         _check_timed(options, source.task)
     else:
         with progress.stage("Loading the checkpoint"), naming("model"):
-            name = str(demo_checkpoint()) if options.model is None else options.model
+            name = os.fspath(demo_checkpoint() if options.model is None else options.model)
             source = _open_checkpoint(name, options)
     return source
 
