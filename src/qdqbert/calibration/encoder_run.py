@@ -37,7 +37,7 @@ class EncoderRun:
         *,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keep what is run.
+        """Set the model and its data.
 
         Args:
             encoder: The model.
@@ -122,7 +122,7 @@ class _LayerRun:
         passes: int,
         advance: Callable[[], None],
     ) -> None:
-        """Keep what is run.
+        """Set the model and its data.
 
         Args:
             encoder: The model.

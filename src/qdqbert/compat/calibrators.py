@@ -1,6 +1,6 @@
 """Calibrators of a quantizer: they collect tensors and compute an `amax`.
 
-Names, arguments and errors are those of pytorch-quantization's `calib`. The histogram and the range
+Names, arguments and errors are as in pytorch-quantization's `calib`. The histogram and the range
 search are this package's own.
 """
 
@@ -48,7 +48,7 @@ class Calibrator:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Drop everything that was collected."""
+        """Drop all collected values."""
         raise NotImplementedError
 
     def compute_amax(self, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -107,7 +107,7 @@ class MaxCalibrator(Calibrator):
             self._amaxs.append(local.cpu().numpy())
 
     def reset(self) -> None:
-        """Drop everything that was collected."""
+        """Drop all collected values."""
         self._calib_amax = None
         if self._track_amax:
             self._amaxs = []
@@ -163,16 +163,19 @@ class HistogramCalibrator(Calibrator):
             ValueError: `num_bins` is not above 0.
         """
         super().__init__(num_bits, axis, unsigned)
-        if axis is not None:
-            raise NotImplementedError(
-                "Calibrator histogram collection only supports per tensor scaling"
-            )
+        self._check_axis()
         if grow_method is not None:
             _LOG.warning("grow_method is deprecated. Got %s, ignored!", grow_method)
         self._histogram = histogram.empty()
         self._num_bins = num_bins
         self._skip_zeros = skip_zeros
         self._torch_hist = torch_hist
+
+    def _check_axis(self) -> None:
+        if self._axis is not None:
+            raise NotImplementedError(
+                "Calibrator histogram collection only supports per tensor scaling"
+            )
 
     @property
     def _num_bins(self) -> int:
@@ -189,7 +192,7 @@ class HistogramCalibrator(Calibrator):
         self.reset()
 
     def reset(self) -> None:
-        """Drop everything that was collected."""
+        """Drop all collected values."""
         # Between half and all of the grid's bins lie below the largest magnitude.
         self._histogram = histogram.empty(2 << (self._least_bins - 1).bit_length())
 
@@ -199,10 +202,7 @@ class HistogramCalibrator(Calibrator):
         Raises:
             ValueError: A value is NaN or infinite.
         """
-        if self._axis is not None:
-            raise NotImplementedError(
-                "Calibrator histogram collection only supports per tensor scaling"
-            )
+        self._check_axis()
         x = x.detach()
         if self._skip_zeros:
             x = x[x != 0]
@@ -317,7 +317,7 @@ def calibrate_weights(
         TypeError: The method is unknown.
 
     Source: pytorch-quantization's `calibrate_weights`. Differs from upstream: `perchannel=False`
-    works with "max" and obeys `num_bins`; the bits of each quantizer are taken into account.
+    works with "max" and obeys `num_bins`; the bits of each quantizer count.
     """
     if method not in ("max", "mse", "percentile"):
         raise TypeError(f"Unsupported calibration method {method}")

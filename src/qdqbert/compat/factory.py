@@ -41,7 +41,7 @@ class ToolkitFactory:
                 quantizer.use_calibrator(histogram=not is_weight and calibrator != "max")
 
     def finish_loading(self, quantizers: Iterable[Quantizer]) -> None:
-        """Set learned ranges to those of the descriptors."""
+        """Start learned ranges at the descriptors' ranges."""
         # A model is built on the meta device, where numbers are lost.
         for quantizer in quantizers:
             if isinstance(quantizer, TensorQuantizer) and quantizer.is_learned:

@@ -55,6 +55,7 @@ _CALIB = {
     "HistogramCalibrator": calibrators.HistogramCalibrator,
     "calibrate_weights": calibrators.calibrate_weights,
 }
+_BASE = {"_Calibrator": calibrators.Calibrator}
 _FUNCTIONS = {
     name: getattr(quant_modules, name)
     for name in ("initialize", "deactivate", "enable_onnx_export")
@@ -79,15 +80,12 @@ NAMES: dict[str, dict[str, Any]] = {
     "tensor_quant": {**_TENSOR_QUANT, "np": np, "torch": torch},
     "quant_modules": _public(quant_modules),
     "calib": _CALIB,
-    "calib.calibrator": {"_Calibrator": calibrators.Calibrator},
-    "calib.max": {
-        "MaxCalibrator": calibrators.MaxCalibrator,
-        "_Calibrator": calibrators.Calibrator,
-    },
+    "calib.calibrator": _BASE,
+    "calib.max": {"MaxCalibrator": calibrators.MaxCalibrator, **_BASE},
     "calib.histogram": {
         "HistogramCalibrator": calibrators.HistogramCalibrator,
         "calibrate_weights": calibrators.calibrate_weights,
-        "_Calibrator": calibrators.Calibrator,
+        **_BASE,
     },
     "nn": _NN,
     "nn.functional": {"clip": functional.clip, "ClipFunction": functional.ClipFunction},
@@ -101,7 +99,7 @@ NAMES: dict[str, dict[str, Any]] = {
         },
         "Clip": Clip,
     },
-    "nn.modules.quant_linear": {**_aliased(["Linear"])},
+    "nn.modules.quant_linear": _aliased(["Linear"]),
     "nn.modules.quant_conv": _CONV,
     "nn.modules.quant_pooling": _aliased(_POOLS),
     "nn.modules.quant_instancenorm": _INSTANCE_NORM,

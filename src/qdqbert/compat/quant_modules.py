@@ -45,7 +45,7 @@ class QuantModuleReplacementHelper:
         float_module_list: Sequence[str] | None = None,
         custom_map: Sequence[Any] | None = None,
     ) -> None:
-        """Choose what is replaced.
+        """Choose the modules to replace.
 
         Args:
             float_module_list: Names that stay in float.
@@ -63,11 +63,12 @@ class QuantModuleReplacementHelper:
             )
         custom = [_quant_entry(*entry) for entry in custom_map or ()]
         taken = {(id(entry.orig_mod), entry.mod_name) for entry in custom}
-        for entry in [*self.default_quant_map, *custom]:
-            is_custom = any(entry is one for one in custom)
-            shadowed = (id(entry.orig_mod), entry.mod_name) in taken
-            if not is_custom and (shadowed or entry.mod_name in floats):
-                continue
+        kept = [
+            entry
+            for entry in self.default_quant_map
+            if entry.mod_name not in floats and (id(entry.orig_mod), entry.mod_name) not in taken
+        ]
+        for entry in [*kept, *custom]:
             original = getattr(entry.orig_mod, entry.mod_name)
             self.orginal_func_map.add(_quant_entry(entry.orig_mod, entry.mod_name, original))
             self.quant_map.add(entry)

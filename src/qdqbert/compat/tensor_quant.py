@@ -1,7 +1,7 @@
 """Quantize a tensor in the toolkit's terms: a `QuantDescriptor`, an `amax`, bits.
 
 Rounding is `numerics.affine.round_trip`, as everywhere in this package. Names, arguments and errors
-are those of pytorch-quantization's `tensor_quant`.
+are as in pytorch-quantization's `tensor_quant`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NumBits = int | tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
 class QuantDescriptor:
-    """How one tensor is quantized, in the toolkit's terms. Read-only.
+    """The quantization of one tensor, in the toolkit's terms. Read-only.
 
     Attributes:
         num_bits: Width of integer codes, or `(4, 3)` for E4M3.
@@ -236,7 +236,7 @@ def fake_tensor_quant(
     unsigned: bool = False,
     narrow_range: bool = True,
 ) -> Tensor:
-    """Quantize and dequantize a tensor. Arguments and errors are those of `tensor_quant`.
+    """Quantize and dequantize a tensor. See `tensor_quant` for arguments and errors.
 
     The gradient passes where `|inputs| <= amax`. `amax` gets none.
 

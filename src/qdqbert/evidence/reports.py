@@ -72,7 +72,7 @@ class TargetReport:
         fidelity: How close it is to the float model, on held-out texts.
         metrics: Its metrics, if the texts have labels.
         differences: These metrics minus the float model's.
-        limits: What was measured for each limit of the call.
+        limits: Check of each limit of the call.
         layers: How close PyTorch's fake quantization of it is to the float model, layer by layer.
         sensitivity: Error if only one layer is quantized, for each layer in order.
         lowering: How close it is to PyTorch's fake quantization, layer by layer.
@@ -209,7 +209,7 @@ class EvaluateReport:
         reference_metrics: Metrics of the reference.
         differences: Metrics of the model minus the reference's.
         fidelity: How close the model is to the reference, on the same examples.
-        limits: What was measured for each limit of the call.
+        limits: Check of each limit of the call.
         leaked_examples: Number of examples that the model was calibrated on.
         cpu: Name of the CPU.
         cpu_features: Its features that matter for INT8, under Linux' names.

@@ -153,7 +153,7 @@ def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs:
     """Return the descriptors in `kwargs`, or the defaults of the class.
 
     Returns:
-        The descriptors of input and weight, or only that of the input.
+        The descriptors of input and weight, or of the input only.
 
     Raises:
         TypeError: There are other arguments.

@@ -53,7 +53,7 @@ LINEAR = Record(
     panels=I64,
     steps=I64,  # depth / 4
     start=PTR,  # int32 per column: -zero_point * sum of the weights; zero point 128 if dynamic
-    factor=PTR,  # float32 per column: scale of the weights, times that of the codes if it is static
+    factor=PTR,  # float32 per column: scale of the weights, times the codes' scale if it is static
     bias=PTR,  # float32 per column
 )
 """A linear layer in int8."""
