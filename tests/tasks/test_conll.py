@@ -82,12 +82,12 @@ def test_max_examples_limits_what_is_read(write_file) -> None:
         ("a.conll", "a\tO\nb\n", r"Line 2 of `.*a.conll` must have 2 columns .*got 1"),
         ("a.conll", "a\tO\n\nb\tx\tO\n", "Line 3 .* got 3. Separate all columns by a tab"),
         ("a.conll", "a\tO\nb\t \n", "Line 2 .* must have a tag in its last column, got none"),
-        ("a.jsonl", "[1]", "Line 1 of `.*` must be a JSON object, got list"),
-        ("a.jsonl", '\n{"tokens"', "Line 2 of `.*` is not JSON"),
+        ("a.jsonl", "[1]", "Line 1 of `.*`: it must be a JSON object, got list"),
+        ("a.jsonl", '\n{"tokens"', "Line 2 of `.*`: it is not JSON"),
         (
             "a.jsonl",
             '\n{"tokens": ["\\ud800"]}',
-            "Line 2 of `.*` contains half of a surrogate pair",
+            "Line 2 of `.*`: it contains half of a surrogate pair",
         ),
         ("a.ndjson", '{"text": "a"}', "Line 1 .* as `tokens` or `words`, got only 'text'"),
     ],
@@ -104,7 +104,7 @@ def test_a_missing_file_a_directory_and_another_encoding_are_refused(tmp_path) -
     with pytest.raises(DataFileError, match="is a directory, not a file"):
         read(tmp_path)
     (tmp_path / "latin.conll").write_bytes(b"a\tO\ncaf\xe9\tO\n")
-    with pytest.raises(DataFileError, match=r"UTF-8, got byte 0xe9 at position 7 \(line 2\)"):
+    with pytest.raises(DataFileError, match=r"Line 2 of .* byte 0xe9 at column 4"):
         read(tmp_path / "latin.conll")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qdqbert.errors import DataFileError
+from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.tasks.data import (
     Columns,
     Example,
@@ -374,7 +375,7 @@ def test_digest_distinguishes_fields_and_examples() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("a.xlsx", "a", Columns(), r"one of \.csv, \.jsonl, \.ndjson, \.tsv, \.txt, got '\.xlsx'"),
+        ("a.xlsx", "a", Columns(), r"one of \.csv, .*, \.parquet, \.tsv, \.txt, got '\.xlsx'"),
         ("a", "a", Columns(), "must end in one of .*, got ''"),
         ("a.txt", "", Columns(), r"a\.txt` contains no examples"),
         ("a.txt", " \n\n", Columns(), "contains no examples: .*, got 2 blank rows"),
@@ -394,7 +395,7 @@ def test_digest_distinguishes_fields_and_examples() -> None:
         ("a.csv", "text,label\na,1\nb\n", Columns(), "Line 3 .*'label', got only 'text'"),
         ("a.tsv", "a\tb\t1\nc\td\n", Columns(label="2"), "Line 2 .*'2', got only '0', '1'"),
         ("a.csv", 'text,label\n"a\nb",1\nc', Columns(), "Line 4 .*'label'"),
-        ("a.csv", 'text,label\na,1\n"b,2\nc,3', Columns(), "row at line 3 .*is not CSV"),
+        ("a.csv", 'text,label\na,1\n"b,2\nc,3', Columns(), "Line 3 of .*: it is not CSV"),
         ("a.jsonl", '{"text": "a"}\n{"text": ', Columns(), "Line 2 .*is not JSON"),
         ("a.jsonl", "[" * 100_000, Columns(), "Line 1 .*is not JSON"),
         ("a.jsonl", '"a"\n"\\ud800"', Columns(), "Line 2 .*contains half of a surrogate pair"),
@@ -408,8 +409,8 @@ def test_digest_distinguishes_fields_and_examples() -> None:
             Columns(),
             "Line 1 .*must have a value of type str as 'text', got int",
         ),
-        ("a.txt", b"ab\nc\xffd\n", Columns(), r"UTF-8, got byte 0xff at position 4 \(line 2\)"),
-        ("a.csv", b"\xef\xbb\xbfte\xe9", Columns(), r"byte 0xe9 at position 5 \(line 1\)"),
+        ("a.txt", b"ab\nc\xffd\n", Columns(), "Line 2 .* byte 0xff at column 2"),
+        ("a.csv", b"\xef\xbb\xbfte\xe9", Columns(), "Line 1 .* byte 0xe9 at column 3"),
         ("a.txt", "héllo".encode("utf-16"), Columns(), "got UTF-16. Save it as UTF-8"),
         ("a.csv", "text,label\na,b".encode("utf-16-le"), Columns(), "got UTF-16 or no text"),
         ("a.csv", "text\nné".encode("cp1252"), Columns(), "byte 0xe9 .*iconv -f cp1252 -t utf-8"),
@@ -422,6 +423,18 @@ def test_unusable_file_is_refused(
     path = write(name, content)
     with pytest.raises(DataFileError, match=message):
         read_dataset(path, columns=columns)
+
+
+def test_parquet_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
+    pyarrow = import_pyarrow()
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"id": [1, 2, 3], "text": ["a", None, "b"], "label": [0, 1, 1]})
+    pyarrow.parquet.write_table(table, path)
+    check_readable(str(path), Columns(text="text"))
+    found = read_dataset(path)
+    assert found.examples == (Example(text="a", label="0"), Example(text="b", label="1"))
+    with pytest.raises(DataFileError, match=r"Row 1 of .* type str as 'id', got int"):
+        read_dataset(path, columns=Columns(text="id"))
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
@@ -454,7 +467,7 @@ def test_file_that_cannot_be_opened_is_refused(
     ("content", "columns", "message"),
     [
         (None, Columns(), "does not exist"),
-        ("text\nné".encode("cp1252"), Columns(), "must be UTF-8, got byte 0xe9"),
+        ("text\nné".encode("cp1252"), Columns(), "it is not UTF-8: byte 0xe9"),
         ("text,y\na,b\n", Columns(label="z"), "`label_column='z'` must be a column"),
         ("tweet,y\na,b\n", Columns(label="y"), "'tweet' has the longest texts"),
     ],

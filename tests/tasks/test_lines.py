@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from qdqbert.errors import DataFileError
+from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.tasks.lines import (
     counted,
     existing_file,
     json_object,
-    json_rows,
     load_json,
     read_lines,
+    read_records,
     row_name,
 )
 
@@ -33,9 +35,12 @@ def test_an_empty_file_has_no_lines(write_file) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"ab\nc\xffd\n", r"must be UTF-8, got byte 0xff at position 4 \(line 2\)\. Save it as"),
-        (b"\xef\xbb\xbfte\xe9", r"byte 0xe9 at position 5 \(line 1\)"),
-        (b"a\n\xe2\x80\n", r"byte 0xe2 at position 2 \(line 2\)"),
+        (
+            b"ab\nc\xffd\n",
+            "^Line 2 of .*: it is not UTF-8: byte 0xff at column 2. Save the file as",
+        ),
+        (b"\xef\xbb\xbfte\xe9", "^Line 1 .* byte 0xe9 at column 3"),
+        (b"a\n\xe2\x80\n", "^Line 2 .* byte 0xe2 at column 1"),
     ],
     ids=["second-line", "after-a-mark", "cut-by-a-line-end"],
 )
@@ -77,9 +82,18 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path, write_file) 
         list(read_lines(tmp_path / "none.txt"))
 
 
+def test_rows_of_parquet_have_numbers_and_no_lines(tmp_path: Path) -> None:
+    pyarrow = import_pyarrow()
+    path = tmp_path / "a.parquet"
+    rows = [{"tokens": ["the", "cat"], "id": 1}, {"tokens": None, "id": 2}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert list(read_records(str(path))) == list(enumerate(rows, start=1))
+    assert row_name(str(path), 2) == f"Row 2 of `{path}`"
+
+
 def test_json_rows_skip_blank_lines(write_file) -> None:
     path = str(write_file("a.jsonl", '\n{"a": 1}\r\n \t\n{"b": "\u2028"}'))
-    assert list(json_rows(path)) == [
+    assert list(read_records(path)) == [
         (2, {"a": 1}),
         (4, {"b": "\u2028"}),
     ]
@@ -88,23 +102,30 @@ def test_json_rows_skip_blank_lines(write_file) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}\n[1]", r"^Line 2 of `.*a\.jsonl` must be a JSON object, got list\. Write one object"),
+        (
+            "{}\n[1]",
+            r"^Line 2 of `.*a\.jsonl`: it must be a JSON object, got list\. Correct the row",
+        ),
         ("null", "^Line 1 .* must be a JSON object, got null"),
-        ("\n{", r"^Line 2 of `.*a\.jsonl` is not JSON: .*\. Write one object per line\."),
+        ("\n{", r"^Line 2 of `.*a\.jsonl`: it is not JSON: .* at character 2\. Correct the row\."),
         ("[" * 100_000, "^Line 1 .* is not JSON"),
     ],
     ids=["list", "null", "cut", "deep"],
 )
 def test_a_line_that_is_not_an_object_is_refused(write_file, text: str, message: str) -> None:
     with pytest.raises(DataFileError, match=message):
-        list(json_rows(str(write_file("a.jsonl", text))))
+        list(read_records(str(write_file("a.jsonl", text))))
 
 
 def test_errors_about_a_whole_file_name_no_line() -> None:
     assert json_object('{\n"a": 1}\n', "a.json") == {"a": 1}
-    with pytest.raises(DataFileError, match=r"^File `a\.json` is not JSON: .*Write one object\."):
-        json_object("{", "a.json")
-    with pytest.raises(DataFileError, match=r"^File `a\.json` must be a JSON object, got str\."):
+    with pytest.raises(
+        DataFileError, match=r"^File `a\.json`: it is not JSON: .* at line 2, character 4\. "
+    ):
+        json_object('{\n"a"', "a.json")
+    with pytest.raises(
+        DataFileError, match=r"^File `a\.json`: it must be a JSON object, got str\."
+    ):
         json_object('"a"', "a.json")
 
 
@@ -123,12 +144,12 @@ def test_errors_about_a_whole_file_name_no_line() -> None:
     ids=["high", "upper", "low", "swapped", "high-pair", "backslash", "name", "two-strings"],
 )
 def test_half_of_a_surrogate_pair_is_refused(text: str, escape: str) -> None:
-    with pytest.raises(DataFileError) as caught:
-        load_json(text, "a.jsonl", line=3)
-    assert str(caught.value) == (
-        f"Line 3 of `a.jsonl` contains half of a surrogate pair, got `{escape}`, which is not "
-        "a character. Write both halves, or remove it."
+    message = (
+        rf"^Line 3 of `a\.jsonl`: it contains half of a surrogate pair, {re.escape(escape)} at "
+        r"character \d+, which is not a character\. Correct the row\.$"
     )
+    with pytest.raises(DataFileError, match=message):
+        load_json(text, "a.jsonl", line=3)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +167,7 @@ def test_valid_escapes_are_read(text: str, value: str) -> None:
 
 
 def test_half_of_a_surrogate_pair_in_a_whole_file_is_reported_with_its_line() -> None:
-    with pytest.raises(DataFileError, match=r"^Line 3 of `a\.json` contains half of a surrogate"):
+    with pytest.raises(
+        DataFileError, match=r"half of a surrogate pair, \\ud83d at line 3, character 2,"
+    ):
         load_json('{"a":\n["\\ud83d\\ude00",\n"\\ud83d"]\n}', "a.json")

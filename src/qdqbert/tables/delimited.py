@@ -60,10 +60,7 @@ def read_csv(
 def read_tsv(
     name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a .tsv file; see `read_csv`.
-
-    A quote is an ordinary character, as in GLUE's files.
-    """
+    """Yield the rows of a .tsv file; see `read_csv`."""
     return _rows(name, _tsv_records(name, stream, position), "tabs" if header else None)
 
 
@@ -88,6 +85,38 @@ def with_index_name(names: Sequence[str]) -> list[str]:
     return ["Unnamed: 0" if "index" in names else "index", *names[1:]]
 
 
+def csv_records(lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield the rows of CSV: number of the first line, and the cells or what is wrong with them.
+
+    Args:
+        lines: The lines, with their ends.
+        separator: What separates the columns.
+    """
+    # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            # The limit of 131,072 characters is a global of `csv`; it is raised for one record.
+            with _CSV_LIMIT_LOCK:
+                limit = csv.field_size_limit(_LONGEST_FIELD)
+                try:
+                    cells = next(reader, None)
+                finally:
+                    csv.field_size_limit(limit)
+        except csv.Error as error:
+            yield line, f"it is not CSV: {error}"
+            continue
+        if cells is None:
+            return
+        yield line, cells
+
+
+def tsv_cells(line: str) -> list[str]:
+    """Return the cells of a line of a .tsv file. A quote is an ordinary character, as in GLUE's."""
+    return line.rstrip("\r\n").split("\t")
+
+
 def _csv_records(
     name: str, stream: BinaryIO, position: BinaryIO, *, is_header_first: bool
 ) -> Iterator[_Record]:
@@ -105,32 +134,15 @@ def _csv_records(
         if text.strip():
             break
     separator = separator_of(start[-1]) if start and is_header_first else ","
-    # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
-    reader = csv.reader(itertools.chain(start, lines), delimiter=separator, strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            # The limit of 131,072 characters is a global of `csv`; it is raised for one record.
-            with _CSV_LIMIT_LOCK:
-                limit = csv.field_size_limit(_LONGEST_FIELD)
-                try:
-                    cells = next(reader, None)
-                finally:
-                    csv.field_size_limit(limit)
-        except csv.Error as error:
-            yield line, f"it is not CSV: {error}", end
-            continue
-        if cells is None:
-            return
+    for line, cells in csv_records(itertools.chain(start, lines), separator):
         if cells:
             yield line, cells, end
 
 
 def _tsv_records(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
     for number, text, end in numbered_lines(name, stream, position):
-        line = text.rstrip("\r\n")
-        if line:
-            yield number, line.split("\t"), end
+        if text.strip("\r\n"):
+            yield number, tsv_cells(text), end
 
 
 def _rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from qdqbert.errors import DataFileError
 from qdqbert.tables.rows import BadRow, Row, half_surrogate
@@ -79,28 +79,49 @@ def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Ro
     for number, text, end in numbered_lines(name, stream, position):
         if text.isspace():
             continue
-        value, reason = _parse(text)
+        value, reason = parse_json(text)
+        if reason is None and not isinstance(value, dict | str):
+            reason = f"it must be a JSON object or a string, got {kind_of(value)}"
         if reason is not None:
             yield BadRow(name, number, reason, end)
         else:
             yield Row(name, number, {TEXT: value} if isinstance(value, str) else value, end)
 
 
-def _parse(text: str) -> tuple[dict[str, object] | str, str | None]:
-    """Return the value of a line, and what is wrong with it."""
+def parse_json(text: str) -> tuple[Any, str | None]:
+    """Return the JSON value in a line or a file, and what is wrong with it; `None` if nothing is.
+
+    Half of a surrogate pair is wrong: Python's strings accept it, but tokenizers do not.
+    """
     reason = bad_byte(text)
     if reason is not None:
-        return "", reason
+        return None, reason
     try:
         value = json.loads(text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
-        return "", f"it is not JSON: {error.msg} at character {error.pos + 1}"
+        return None, f"it is not JSON: {error.msg} at {_place(text, error.pos)}"
     except (ValueError, RecursionError) as error:
-        return "", f"it cannot be read: {error}"
-    if not isinstance(value, dict | str):
-        kind = "null" if value is None else type(value).__name__
-        return "", f"it must be a JSON object or a string, got {kind}"
+        return None, f"it is not JSON: {error}"
     half = half_surrogate(text)
     if half is not None:
-        return "", f"it contains half of a surrogate pair, {half[0]}, which is not a character"
+        return None, (
+            f"it contains half of a surrogate pair, {half[0]} at {_place(text, half.start())}, "
+            "which is not a character"
+        )
     return value, None
+
+
+def kind_of(value: object) -> str:
+    """Return how messages name the kind of a JSON value."""
+    return "null" if value is None else type(value).__name__
+
+
+def _place(text: str, position: int) -> str:
+    """Return how messages refer to a character of a line, or of a file with several lines."""
+    start = text.rfind("\n", 0, position) + 1
+    line = text.count("\n", 0, start)
+    return (
+        f"line {line + 1}, character {position - start + 1}"
+        if line
+        else (f"character {position + 1}")
+    )

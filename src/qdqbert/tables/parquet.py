@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqbert.errors import DataFileError, MissingExtraError
-from qdqbert.tables.rows import BadRow, Column, Kind, Row, to_json
+from qdqbert.tables.rows import Column, Kind, Row, to_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +87,7 @@ def _open(path: Path) -> Any:
         raise DataFileError(f"File `{path}` is not a Parquet file: {error}.") from error
 
 
-def read_parquet(path: Path) -> Iterator[Row | BadRow]:
+def read_parquet(path: Path) -> Iterator[Row]:
     """Yield the rows of a .parquet file.
 
     Raises:

@@ -12,13 +12,11 @@ from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.entities import OUTSIDE
 from qdqbert.tasks.hub import is_hub
 from qdqbert.tasks.in_memory import records
-from qdqbert.tasks.lines import counted, existing_file, read_lines, row_name
+from qdqbert.tasks.lines import RECORD_SUFFIXES, counted, existing_file, read_lines, row_name
 
 # Names that a row's list of words can have, and its list of tags.
 _WORD_FIELDS = ("tokens", "words")
 _TAG_FIELDS = ("ner_tags", "tags", "labels")
-
-_JSON = (".jsonl", ".ndjson")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +44,8 @@ def read_sentences(data: str | Rows, *, columns: Columns, max_examples: int | No
 
     A line of a CoNLL file has a word in its first column and its tag in the last one; with a
     single column there are no tags. A blank line follows each sentence. Columns are separated by
-    tabs or by spaces. The rows of a .jsonl file, of a hub data set and of objects are read by
-    `parse_sentence`.
+    tabs or by spaces. The rows of .jsonl and .parquet files, of a hub data set and of objects are
+    read by `parse_sentence`.
 
     Raises:
         DataFileError: The data cannot be read or have another layout, or a column is requested.
@@ -79,7 +77,7 @@ def _is_conll(data: str | Rows) -> bool:
     """Return whether data are a file of CoNLL columns, and not rows."""
     if isinstance(data, Rows) or is_hub(data):
         return False
-    return existing_file(data).suffix.lower() not in _JSON
+    return existing_file(data).suffix.lower() not in RECORD_SUFFIXES
 
 
 def parse_sentence(row: Mapping[str, object], path: str, number: int) -> TokenExample:

@@ -12,25 +12,32 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
-from qdqbert.tables.delimited import SEPARATORS, separator_of, with_index_name
+from qdqbert.tables.delimited import (
+    SEPARATORS,
+    csv_records,
+    separator_of,
+    tsv_cells,
+    with_index_name,
+)
+from qdqbert.tables.lines import kind_of
 from qdqbert.tasks.columns import LINE, Row, Table, is_header, quoted, resolve_columns
 from qdqbert.tasks.columns import Columns as Columns
 from qdqbert.tasks.folder import folder_rows
 from qdqbert.tasks.hub import hub_rows, is_hub, parse_hub
 from qdqbert.tasks.in_memory import open_rows
 from qdqbert.tasks.lines import (
+    PARQUET,
     counted,
     existing_file,
-    kind_of,
     load_json,
     read_lines,
+    read_records,
     row_name,
     source_name,
 )
@@ -45,11 +52,6 @@ _LONG_LINE = 10_000
 
 # Number of rows, the first one included, that show what separates the columns without a header.
 _FEWEST_ROWS = 3
-
-_CSV_LIMIT_LOCK = threading.Lock()
-
-# The largest field size that `csv` accepts where a C long has 32 bits.
-_CSV_LIMIT = 2**31 - 1
 
 _Record = tuple[int, list[str]]
 
@@ -157,7 +159,7 @@ def refuse_columns(columns: Columns, *, layout: str) -> None:
 def read_dataset(
     data: str | Path | Rows, *, columns: Columns = _INFER_ALL, max_examples: int | None = None
 ) -> Dataset:
-    """Read the examples of a .txt, .csv, .tsv, .jsonl or .ndjson file in UTF-8.
+    """Read the examples of a .txt, .csv, .tsv, .jsonl, .ndjson or .parquet file.
 
     A folder is read as by `folder_rows`, `hub:NAME@SPLIT` as by `hub_rows`, and rows in memory as
     by `open_rows`. The first row of a
@@ -192,9 +194,11 @@ def check_readable(data: str | Rows, columns: Columns) -> None:
         if Path(data).is_dir():
             return
         file = existing_file(data)
-        for _ in itertools.islice(read_lines(file), _HEAD_ROWS):
-            pass
-        has_columns = file.suffix.lower() in (*_RECORDS, *_ROWS)
+        suffix = file.suffix.lower()
+        if suffix != PARQUET:
+            for _ in itertools.islice(read_lines(file), _HEAD_ROWS):
+                pass
+        has_columns = suffix in (*_RECORDS, *_ROWS)
     if columns.requested and has_columns:
         table = open_table(data, columns)
         if table.names:
@@ -244,25 +248,12 @@ def _single_line(path: str, examples: Sequence[Example]) -> list[str]:
 
 
 def _csv_records(path: str, lines: Iterable[str], separator: str) -> Iterator[_Record]:
-    # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
-    reader = csv.reader(lines, delimiter=separator, strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            # The limit of 131,072 characters is a global of `csv`; it is raised for one record.
-            with _CSV_LIMIT_LOCK:
-                limit = csv.field_size_limit(_CSV_LIMIT)
-                try:
-                    cells = next(reader, None)
-                finally:
-                    csv.field_size_limit(limit)
-        except csv.Error as error:
+    for line, cells in csv_records(lines, separator):
+        if isinstance(cells, str):
             raise DataFileError(
-                f"The row at line {line} of `{path}` is not CSV: {error}. Put a field with a "
-                "separator, quote or line end in quotes, and write each quote in it twice."
-            ) from error
-        if cells is None:
-            return
+                f"Line {line} of `{path}`: {cells}. Put a field with a separator, quote or line "
+                "end in quotes, and write each quote in it twice."
+            )
         yield line, cells
 
 
@@ -297,9 +288,8 @@ def _separator(head: Sequence[str], columns: Columns) -> str:
 
 
 def _tsv_records(path: Path) -> Iterator[_Record]:
-    # As csv.QUOTE_NONE: in GLUE's files a quote is an ordinary character.
     for line, text in read_lines(path):
-        yield line, text.rstrip("\r\n").split("\t")
+        yield line, tsv_cells(text)
 
 
 def _text_rows(path: Path) -> Iterator[Row]:
@@ -312,14 +302,19 @@ def _json_rows(path: Path) -> Iterator[Row]:
         value = load_json(text, path, line=line) if text.strip() else {}
         if not isinstance(value, dict | str):
             raise DataFileError(
-                f"Line {line} of `{path}` must be a JSON object, or a string if all lines are, got "
-                f"{kind_of(value)}. Write one object per line."
+                f"Line {line} of `{path}`: it must be a JSON object or a string, got "
+                f"{kind_of(value)}. Correct the row."
             )
         yield line, value if isinstance(value, dict) else {LINE: value}
 
 
 _RECORDS = (".csv", ".tsv")
-_ROWS = {".txt": _text_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
+_ROWS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".txt": _text_rows,
+    ".jsonl": _json_rows,
+    ".ndjson": _json_rows,
+    PARQUET: lambda path: read_records(str(path)),
+}
 
 
 def open_table(data: str | Rows, columns: Columns) -> Table:

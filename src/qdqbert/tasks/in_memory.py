@@ -8,16 +8,17 @@ from typing import Any
 
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
+from qdqbert.tables.lines import kind_of
 from qdqbert.tasks.columns import LINE, Columns, Row, Table
 from qdqbert.tasks.hub import hub_rows, is_hub, named_rows
-from qdqbert.tasks.lines import json_rows, kind_of, row_name
+from qdqbert.tasks.lines import read_records, row_name
 
 # Number of rows of a DataFrame that are converted at a time.
 _CHUNK = 1000
 
 
 def records(data: str | Rows) -> Iterator[Row]:
-    """Yield the rows of a .jsonl file, a hub data set or an object, whose columns have names.
+    """Yield the rows of data whose columns have names: a file, a hub data set or an object.
 
     Raises:
         DataFileError: The data cannot be read, or a row is not a dict.
@@ -25,7 +26,7 @@ def records(data: str | Rows) -> Iterator[Row]:
     """
     if isinstance(data, Rows):
         return _records_in_memory(data)
-    return hub_rows(data) if is_hub(data) else json_rows(data)
+    return hub_rows(data) if is_hub(data) else read_records(data)
 
 
 def _records_in_memory(data: Rows) -> Iterator[Row]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.errors import DataFileError
-from qdqbert.tables.lines import other_encoding
-from qdqbert.tables.rows import half_surrogate
+from qdqbert.tables.lines import bad_byte, kind_of, numbered_lines, parse_json
+from qdqbert.tables.parquet import read_parquet
+
+PARQUET = ".parquet"
+
+# Files whose rows have fields with names, and values of all types.
+RECORD_SUFFIXES = (".jsonl", ".ndjson", PARQUET)
 
 
 def existing_file(path: str) -> Path:
@@ -43,35 +47,26 @@ def source_name(path: str) -> str:
 
 def row_name(path: str, number: int) -> str:
     """Return how messages refer to a row: by line of a file, by number in other data."""
-    return f"{'Line' if Path(path).is_file() else 'Row'} {number} of `{path}`"
+    has_lines = Path(path).is_file() and not path.lower().endswith(PARQUET)
+    return f"{'Line' if has_lines else 'Row'} {number} of `{path}`"
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    r"""Yield number (from 1) and text of each line, with its end but without a byte order mark.
-
-    Only "\n" ends a line, because words and texts can contain U+2028 and similar characters.
+    """Yield number and text of each line, as `numbered_lines`.
 
     Raises:
         DataFileError: The file cannot be opened, or is not UTF-8.
     """
-    offset = 0
     try:
         with Path(path).open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                other = other_encoding(raw) if number == 1 else None
-                if other is not None:
+            for number, text, _ in numbered_lines(str(path), file, file):
+                reason = bad_byte(text)
+                if reason is not None:
                     raise DataFileError(
-                        f"File `{path}` must be UTF-8, got {other}. Save it as UTF-8."
+                        f"Line {number} of `{path}`: {reason}. Save the file as UTF-8, for example "
+                        "with `iconv -f cp1252 -t utf-8` if it was written on Windows."
                     )
-                mark = 3 if number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0
-                yield number, raw[mark:].decode("utf-8")
-                offset += len(raw)
-    except UnicodeDecodeError as error:
-        raise DataFileError(
-            f"File `{path}` must be UTF-8, got byte 0x{error.object[error.start]:02x} at position "
-            f"{offset + mark + error.start} (line {number}). Save it as UTF-8, for example with "
-            "`iconv -f cp1252 -t utf-8` if it was written on Windows."
-        ) from error
+                yield number, text
     except OSError as error:
         raise DataFileError(f"File `{path}` cannot be read: {error}. Name another file.") from error
 
@@ -81,12 +76,16 @@ def read_text(path: str | Path) -> str:
     return "".join(line for _, line in read_lines(path))
 
 
-def json_rows(path: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the number and the object of each line that is not blank.
+def read_records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield number and fields of each row of a .parquet file, or of each object in lines of JSON.
 
     Raises:
-        DataFileError: As `read_lines` and `json_object`.
+        DataFileError: As `read_parquet`, `read_lines` and `json_object`.
+        MissingExtraError: The file is .parquet, and pyarrow is not installed.
     """
+    if path.lower().endswith(PARQUET):
+        yield from ((row.number, dict(row.values)) for row in read_parquet(Path(path)))
+        return
     for line, text in read_lines(path):
         if text.strip():
             yield line, json_object(text, path, line=line)
@@ -99,40 +98,23 @@ def json_object(text: str, path: str, *, line: int | None = None) -> dict[str, o
         DataFileError: As `load_json`; or the value is not an object.
     """
     value = load_json(text, path, line=line)
-    if isinstance(value, dict):
-        return value
-    where, hint = _place_and_hint(path, line)
-    raise DataFileError(f"{where} must be a JSON object, got {kind_of(value)}. {hint}")
+    if not isinstance(value, dict):
+        raise _refused(f"it must be a JSON object, got {kind_of(value)}", path, line)
+    return value
 
 
 def load_json(text: str, path: str | Path, *, line: int | None = None) -> object:
     """Return the JSON value in a line, or in the whole file if `line` is `None`.
 
     Raises:
-        DataFileError: The text is not JSON, or contains half of a surrogate pair, which Python's
-            strings accept but tokenizers do not.
+        DataFileError: The text is not JSON; see `parse_json`.
     """
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        where, hint = _place_and_hint(path, line)
-        raise DataFileError(f"{where} is not JSON: {error}. {hint}") from error
-    half = half_surrogate(text)
-    if half is not None:
-        where, _ = _place_and_hint(path, (line or 1) + text.count("\n", 0, half.start()))
-        raise DataFileError(
-            f"{where} contains half of a surrogate pair, got `{half[0]}`, which is not a "
-            "character. Write both halves, or remove it."
-        )
+    value, reason = parse_json(text)
+    if reason is not None:
+        raise _refused(reason, path, line)
     return value
 
 
-def kind_of(value: object) -> str:
-    """Return how messages name the kind of a JSON value."""
-    return "null" if value is None else type(value).__name__
-
-
-def _place_and_hint(path: str | Path, line: int | None) -> tuple[str, str]:
-    if line is None:
-        return f"File `{path}`", "Write one object."
-    return f"Line {line} of `{path}`", "Write one object per line."
+def _refused(reason: str, path: str | Path, line: int | None) -> DataFileError:
+    where, part = ("File", "file") if line is None else (f"Line {line} of", "row")
+    return DataFileError(f"{where} `{path}`: {reason}. Correct the {part}.")

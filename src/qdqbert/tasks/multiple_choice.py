@@ -67,7 +67,7 @@ class ChoiceExample:
 
 
 def read_choices(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read a .csv, .tsv, .jsonl or .ndjson file, a hub data set or objects, with fixed columns.
+    """Read a .csv, .tsv, .jsonl or .parquet file, a hub data set or objects, with fixed columns.
 
     Raises:
         DataFileError: The data cannot be read, fields are missing, examples have different numbers

@@ -10,14 +10,15 @@ from typing import TypeVar
 
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
+from qdqbert.tables.lines import kind_of
 from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.hub import is_hub
 from qdqbert.tasks.in_memory import records
 from qdqbert.tasks.lines import (
+    RECORD_SUFFIXES,
     counted,
     existing_file,
     json_object,
-    kind_of,
     read_text,
     row_name,
 )
@@ -71,7 +72,7 @@ class QuestionExample:
 
 
 def read_questions(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read SQuAD's .json, or rows in Hugging Face's layout: .jsonl, .ndjson, the hub, or objects.
+    """Read SQuAD's .json, or rows in Hugging Face's layout: files, the hub, or objects.
 
     Raises:
         DataFileError: The data cannot be read, have another layout, have no question, or an id
@@ -100,10 +101,10 @@ def _rows_of_data(data: str | Rows) -> Iterator[tuple[str, Mapping[str, object]]
         suffix = existing_file(data).suffix.lower()
         if suffix == ".json":
             return _squad_rows(json_object(read_text(data), data), data)
-        if suffix not in (".jsonl", ".ndjson"):
+        if suffix not in RECORD_SUFFIXES:
             raise DataFileError(
-                f"File `{data}` must end in one of .json, .jsonl, .ndjson, got {suffix!r}. "
-                "Convert or rename it."
+                f"File `{data}` must end in one of .json, {', '.join(RECORD_SUFFIXES)}, got "
+                f"{suffix!r}. Convert or rename it."
             )
     return ((row_name(str(data), number), row) for number, row in records(data))
 
