@@ -79,7 +79,7 @@ def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Ro
     for number, text, end in numbered_lines(name, stream, position):
         if text.isspace():
             continue
-        value, reason = parse_json(text)
+        value, reason = json_value(text)
         if reason is None and not isinstance(value, dict | str):
             reason = f"it must be a JSON object or a string, got {kind_of(value)}"
         if reason is not None:
@@ -88,7 +88,7 @@ def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Ro
             yield Row(name, number, {TEXT: value} if isinstance(value, str) else value, end)
 
 
-def parse_json(text: str) -> tuple[Any, str | None]:
+def json_value(text: str) -> tuple[Any, str | None]:
     """Return the JSON value in a line or a file, and what is wrong with it; `None` if nothing is.
 
     Half of a surrogate pair is wrong: Python's strings accept it, but tokenizers do not.

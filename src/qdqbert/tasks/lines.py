@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.errors import DataFileError
-from qdqbert.tables.lines import bad_byte, kind_of, numbered_lines, parse_json
+from qdqbert.tables.lines import bad_byte, kind_of, numbered_lines, json_value
 from qdqbert.tables.parquet import read_parquet
 
 PARQUET = ".parquet"
@@ -107,9 +107,9 @@ def load_json(text: str, path: str | Path, *, line: int | None = None) -> object
     """Return the JSON value in a line, or in the whole file if `line` is `None`.
 
     Raises:
-        DataFileError: The text is not JSON; see `parse_json`.
+        DataFileError: The text is not JSON; see `json_value`.
     """
-    value, reason = parse_json(text)
+    value, reason = json_value(text)
     if reason is not None:
         raise _refused(reason, path, line)
     return value
