@@ -2,11 +2,11 @@
 
     2,000,000 characters ─► the first 4,096 ─► their tokens ─► the first 254 ─► special tokens added
 
-Tokens near the new end of a text can differ from those of the whole text, in its last word at
-least. So a part of a text counts only if it has many more tokens than are kept, and is lengthened
-otherwise. The ids that are kept are then those of the whole text. The exceptions are texts whose
-tokens are longer than 1,024 characters on average, which are cut there, and pairs of two texts that
-are too long to count their tokens: an estimate decides which one is longer, and gets the odd token.
+Tokens near the new end of a text can differ from the whole text's, in its last word at least. So a
+part of a text counts only if it has many more tokens than are kept, and is lengthened otherwise.
+The kept ids are then equal to the whole text's. The exceptions are texts whose tokens are longer
+than 1,024 characters on average, which are cut there, and pairs of two texts that are too long to
+count their tokens: an estimate decides which one is longer, and gets the odd token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Encode(Protocol):
 _FIRST, _LONGEST, _GROWTH = 16, 1024, 4
 # The same of the longest text whose tokens are counted, to know which text of a pair has more.
 _COUNTED = 256
-# Parts are those of this limit at least, so that they are longer than words.
+# Parts have this limit at least, so that they are longer than words.
 _LEAST_LIMIT = 128
 # Tokens more than the limit that a part needs. WordPiece makes at most 100 of a word, and other
 # tokenizers fewer.
@@ -46,7 +46,7 @@ _PROBES = ("a", "A", "0", ".")
 
 
 class Kept(NamedTuple):
-    """What is kept of a text or pair.
+    """The kept tokens of a text or pair.
 
     Attributes:
         ids: Its token ids, with special ones.
@@ -122,7 +122,7 @@ class Template:
 
 
 class StartTokenizer:
-    """Tokenizes what is kept of texts and pairs, by the strategy "longest_first"."""
+    """Tokenizes the kept part of texts and pairs, by the strategy "longest_first"."""
 
     def __init__(self, encode: Encode, *, max_length: int, side: Side) -> None:
         """Keep the settings.
@@ -139,7 +139,7 @@ class StartTokenizer:
         self._recent: dict[str, _Part] = {}
 
     def encode(self, items: Sequence[Any]) -> list[Kept]:
-        """Return what is kept of texts and of pairs of texts, which are tuples or lists."""
+        """Return the kept tokens of texts, and of pairs of texts as tuples or lists."""
         texts = [(item,) if isinstance(item, str) else tuple(item) for item in items]
         are_long = [self._is_long(each) for each in texts]
         short = [item for item, is_long in zip(items, are_long, strict=True) if not is_long]
@@ -156,7 +156,7 @@ class StartTokenizer:
         return found
 
     def keep(self, ids: Sequence[int]) -> Kept | None:
-        """Return what is kept of the ids of a text; `None` if they lack the special tokens."""
+        """Return the kept ids of a text; `None` if they lack the special tokens."""
         template = self._template(1)
         before, after = ([*each[0]] for each in template.special) if template else ([], [])
         end = len(ids) - len(after)

@@ -1,7 +1,7 @@
 """Tokenize with the library `tokenizers` alone.
 
 The data of `quantize`, `train` and `evaluate` and the inputs of `load` are all tokenized here. The
-ids are those of tokenizer.json.
+ids are always equal to tokenizer.json's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Texts = Sequence[str] | Sequence[tuple[str, str]] | Sequence[Sequence[str]]
 
 
 class _Cut(NamedTuple):
-    """How inputs are cut; see `Tokenizer.cutting`."""
+    """Settings for cutting inputs; see `Tokenizer.cutting`."""
 
     max_length: int | None
     strategy: Strategy
@@ -102,7 +102,7 @@ class Tokenizer:
         side: Side | None = None,
         words: bool = False,
     ) -> Tokenizer:
-        """Return this tokenizer with other settings. It is kept for later calls.
+        """Return this tokenizer with other settings. The result is cached.
 
         Args:
             max_length: Longest input in tokens, special tokens included; `None` for no limit.
@@ -174,7 +174,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_start(self, texts: Texts) -> list[Kept]:
-        """Tokenize what is kept of texts or pairs, at a cost that does not grow with their length.
+        """Tokenize and cut texts or pairs, at a cost that does not grow with their length.
 
         It is their end if the tokenizer cuts on the left.
         """
@@ -184,10 +184,10 @@ class Tokenizer:
         return [Kept(each.ids, each.type_ids, truncated=False) for each in self.encode_batch(texts)]
 
     def keep_ids(self, ids: Sequence[int]) -> Kept:
-        """Return what is kept of token ids that this tokenizer made, with special tokens.
+        """Cut token ids that this tokenizer made, with special tokens.
 
         Raises:
-            UserInputError: They are those of another tokenizer.
+            UserInputError: They are another tokenizer's.
         """
         assert self._start is not None, "the tokenizer of a model has a limit"
         kept = self._start.keep(ids)
@@ -225,7 +225,7 @@ class Tokenizer:
             return self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
 
     def tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """Return the tokens of ids, as they are in the vocabulary; `None` for an unknown id."""
+        """Return the tokens of ids, as in the vocabulary; `None` for an unknown id."""
         return [self.backend.id_to_token(index) for index in ids]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
@@ -240,7 +240,7 @@ class Tokenizer:
         return text
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the text of tokens, given as they are in the vocabulary."""
+        """Return the text of tokens, given as in the vocabulary."""
         decoder = self.backend.decoder
         with raising(self.path):
             return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
