@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.errors import DataFileError
-from qdqbert.tables.lines import bad_byte, kind_of, numbered_lines, json_value
+from qdqbert.tables.lines import bad_byte, json_value, kind_of, numbered_lines
 from qdqbert.tables.parquet import read_parquet
 
 PARQUET = ".parquet"
