@@ -15,7 +15,10 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import check_batch_size, described, is_text, listed
 from qdqbert.inference.model import Model, TextEncoder
+from qdqbert.inference.options import AnswerOptions
+from qdqbert.inference.rows import LABEL, SCORE, RowFormat, classes, is_one
 from qdqbert.inference.scheduler import Encoded
+from qdqbert.tables.rows import Column
 
 Function = Activation
 Scores = NDArray[np.float32]
@@ -88,8 +91,23 @@ class Label(Classify):
         ]
 
 
+def _class_columns(options: AnswerOptions) -> tuple[Column, ...]:
+    if is_one(options):
+        return LABEL, SCORE
+    return Column(name="labels", kind="texts"), Column(name="scores", kind="numbers")
+
+
 class TextClassifier(Model):
     """Classifies texts or pairs of texts."""
+
+    rows = RowFormat(
+        name="a classifier",
+        pair="optional",
+        options=("top_k", "threshold"),
+        columns=_class_columns,
+        job=lambda model, options: model.job(top_k=options.top_k or 1, threshold=options.threshold),
+        values=classes,
+    )
 
     def __call__(
         self,

@@ -17,8 +17,11 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import check_batch_size, check_text, listed_texts
 from qdqbert.inference.model import Loaded, Model, TextEncoder, rows_of
+from qdqbert.inference.options import AnswerOptions
+from qdqbert.inference.rows import RowFormat, always
 from qdqbert.inference.scheduler import Encoded, Job
 from qdqbert.progress import progress_of
+from qdqbert.tables.rows import Column
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.pooling import sentence_vectors
 
@@ -190,8 +193,26 @@ class _States(_Prompted):
         return values[0]
 
 
+def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
+    return model.job(
+        prompt_name=options.prompt_name,
+        prompt=options.prompt,
+        normalize_embeddings=options.normalize,
+        truncate_dim=options.truncate_dim,
+        chunk_overlap=options.chunk_overlap,
+    )
+
+
 class Embedder(Model):
     """Computes embeddings of texts."""
+
+    rows = RowFormat(
+        name="an embedder",
+        options=("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
+        columns=always(Column(name="embedding", kind="numbers")),
+        job=_embed,
+        values=lambda answer, _: (answer,),
+    )
 
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts of the folder."""

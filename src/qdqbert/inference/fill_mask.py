@@ -16,7 +16,10 @@ from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
 from qdqbert.inference.inputs import check_batch_size, check_text, listed_texts
 from qdqbert.inference.model import Model, TextEncoder
+from qdqbert.inference.options import AnswerOptions
+from qdqbert.inference.rows import RowFormat, always
 from qdqbert.inference.scheduler import Encoded
+from qdqbert.tables.rows import Column
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -104,8 +107,29 @@ class _Fill(TextEncoder):
         return filled[0] if len(filled) == 1 else filled
 
 
+_FILLS = Column(
+    name="fills",
+    kind="record_lists",
+    fields=(("score", "number"), ("token", "integer"), ("token_str", "text"), ("sequence", "text")),
+)
+
+
+def _fills(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
+    del options
+    # A text with one mask has one list, without a list around it.
+    return ([answer] if isinstance(answer[0], dict) else answer,)
+
+
 class MaskFiller(Model):
     """Fills masked places of texts with tokens."""
+
+    rows = RowFormat(
+        name="a masked language model",
+        options=("top_k",),
+        columns=always(_FILLS),
+        job=lambda model, options: model.job(top_k=options.top_k or 5),
+        values=_fills,
+    )
 
     def __call__(
         self,

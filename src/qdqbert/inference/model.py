@@ -21,6 +21,7 @@ from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import located
+from qdqbert.inference.rows import RowFormat
 from qdqbert.inference.runners import Runners
 from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
 from qdqbert.progress import Progress, Silent
@@ -86,9 +87,11 @@ class Model:
 
     Attributes:
         reads_windows: Whether inputs longer than the limit are read whole, in windows.
+        rows: What it reads from rows, and adds to them.
     """
 
     reads_windows: ClassVar[bool] = False
+    rows: ClassVar[RowFormat]
 
     def __init__(self, loaded: Loaded) -> None:
         """Keep what `load` opened."""

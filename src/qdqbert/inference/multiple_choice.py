@@ -16,7 +16,10 @@ from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
 from qdqbert.inference.inputs import described, is_text, listed
 from qdqbert.inference.model import Model
+from qdqbert.inference.rows import SCORE, RowFormat, always
 from qdqbert.inference.scheduler import Encoded
+from qdqbert.tables.rows import Column
+from qdqbert.tasks.multiple_choice import choice_example
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
@@ -79,8 +82,24 @@ class _Choose:
         return Choice(label=best, score=float(scores[best]), scores=scores.tolist())
 
 
+def _read_choices(fields: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in fields.items() if name != "label"}
+    example = choice_example("it", given, 0)
+    return {"context": example.context, "prompt": example.prompt, "choices": example.endings}
+
+
 class ChoiceSelector(Model):
     """Selects the best of several choices: endings of a text, answers to a question."""
+
+    rows = RowFormat(
+        name="a model for multiple choice",
+        columns=always(
+            Column(name="label", kind="integer"), SCORE, Column(name="scores", kind="numbers")
+        ),
+        read=_read_choices,
+        job=lambda model, _: model.job(),
+        values=lambda answer, _: (answer["label"], answer["score"], answer["scores"]),
+    )
 
     def __call__(
         self,

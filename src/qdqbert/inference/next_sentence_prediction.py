@@ -9,6 +9,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.classification import Label, is_pair, text_or_pair
 from qdqbert.inference.inputs import described, listed
 from qdqbert.inference.model import Model
+from qdqbert.inference.rows import LABEL, SCORE, RowFormat, always, classes
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.tasks.next_sentence_prediction import NAMES
 
@@ -29,6 +30,14 @@ class _Decide(Label):
 
 class NextSentencePredictor(Model):
     """Decides whether the second text of a pair follows the first."""
+
+    rows = RowFormat(
+        name="a model for next sentence prediction",
+        pair="required",
+        columns=always(LABEL, SCORE),
+        job=lambda model, _: model.job(),
+        values=classes,
+    )
 
     def __call__(self, inputs: Any) -> Any:
         """Decide whether the second text of each pair follows the first.

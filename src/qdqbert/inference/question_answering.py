@@ -18,7 +18,10 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.batches import Feature
 from qdqbert.inference.inputs import check_batch_size, described, is_text, listed, listed_texts
 from qdqbert.inference.model import Model, rows_of
+from qdqbert.inference.options import AnswerOptions
+from qdqbert.inference.rows import RowFormat, is_one
 from qdqbert.inference.scheduler import Encoded
+from qdqbert.tables.rows import Column, Kind
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.spans import SpanPrediction, predict
 from qdqbert.tasks.task import Prediction, TaskOptions
@@ -84,8 +87,38 @@ class _Ask:
         return _answers(found)[: self.top_k]
 
 
+_ANSWER_FIELDS: tuple[tuple[str, Kind], ...] = (
+    ("answer", "text"),
+    ("score", "number"),
+    ("start", "integer"),
+    ("end", "integer"),
+)
+
+
+def _answer_columns(options: AnswerOptions) -> tuple[Column, ...]:
+    if is_one(options):
+        return tuple(Column(name=name, kind=kind) for name, kind in _ANSWER_FIELDS)
+    return (Column(name="answers", kind="records", fields=_ANSWER_FIELDS),)
+
+
+def _answer_values(found: Any, options: AnswerOptions) -> tuple[Any, ...]:
+    if is_one(options):
+        return tuple(found[0][name] for name, _ in _ANSWER_FIELDS)
+    return (found,)
+
+
 class QuestionAnswerer(Model):
     """Answers questions with spans of a context."""
+
+    rows = RowFormat(
+        name="a model for question answering",
+        pair="required",
+        options=("top_k",),
+        columns=_answer_columns,
+        item=lambda texts: {"question": texts[0], "context": texts[1]},
+        job=lambda model, options: model.job(top_k=options.top_k or 1),
+        values=_answer_values,
+    )
 
     reads_windows = True
 

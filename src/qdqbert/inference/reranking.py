@@ -23,6 +23,7 @@ from qdqbert.inference.classification import (
 )
 from qdqbert.inference.inputs import check_batch_size, check_text, listed, listed_texts
 from qdqbert.inference.model import Loaded
+from qdqbert.inference.rows import SCORE, RowFormat, always
 from qdqbert.inference.scheduler import Encoded
 from qdqbert.progress import progress_of
 
@@ -51,6 +52,14 @@ class _Score(Classify):
 
 class Reranker(TextClassifier):
     """Scores how well documents answer a query, or otherwise compares two texts."""
+
+    rows = RowFormat(
+        name="a reranker",
+        pair="required",
+        columns=always(SCORE),
+        job=lambda model, _: model.scoring_job(),
+        values=lambda answer, _: (float(answer[0]),),
+    )
 
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts and the activation function of the folder."""

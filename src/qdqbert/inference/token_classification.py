@@ -23,7 +23,10 @@ from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
 from qdqbert.inference.inputs import check_batch_size, described, is_text, listed
 from qdqbert.inference.model import Model, rows_of
+from qdqbert.inference.options import AnswerOptions
+from qdqbert.inference.rows import RowFormat
 from qdqbert.inference.scheduler import Encoded
+from qdqbert.tables.rows import Column, Kind
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Scores = NDArray[np.float32]
@@ -233,8 +236,31 @@ class _Tag:
         return begins
 
 
+def _entity_columns(options: AnswerOptions) -> tuple[Column, ...]:
+    is_token = options.aggregation_strategy == "none"
+    place: tuple[tuple[str, Kind], ...] = (("start", "integer"), ("end", "integer"))
+    fields: tuple[tuple[str, Kind], ...] = (
+        ("entity" if is_token else "entity_group", "text"),
+        ("score", "number"),
+        *((("index", "integer"),) if is_token else ()),
+        ("word", "text"),
+        *place,
+    )
+    return (Column(name="entities", kind="records", fields=fields),)
+
+
 class TokenClassifier(Model):
     """Tags the tokens of texts: named entities, parts of speech."""
+
+    rows = RowFormat(
+        name="a model for token classification",
+        options=("aggregation_strategy",),
+        columns=_entity_columns,
+        job=lambda model, options: model.job(
+            aggregation_strategy=options.aggregation_strategy or "simple"
+        ),
+        values=lambda answer, _: (answer,),
+    )
 
     reads_windows = True
 

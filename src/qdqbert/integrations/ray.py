@@ -11,7 +11,6 @@ from typing import Any
 from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import (
-    TaskEntry,
     answer_columns,
     entry_of,
     load_model,
@@ -19,6 +18,7 @@ from qdqbert.inference.answers import (
     text_columns,
 )
 from qdqbert.inference.options import RowOptions
+from qdqbert.inference.rows import RowFormat
 from qdqbert.integrations.batches import BatchKind, kind_of
 
 
@@ -148,7 +148,7 @@ class Predictor:
         return map(self, batches)
 
     @staticmethod
-    def _items(entry: TaskEntry, kind: BatchKind, batch: Any, texts: Sequence[str]) -> list[Any]:
+    def _items(entry: RowFormat, kind: BatchKind, batch: Any, texts: Sequence[str]) -> list[Any]:
         """Return the input of the job for each row, or the reason why there is none."""
         # Tasks whose columns have fixed names read all columns.
         read = texts or kind.names(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import logging
@@ -15,8 +16,8 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.inference.answers import TASKS
 from qdqbert.inference.load import _MODELS
+from qdqbert.inference.rows import RowFormat
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline
@@ -271,5 +272,7 @@ def test_gzip_does_not_hold_the_time(classifier, reviews, tmp_path) -> None:
     assert len(gzip.decompress(content).splitlines()) == 11
 
 
-def test_every_model_that_can_be_loaded_has_an_entry() -> None:
-    assert {each.__name__ for each in TASKS} == {name for _, name in _MODELS.values()}
+@pytest.mark.parametrize(("module", "name"), _MODELS.values())
+def test_every_model_that_can_be_loaded_says_what_it_does_with_rows(module, name) -> None:
+    kind = getattr(importlib.import_module(f"qdqbert.inference.{module}"), name)
+    assert isinstance(vars(kind)["rows"], RowFormat)

@@ -9,7 +9,8 @@ from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.inference.answers import TaskEntry, answer_columns, read_item, text_columns
+from qdqbert.inference.answers import answer_columns, read_item, text_columns
+from qdqbert.inference.rows import RowFormat
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
 from qdqbert.tasks.columns import Columns as Requested
@@ -30,7 +31,7 @@ class Columns:
         is_fixed: Whether the output can have no other columns.
     """
 
-    entry: TaskEntry
+    entry: RowFormat
     read_names: tuple[str, ...]
     layout: Layout
     is_fixed: bool
@@ -64,7 +65,7 @@ class Columns:
 def find_columns(
     source: Source,
     head: Sequence[Row | BadRow],
-    entry: TaskEntry,
+    entry: RowFormat,
     options: RunOptions,
     format: OutputFormat,
 ) -> Columns:
@@ -111,7 +112,7 @@ def _read_names(
     source: Source,
     rows: Sequence[Row],
     names: Sequence[str],
-    entry: TaskEntry,
+    entry: RowFormat,
     options: RunOptions,
 ) -> tuple[str, ...]:
     """Return the columns of the texts.

@@ -1,0 +1,64 @@
+"""What models read from rows and add to them. Each class of models has its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from qdqbert.inference.options import AnswerOptions
+from qdqbert.inference.scheduler import Job
+from qdqbert.tables.rows import Column
+
+Texts = tuple[str, ...]
+
+LABEL = Column(name="label", kind="text")
+SCORE = Column(name="score", kind="number")
+
+
+def text_or_pair_of(texts: Texts) -> Any:
+    """Return the text of a row, or both."""
+    return texts[0] if len(texts) == 1 else texts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowFormat:
+    """What a kind of model reads from a row, and adds to it.
+
+    Attributes:
+        name: What the model is, for messages.
+        columns: Returns the columns that are written.
+        job: Returns the job of the model for the options of a call.
+        values: Returns the values of the columns, in their order, from an answer of the job.
+        pair: Whether a row has a second text.
+        options: Names of the options that apply.
+        item: Returns an input of the job from the texts of a row.
+        read: Returns an input of the job from the fields of a row, for tasks whose columns have
+            fixed names. Raises `DataFileError`.
+    """
+
+    name: str
+    columns: Callable[[AnswerOptions], tuple[Column, ...]]
+    job: Callable[[Any, AnswerOptions], Job[Any, Any]]
+    values: Callable[[Any, AnswerOptions], tuple[Any, ...]]
+    pair: Literal["never", "optional", "required"] = "never"
+    options: tuple[str, ...] = ()
+    item: Callable[[Texts], Any] = text_or_pair_of
+    read: Callable[[Mapping[str, Any]], Any] | None = None
+
+
+def always(*columns: Column) -> Callable[[AnswerOptions], tuple[Column, ...]]:
+    """Return `columns` for all options."""
+    return lambda _: columns
+
+
+def is_one(options: AnswerOptions) -> bool:
+    """Return whether a row gets one answer, not a list of them."""
+    return options.top_k in (None, 1) and options.threshold is None
+
+
+def classes(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
+    """Return the label and the score, or the lists of them, of a classifier's answer."""
+    labels = [each["label"] for each in answer]
+    scores = [each["score"] for each in answer]
+    return (labels[0], scores[0]) if is_one(options) else (labels, scores)
