@@ -36,6 +36,7 @@ import qdqbert.verbs.train.run
 from ports import free_port
 from qdqbert.cli.app import _COMMANDS, main
 from qdqbert.options import declared_options
+from qdqbert.verbs.quantize.folder import output_of
 from task_files import TAGS, plain, questions, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -175,7 +176,7 @@ def cheap_calls(monkeypatch, results) -> None:
             # Options that calibrate are refused together with ranges of an earlier call.
             if getattr(options, "ranges_from", None) is None:
                 options = dataclasses.replace(options, **changes)
-            output = Path(options.output)
+            output = Path(options.output or output_of(options))
             if output.exists() and not options.overwrite:
                 return run(options, progress)
             key = repr(dataclasses.replace(options, overwrite=False))
