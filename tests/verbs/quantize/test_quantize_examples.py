@@ -160,3 +160,94 @@ def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
         choose_examples(
             task, options(calibration_data=one), id2label={}, known={fingerprint(example)}
         )
+
+
+LABELS = {0: "no", 1: "yes"}
+
+
+def labeled_rows(count: int, label="{0}") -> str:
+    rows = (f"text number {index},{label.format(index % 2)}" for index in range(count))
+    return "\n".join(["text,label", *rows])
+
+
+def test_labeled_calibration_data_are_split_and_the_rest_is_evaluated(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(60))
+    chosen = choose_examples(
+        TASK,
+        options(calibration_data=path, calibration_samples=20),
+        id2label=LABELS,
+        known=None,
+    )
+    assert (len(chosen.calibration), len(chosen.heldout)) == (20, 40)
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert chosen.labeled_data == str(path)
+    assert chosen.notices[-1] == (
+        "`calibration_data` was split by the seed: 20 examples were calibrated on, and metrics are "
+        "of 40 others."
+    )
+
+
+def test_at_most_a_thousand_labeled_examples_are_held_out(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(1500))
+    chosen = choose_examples(TASK, options(calibration_data=path), id2label=LABELS, known=None)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (300, 1000)
+    assert "metrics are of 1,000 of 1,200 others" in chosen.notices[-1]
+
+
+def test_labels_of_calibration_data_that_cannot_be_scored_are_named_in_a_note(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(60, "maybe"))
+    chosen = choose_examples(TASK, options(calibration_data=path), id2label=LABELS, known=None)
+    assert chosen.labeled_data is None
+    assert any(each.startswith("No metrics are computed: ") for each in chosen.notices)
+    for needed in ({"label_column": "label"}, {"max_drop": 1.0}):
+        with pytest.raises(UserInputError, match="maybe"):
+            choose_examples(
+                TASK, options(calibration_data=path, **needed), id2label=LABELS, known=None
+            )
+
+
+def test_a_limit_on_metrics_needs_labels(data) -> None:
+    with pytest.raises(UserInputError, match="no column has a name that is known to hold labels"):
+        choose_examples(
+            TASK, options(calibration_data=data, max_drop=1.0), id2label=LABELS, known=None
+        )
+    with pytest.raises(UserInputError, match="`max_drop=1` compares metrics, which need labels"):
+        options(max_drop=1.0)
+
+
+def test_evaluation_data_alone_are_split_too(write_file) -> None:
+    path = write_file("dev.csv", labeled_rows(40))
+    given = options(eval_data=path, calibration_samples=12)
+    chosen = choose_examples(TASK, given, id2label=LABELS, known=None)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (12, 28)
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert chosen.labeled_data == str(path)
+    assert "`eval_data` was split by the seed: 12 examples" in chosen.notices[-1]
+    assert chosen == choose_examples(TASK, given, id2label=LABELS, known=None)
+    half = choose_examples(TASK, options(eval_data=path), id2label=LABELS, known=None)
+    assert (len(half.calibration), len(half.heldout)) == (20, 20)
+
+
+def test_few_evaluation_data_are_not_calibrated_on(write_file) -> None:
+    path = write_file("dev.csv", labeled_rows(6))
+    chosen = choose_examples(TASK, options(eval_data=path), id2label=LABELS, known=None)
+    assert set(chosen.calibration) <= set(resources.calibration_examples())
+    assert len(chosen.heldout) == 6
+    assert "built-in English sentences are used" in chosen.notices[-1]
+
+
+def test_the_documents_of_a_query_are_on_one_side(write_file) -> None:
+    rows = [f"query {index // 4}\tdocument {index}\t{index % 2}" for index in range(80)]
+    path = write_file("ranking.tsv", "\n".join(["query\tdocument\tlabel", *rows]))
+    given = options(
+        calibration_data=path,
+        calibration_samples=30,
+        text_column="query",
+        text_pair_column="document",
+    )
+    chosen = choose_examples(TASKS["reranking"], given, id2label={0: "LABEL_0"}, known=None)
+    assert chosen.labeled_data == str(path)
+    used, held = ({each.group for each in side} for side in (chosen.calibration, chosen.heldout))
+    assert len(chosen.calibration) == 30
+    assert len(chosen.heldout) % 4 == 0
+    assert not used & held

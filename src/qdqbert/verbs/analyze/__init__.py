@@ -72,7 +72,7 @@ def analyze(
     Args:
         model: Checkpoint: a local folder or a hub id; or an .onnx file.
         data: Labeled examples to measure on, in the form of `calibration_data`. By default examples
-            that were not used to calibrate, without a metric.
+            that were not used to calibrate.
         granularity: What is quantized together: all of an encoder layer, the input and the weight
             of a linear layer, or every site by itself. One of "layer", "linear", "site".
         target: Runtime whose quantizers are analyzed. One of "portable", "onnxruntime",

@@ -107,8 +107,8 @@ def quantize(
             folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
             `datasets.Dataset`. Built-in English sentences by default.
         eval_data: Labeled examples to compare INT8 with float on, in the form of
-            `calibration_data`. By default examples that were not used to calibrate, without
-            metrics.
+            `calibration_data`. If only one of the two is given, it is split: a part calibrates, and
+            INT8 is compared with float on the rest, with metrics if there are labels.
         task: Name of the task in transformers. Inferred from the checkpoint by default. One of
             "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
             "question-answering", "reranking", "text-classification", "text-generation",

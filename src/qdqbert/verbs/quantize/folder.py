@@ -192,7 +192,7 @@ def make_report(
     overflows = {
         target: found for target, found in evidence.overflows.items() if target in measured_targets
     }
-    first += [*_built_in_notice(options, ranges), *saturation_notices(overflows)]
+    first += saturation_notices(overflows)
     return QuantizeReport(
         directory=str(output_of(options)),
         checkpoint=str(options.model or DEMO_NAME),
@@ -321,21 +321,11 @@ def origin_of(ready: Ready, options: QuantizeOptions) -> Origin:
         card=read_card_data(folder),
         model_type=source.model_type,
         is_sentence_transformer=source.head is not None,
-        eval_data=None if options.eval_data is None else str(options.eval_data),
+        eval_data=ready.examples.labeled_data,
         labels=tuple(name for _, name in sorted(source.config.id2label.items())),
         takes_pairs=bool(ready.examples.takes_pairs),
         mask_token=source.tokenizer.mask_token,
     )
-
-
-def _built_in_notice(options: QuantizeOptions, ranges: RangeSource) -> list[str]:
-    is_built_in = options.calibration_data is None and options.model is not None
-    if ranges.known is not None or not is_built_in:
-        return []
-    return [
-        "Calibrated on built-in English sentences. Pass texts of your own as `calibration_data` "
-        "for ranges that fit them."
-    ]
 
 
 def _sample_warnings(ranges: RangeSource, count: int) -> list[str]:

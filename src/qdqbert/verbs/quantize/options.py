@@ -99,8 +99,8 @@ class QuantizeOptions(
             folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
             `datasets.Dataset`. Built-in English sentences by default.
         eval_data: Labeled examples to compare INT8 with float on, in the form of
-            `calibration_data`. By default examples that were not used to calibrate, without
-            metrics.
+            `calibration_data`. If only one of the two is given, it is split: a part calibrates, and
+            INT8 is compared with float on the rest, with metrics if there are labels.
         task: Name of the task in transformers. Inferred from the checkpoint by default.
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default.
@@ -147,7 +147,7 @@ class QuantizeOptions(
                 f"`model={self.model!r}` are fixed. Leave `pooling` out.",
                 argument="pooling",
             )
-        if self.max_drop is not None and self.eval_data is None:
+        if self.max_drop is not None and (self.eval_data, self.calibration_data) == (None, None):
             raise UserInputError(
                 f"`max_drop={self.max_drop:g}` compares metrics, which need labels. Pass labeled "
                 "examples as `eval_data`.",

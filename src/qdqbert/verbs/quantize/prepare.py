@@ -141,7 +141,9 @@ def prepare(
     calibration = find_calibration(ranges, source, sited, batches, plans, options, progress)
     notices = (*ranges.notices, *rounding_notices(ranges, plans, calibration))
     check_finite(source, predictions)
-    baseline = make_baseline(source, inputs, predictions, is_labeled=options.eval_data is not None)
+    baseline = make_baseline(
+        source, inputs, predictions, is_labeled=examples.labeled_data is not None
+    )
     return Ready(
         source=source,
         ranges=dataclasses.replace(ranges, notices=notices),
