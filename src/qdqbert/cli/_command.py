@@ -38,6 +38,7 @@ class Command:
         example: A command line for `--help`.
         after_interrupt: What is left when the command is interrupted.
         runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
+        closing: Makes the last lines that are printed from the function's report.
         rewrite: Returns the words of a command line as they are parsed. It adds values to options
             that may have none.
     """
@@ -50,6 +51,7 @@ class Command:
     example: str
     after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
     runs_artifacts: bool = False
+    closing: Callable[[Any], Sequence[str]] = lambda _: ()
     rewrite: Callable[[list[str]], list[str]] = lambda words: words
 
 
@@ -74,7 +76,7 @@ def add_command(app: App, command: Command) -> None:
         )
         # Of a distributed run, one process reports.
         if int(os.environ.get("RANK", "0")) == 0:
-            print_report(report, options, command.render, as_json=as_json)
+            print_report(report, options, command.render, command.closing, as_json=as_json)
         if not getattr(report, "meets_limits", True):
             sys.exit(int(ExitCode.QUALITY_GATE))
 

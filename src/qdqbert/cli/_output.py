@@ -22,7 +22,12 @@ _WIDTH_WITHOUT_TERMINAL = 110
 
 
 def print_report(
-    report: Any, options: Sequence[Declared], render: Renderer, *, as_json: bool
+    report: Any,
+    options: Sequence[Declared],
+    render: Renderer,
+    closing: Callable[[Any], Sequence[str]] = lambda _: (),
+    *,
+    as_json: bool,
 ) -> None:
     """Print a report.
 
@@ -30,6 +35,7 @@ def print_report(
         report: Result of a public function.
         options: Options of the command, whose names are translated in messages.
         render: Makes a table of the report.
+        closing: Makes the last lines of the report.
         as_json: Print JSON instead.
     """
     # Answers on stdout are not mixed with the report.
@@ -50,4 +56,5 @@ def print_report(
     directory = getattr(report, "directory", None)
     written = [] if directory is None else [Text(f"Written to {directory}")]
     # Tables fit the width themselves. Only command lines may be longer.
-    console.print(Group(render(report), *warnings, *notices, *written), crop=False)
+    last = [Text(line) for line in closing(report)]
+    console.print(Group(render(report), *warnings, *notices, *written, *last), crop=False)

@@ -160,6 +160,7 @@ class QuantizeReport:
         notices: Other messages for the user.
         candidates: Candidates of the target `auto`, the fastest one first.
         reason: Why it chose that one, in words; `None` for other targets.
+        call: An example of a call of the model, in Python; `None` if `load` does not run it.
     """
 
     directory: str | None
@@ -180,6 +181,7 @@ class QuantizeReport:
     notices: tuple[str, ...]
     candidates: tuple[CandidateReport, ...] = ()
     reason: str | None = None
+    call: str | None = None
 
     @property
     def meets_limits(self) -> bool:

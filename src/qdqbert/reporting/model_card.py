@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from qdqbert.evidence.reports import QuantizeReport
 from qdqbert.reporting.facts import comparison_rows, counted, graph_name
 from qdqbert.reporting.rendering import markdown_code, render
+from qdqbert.reporting.usage import package, winner_text
 from qdqbert.reporting.verdict import quantize_verdict
 
 # The hub's names of tasks, where they are not transformers' names.
@@ -80,23 +81,19 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
         hub_id=origin.hub_id,
         report=report,
         verdict=quantize_verdict(report),
+        # A card names no folder of this machine.
+        winner=winner_text(dataclasses.replace(report, directory=name)),
         graphs=[graph_name(each) for each in report.targets],
         rows=comparison_rows(report),
         calibrated=counted(report.calibration_texts, "text"),
         heldout=counted(report.heldout_texts, "text"),
-        package=_package(report),
-        call=_call(report.task, origin),
+        package=package(report),
+        call=example_call(report.task, origin),
         labels=_labels(report.task, origin),
     )
 
 
-def _package(report: QuantizeReport) -> str:
-    """Return what to install: with the extra of the engine that runs the folder fastest."""
-    engines = {each.engine for each in report.targets}
-    return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
-
-
-def _call(task: str, origin: Origin) -> str | None:
+def example_call(task: str, origin: Origin) -> str | None:
     """Return an example of a call of the model; `None` if `load` does not run it."""
     if task in ("text-classification", "reranking") and len(origin.labels) == 1:
         return _CALLS["reranking"]

@@ -18,6 +18,7 @@ from qdqbert.reporting.facts import (
 )
 from qdqbert.reporting.rendering import render
 from qdqbert.reporting.sections import Section, evaluate_sections, quantize_sections
+from qdqbert.reporting.usage import by_speed, winner
 from qdqbert.reporting.verdict import Verdict, evaluate_verdict, quantize_verdict, span
 
 
@@ -63,6 +64,7 @@ class Page:
 
 def quantize_page(report: QuantizeReport) -> str:
     """Return the report of `quantize` as HTML."""
+    report = dataclasses.replace(report, targets=by_speed(report))
     page = Page(
         title=f"{_short(report.checkpoint)} in INT8",
         summary=_quantize_summary(report),
@@ -99,7 +101,7 @@ def evaluate_page(report: EvaluateReport) -> str:
 def _short(name: str) -> str:
     """Return the name of a model for a title: of an absolute path, the last two parts."""
     path = Path(name)
-    return "/".join(path.parts[-2:]) if path.is_absolute() else name
+    return "/".join(path.parts[-2:]) if path.is_absolute() else name.removeprefix("./")
 
 
 def _evaluation_tile(row: Row) -> Tile:
@@ -124,23 +126,16 @@ def _quantize_tiles(report: QuantizeReport) -> tuple[Tile, ...]:
     if not targets:
         return (Tile(title="size in float", value=size_text(report.float_size_bytes), note=""),)
     tiles = []
+    best = winner(report)
+    if best is not None and best.ratio is not None:
+        note = f"as fast as float on {best.reference}, its best engine here"
+        tiles.append(Tile(title=f"fastest: {best.name}", value=f"{best.ratio:.1f} x", note=note))
     floats = {each.name: each.value for each in report.float_metrics}
     if targets[0].metrics:
         name = targets[0].metrics[0].name
         values = span([each.metrics[0].value for each in targets], ".2f")
         tiles.append(Tile(title=name, value=values, note=f"float: {floats[name]:.2f}"))
     tiles.append(_fidelity_tile(targets, report.task))
-    speedups = [(shape.speedup, shape, each) for each in targets for shape in each.latency]
-    if speedups:
-        _, best, graph = max(speedups, key=lambda item: item[0])
-        tiles.append(
-            Tile(
-                title="speed compared with float",
-                value=f"{span([ratio for ratio, _, _ in speedups], '.1f')} x",
-                note=f"float {best.float_ms:.1f} ms, INT8 {best.int8_ms:.1f} ms for {best.batch} x "
-                f"{best.sequence} tokens ({graph_name(graph)})",
-            )
-        )
     ratio = span([100 * each.size_ratio for each in targets], ".0f")
     sizes = span([each.size_bytes / MEGABYTE for each in targets], ".1f")
     note = f"float {size_text(report.float_size_bytes)}, INT8 {sizes} MB"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
+from qdqbert.engines.runner import float_engine
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LayerFidelity
@@ -35,6 +37,7 @@ from qdqbert.reporting.plots import (
     interval_plot,
     line_plot,
 )
+from qdqbert.reporting.usage import package, usage, winner_text
 from qdqbert.reporting.verdict import limit_text
 from qdqbert.targets import target_named
 
@@ -97,12 +100,16 @@ class Section:
         text: What it is about.
         figures: Plots.
         table: A table, if there is one.
+        code: Lines of a program, if there are some.
+        is_folded: Whether only the title is shown until it is opened.
     """
 
     title: str
     text: str = ""
     figures: tuple[Figure, ...] = ()
     table: Table | None = None
+    code: str = ""
+    is_folded: bool = False
 
 
 def quantize_sections(report: QuantizeReport) -> tuple[Section, ...]:
@@ -113,17 +120,38 @@ def quantize_sections(report: QuantizeReport) -> tuple[Section, ...]:
         sections.insert(0, _lengths(report))
     if report.targets:
         sections[:0] = [
+            *_usage(report),
             _quality(report),
             *_limits(limits),
             *_speed(report.targets),
             *_candidates(report),
             _sizes(report),
-            _layers(report.targets),
-            _batches(report.targets),
-            _saturation(report.targets),
-            _measurements(report),
+            _folded(_layers(report.targets)),
+            _folded(_batches(report.targets)),
+            _folded(_saturation(report.targets)),
+            _folded(_measurements(report)),
         ]
-    return (*sections, _terms())
+    return (*sections, _folded(_terms()))
+
+
+def _folded(section: Section) -> Section:
+    return dataclasses.replace(section, is_folded=True)
+
+
+def _usage(report: QuantizeReport) -> list[Section]:
+    """Show the winner, and the lines that run it."""
+    lines = usage(report)
+    if not lines:
+        return []
+    serve = f"qdqbert serve {shlex.quote(str(report.directory))}"
+    return [
+        Section(
+            title="How to run it",
+            text=f"{winner_text(report)} The lines of Python run it, and the last command answers "
+            "requests over HTTP.",
+            code="\n".join((f"pip install {package(report)}", "", *lines, "", serve)),
+        )
+    ]
 
 
 def evaluate_sections(report: EvaluateReport) -> tuple[Section, ...]:
@@ -222,7 +250,7 @@ def _limits(checks: Sequence[tuple[str, LimitCheck]]) -> list[Section]:
 
 def _speed(targets: Sequence[TargetReport]) -> list[Section]:
     """Show the latency of each graph below that of float, for each shape."""
-    pairs = [(graph_name(each), shape) for each in targets for shape in each.latency]
+    pairs = [(each, shape) for each in targets for shape in each.latency]
     if not pairs:
         return []
     figures = []
@@ -230,11 +258,11 @@ def _speed(targets: Sequence[TargetReport]) -> list[Section]:
         caption = f"{counted(batch, 'text')} of {sequence} tokens: milliseconds, less is better"
         bars = [
             bar
-            for name, shape in pairs
+            for each, shape in pairs
             if (shape.batch, shape.sequence) == (batch, sequence)
-            for bar in _latency_bars(name, shape)
+            for bar in _latency_bars(each, shape)
         ]
-        figures.append(Figure(caption=caption, svg=bar_plot(bars, title=caption)))
+        figures.append(Figure(caption=caption, svg=bar_plot(_distinct(bars), title=caption)))
         if batch > 1:
             figures.append(_throughput(pairs, batch, sequence))
     text = "Median latency of one inference, float and INT8 measured in turns."
@@ -243,34 +271,50 @@ def _speed(targets: Sequence[TargetReport]) -> list[Section]:
     return [Section(title="How fast is it?", text=text, figures=tuple(figures))]
 
 
-def _latency_bars(name: str, shape: LatencyReport) -> tuple[Bar, Bar]:
+def _distinct(bars: Sequence[Bar]) -> list[Bar]:
+    """Return the bars without those of a known name: graphs of one engine share its float."""
+    return list({bar.label: bar for bar in reversed(bars)}.values())[::-1]
+
+
+def _latency_bars(each: TargetReport, shape: LatencyReport) -> tuple[Bar, Bar]:
     before, after = f"{shape.float_ms:.1f} ms", f"{shape.int8_ms:.1f} ms ({shape.speedup:.2f} x)"
     return (
-        Bar(label=f"{name}, float", value=shape.float_ms, text=before, kind="float"),
-        Bar(label=f"{name}, INT8", value=shape.int8_ms, text=after, kind="int8"),
+        Bar(label=_float_name(each), value=shape.float_ms, text=before, kind="float"),
+        Bar(label=f"{graph_name(each)}, INT8", value=shape.int8_ms, text=after, kind="int8"),
     )
 
 
-def _throughput(pairs: Sequence[tuple[str, LatencyReport]], batch: int, sequence: int) -> Figure:
+def _float_name(each: TargetReport) -> str:
+    return f"float on {float_engine(each.engine)}"
+
+
+def _throughput(
+    pairs: Sequence[tuple[TargetReport, LatencyReport]], batch: int, sequence: int
+) -> Figure:
     """Show how many texts each graph and float run in a second, in batches of one shape."""
     caption = (
         f"Texts per second in batches of {counted(batch, 'text')} of {sequence} tokens: "
         "more is better"
     )
     bars = []
-    for name, shape in pairs:
+    for each, shape in pairs:
         if (shape.batch, shape.sequence) == (batch, sequence):
             before, after = (1000 * batch / ms for ms in (shape.float_ms, shape.int8_ms))
             bars += [
                 Bar(
-                    label=f"{name}, float",
+                    label=_float_name(each),
                     value=before,
                     text=f"{before:,.0f} texts/s",
                     kind="float",
                 ),
-                Bar(label=f"{name}, INT8", value=after, text=f"{after:,.0f} texts/s", kind="int8"),
+                Bar(
+                    label=f"{graph_name(each)}, INT8",
+                    value=after,
+                    text=f"{after:,.0f} texts/s",
+                    kind="int8",
+                ),
             ]
-    return Figure(caption=caption, svg=bar_plot(bars, title=caption))
+    return Figure(caption=caption, svg=bar_plot(_distinct(bars), title=caption))
 
 
 def _candidates(report: QuantizeReport) -> list[Section]:
@@ -287,11 +331,13 @@ def _candidates(report: QuantizeReport) -> list[Section]:
         _candidate_bar(each, each.texts_per_second, f"{each.texts_per_second:,.0f} texts/s")
         for each in report.candidates
     ]
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (_candidate_name(each), each.target, f"{each.relative_time:.2f}", each.verdict, each.reason)
         for each in report.candidates
     )
-    header = ("candidate", "target", "relative time", "verdict", "reason")
+    header: tuple[str, ...] = ("candidate", "target", "relative time", "verdict", "reason")
+    if not any(each.reason for each in report.candidates):
+        header, rows = header[:-1], tuple(row[:-1] for row in rows)
     return [
         Section(
             title="What was it chosen from?",
@@ -313,7 +359,8 @@ def _candidate_bar(each: CandidateReport, value: float, text: str) -> Bar:
 
 def _candidate_name(each: CandidateReport) -> str:
     kind = each.precision if each.recipe == "float" else f"INT8 {each.recipe}"
-    return f"{each.engine}, {kind}"
+    is_named = each.target == each.engine or each.recipe == "float"
+    return f"{each.engine if is_named else each.target}, {kind}"
 
 
 def _sizes(report: QuantizeReport) -> Section:

@@ -10,6 +10,7 @@ from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.limits import LimitCheck
 from qdqbert.evidence.reports import EvaluateReport, QuantizeReport
 from qdqbert.reporting.facts import counted
+from qdqbert.reporting.usage import winner
 
 Level = Literal["good", "doubtful", "bad", "plain"]
 """Whether a model can be used. `plain`: the report does not judge it."""
@@ -41,9 +42,9 @@ class Verdict:
 def quantize_verdict(report: QuantizeReport) -> Verdict:
     """Judge the graphs that `quantize` made, all of them together."""
     facts = _fidelity_facts([each.fidelity for each in report.targets], "float")
-    speedups = [shape.speedup for each in report.targets for shape in each.latency]
-    if speedups:
-        facts.append(f"{span(speedups, '.1f')} times as fast")
+    best = winner(report)
+    if best is not None and best.ratio is not None:
+        facts.insert(0, f"{best.ratio:.1f} times as fast on {best.engine}")
     if report.targets:
         ratios = [100 * each.size_ratio for each in report.targets]
         facts.append(f"{span(ratios, '.0f')} % of the size")

@@ -36,7 +36,7 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.machine import cpu_features, cpu_name, release_memory, usable_cores
 from qdqbert.options import command_line
 from qdqbert.progress import Progress
-from qdqbert.reporting.model_card import Origin, model_card
+from qdqbert.reporting.model_card import Origin, example_call, model_card
 from qdqbert.reporting.page import quantize_page
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
@@ -210,6 +210,7 @@ def make_report(
         command=command_line("quantize", options),
         warnings=(*_sample_warnings(ranges, count), *measured.warnings),
         notices=tuple(dict.fromkeys([*first, *notices, *measured.notices])),
+        call=example_call(source.task, origin_of(ready, options)),
     )
 
 
